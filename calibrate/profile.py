@@ -1,0 +1,246 @@
+"""The profile: one JSON file with statistics, fits and their provenance, that a person can read and diff.
+
+Format history (this file owns it):
+
+    1  first format
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import Environment, Mode, PhaseName, load_versioned
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.statistics import Summary
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+
+SCHEMA_VERSION = 1
+
+
+def _check_finite(owner: msgspec.Struct, *labels: str) -> None:
+    for label in labels:
+        value = getattr(owner, label)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{label} has to be finite and not negative, not {value}")
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where numbers of the profile come from: a measurement directory, its command and its hash.
+
+    Attributes:
+        environment: index into the profile's ``environments``.
+        sha256: over the directory's files, to find out later whether they are the same.
+    """
+
+    path: str
+    kind: str
+    command_line: tuple[str, ...]
+    created_utc: str
+    sha256: str
+    environment: int
+    complete: bool
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device that was measured. Peak and bandwidth are what measured layers reached, the roofline's basis."""
+
+    name: str
+    kind: str
+    memory_bytes: int
+    devices_per_host: int
+    peak_flops: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "peak_flops", "memory_bandwidth_bytes_per_s")
+
+
+class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one operation and phase at one local batch.
+
+    Attributes:
+        operation: operation key (``Layer.operation``).
+        shard: which part of the operation a rank runs (``f2``); empty for the whole.
+        ranks_on_host: how many ranks ran it at once on the host.
+        time: ``median_s`` is the mean, over the places where the operation occurs, of each place's median, so that a
+            model's layers add up.
+        block_relative_sd: standard deviation of the medians of blocks spread over time, over the median.
+    """
+
+    operation: str
+    phase: PhaseName
+    mode: Mode
+    batch: int
+    dtype: str
+    ranks_on_host: int
+    time: Summary
+    block_relative_sd: float
+    shard: str = ""
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "block_relative_sd")
+
+
+class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What belongs to a whole model at one local batch: optimizer, time between operations, closure, spread.
+
+    Attributes:
+        fw, bw, iteration: uninstrumented, for closure and reports; predictions add up layers instead.
+        fw_between, bw_between: framework, engine and allocator between operations, whole phase.
+        wu: optimizer step and zero_grad.
+        remainder_relative: 1 - (layers + between + WU) / iteration, median over A-B pairs; with its 90% interval, and
+            the noise floor (median relative difference of the halves of the same uninstrumented iterations).
+        common_relative_sd: standard deviation between blocks of the iteration, over its median: what all layers share.
+        iteration_relative_quantiles: quantiles of single iterations over their median, at evenly spaced probabilities
+            from 0 to 1: how far the slowest of several ranks falls behind.
+    """
+
+    model: str
+    batch: int
+    dtype: str
+    optimizer: str
+    ranks_on_host: int
+    fw: Summary
+    bw: Summary
+    wu: Summary
+    iteration: Summary
+    fw_between: Summary
+    bw_between: Summary
+    remainder_relative: float
+    remainder_interval: tuple[float, float]
+    noise_floor_relative: float
+    common_relative_sd: float
+    iteration_relative_quantiles: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "noise_floor_relative", "common_relative_sd")
+        values = (self.remainder_relative, *self.remainder_interval, *self.iteration_relative_quantiles)
+        if not all(map(math.isfinite, values)):
+            raise ValueError("remainder and quantiles have to be finite")
+        if len(self.iteration_relative_quantiles) < 2 or min(self.iteration_relative_quantiles) <= 0:
+            raise ValueError("iteration_relative_quantiles has to hold at least two positive numbers")
+
+
+class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of copying gradients into or out of exchange buckets: per tensor and per byte, fitted over models."""
+
+    direction: str
+    ranks_on_host: int
+    alpha_s: float
+    beta_s_per_byte: float
+    relative_sd: float
+    models: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "alpha_s", "beta_s_per_byte", "relative_sd")
+
+
+class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """alpha and beta of one operation through one library at one level, by regression on an algorithm's cost terms.
+
+    Attributes:
+        regime: ``all``, or the range of bytes that this fit is for.
+        covariance: of (alpha_s, beta_s_per_byte).
+        bytes_range, ranks_range: what was fitted on; beyond is extrapolation.
+        residual_relative_median: median |fit - measured| / measured over the fitted points.
+        held_out_relative_error: the same over points left out in turn.
+        block_relative_sd: standard deviation between blocks of one size's median, over it (median over sizes).
+        points: number of (size, ranks) points.
+    """
+
+    library: str
+    operation: str
+    algorithm: str
+    level: str
+    regime: str
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    covariance: tuple[tuple[float, float], tuple[float, float]]
+    bytes_range: tuple[int, int]
+    ranks_range: tuple[int, int]
+    residual_relative_median: float
+    held_out_relative_error: float
+    block_relative_sd: float
+    points: int
+
+    def __post_init__(self) -> None:
+        _check_finite(
+            self,
+            "alpha_s",
+            "beta_s_per_byte",
+            "gamma_s_per_byte",
+            "residual_relative_median",
+            "held_out_relative_error",
+            "block_relative_sd",
+        )
+        if not all(math.isfinite(value) for row in self.covariance for value in row):
+            raise ValueError("covariance has to be finite")
+
+
+class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much slower compute and a collective each are side by side (1 is unhindered).
+
+    Attributes:
+        message_bytes: range of sizes that were measured beside compute.
+        compute_slowdown_iqr, communication_slowdown_iqr: spread over kernels, sizes and repetitions.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    message_bytes: tuple[int, int]
+    compute_slowdown: float
+    communication_slowdown: float
+    compute_slowdown_iqr: float
+    communication_slowdown_iqr: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        for label in ("compute_slowdown", "communication_slowdown"):
+            value = getattr(self, label)
+            if not (math.isfinite(value) and value >= 1):
+                raise ValueError(f"{label} has to be finite and at least 1, not {value}")
+        _check_finite(self, "compute_slowdown_iqr", "communication_slowdown_iqr")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that predictions read."""
+
+    schema_version: int
+    created_utc: str
+    command_line: tuple[str, ...]
+    environments: tuple[Environment, ...]
+    sources: tuple[Source, ...]
+    devices: tuple[Device, ...]
+    cluster: Cluster
+    network: dict[str, Network] = {}
+    layer_times: tuple[LayerTime, ...] = ()
+    model_times: tuple[ModelTime, ...] = ()
+    copies: tuple[CopyTime, ...] = ()
+    communication: tuple[CommunicationFit, ...] = ()
+    interference: tuple[Interference, ...] = ()
+
+
+def read_profile(path: Path) -> Profile:
+    """Read and validate a profile of this or an older version.
+
+    Raises:
+        UserError: unreadable, truncated, of a newer version, or a wrong field, named by its path.
+    """
+    raw = load_versioned(path, SCHEMA_VERSION, what="profile")
+    try:
+        return msgspec.convert(raw, Profile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"profile {path}: {error}") from None
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile atomically."""
+    write_bytes_atomically(path, encode_pretty(profile))

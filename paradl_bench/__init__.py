@@ -1,0 +1,1 @@
+"""Measures: layer times, collective sweeps, real training runs."""

@@ -1,0 +1,1 @@
+"""The vocabulary of the project: torch-free, frozen, self-validating."""

@@ -1,0 +1,68 @@
+"""Clusters as nested levels, from the inside out (DESIGN.md: intra-node, intra-rack, inter-rack)."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One level of the network.
+
+    Attributes:
+        name: ``node``, ``rack``, ``system``; a profile's communication fits carry the same names.
+        ranks: how many ranks one unit of this level holds.
+        alpha_s, beta_s_per_byte: start-up and per-byte time, where the cluster file states them (else from the profile).
+        contention: phi, flows that share this level's bottleneck link; multiplies beta.
+    """
+
+    name: str
+    ranks: int
+    alpha_s: float | None = None
+    beta_s_per_byte: float | None = None
+    contention: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"level {self.name!r}: ranks has to be at least 1, not {self.ranks}")
+        for label, value in (("alpha_s", self.alpha_s), ("beta_s_per_byte", self.beta_s_per_byte)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"level {self.name!r}: {label} has to be finite and not negative, not {value}")
+        if not (math.isfinite(self.contention) and self.contention >= 1):
+            raise ValueError(f"level {self.name!r}: contention has to be at least 1, not {self.contention}")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine to predict for: its levels from the inside out and the memory of one rank."""
+
+    name: str
+    levels: tuple[Level, ...]
+    memory_bytes_per_rank: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise ValueError(f"cluster {self.name!r} has no levels")
+        for inner, outer in zip(self.levels, self.levels[1:], strict=False):
+            if outer.ranks < inner.ranks:
+                raise ValueError(f"level {outer.name!r} holds fewer ranks than {inner.name!r} inside it")
+        if self.memory_bytes_per_rank is not None and not self.memory_bytes_per_rank > 0:
+            raise ValueError(f"cluster {self.name!r}: memory_bytes_per_rank has to be positive")
+
+    def level_of(self, ranks: int) -> Level:
+        """The innermost level that holds ``ranks`` ranks placed side by side: the slowest that a flat ring crosses.
+
+        Raises:
+            UserError: the cluster holds fewer ranks.
+        """
+        for level in self.levels:
+            if ranks <= level.ranks:
+                return level
+        raise UserError(f"{ranks} ranks do not fit cluster {self.name!r}, which holds {self.levels[-1].ranks}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the innermost level, which share a host."""
+        return self.levels[0].ranks

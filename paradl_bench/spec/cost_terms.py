@@ -1,0 +1,98 @@
+"""Cost terms: what an algorithm of a collective costs in alpha, beta and gamma_r (MODELS.md, "Collectives").
+
+``calibrate`` stacks them as rows of a regression, ``predict`` multiplies them by the fit; both call the same
+function, so that the two cannot diverge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+class CostTerms(NamedTuple):
+    """Coefficients for (ranks, bytes): time = alpha_count alpha + beta_bytes beta + gamma_bytes gamma_r.
+
+    Each is an array of the broadcast shape of ranks and bytes: a number of messages, and two numbers of bytes.
+    """
+
+    alpha_count: Floats
+    beta_bytes: Floats
+    gamma_bytes: Floats
+
+
+TermsFunction = Callable[[Floats, Floats], CostTerms]
+
+
+class Algorithm:
+    """A collective algorithm: its name and its cost terms.
+
+    Attributes:
+        name: ``ring``, ``tree``.
+        source: paper and equation or table row.
+    """
+
+    __slots__ = ("_terms", "name", "source")
+
+    def __init__(self, *, name: str, source: str, terms: TermsFunction) -> None:
+        self.name = name
+        self.source = source
+        self._terms = terms
+
+    def terms(self, ranks: ArrayLike, message_bytes: ArrayLike) -> CostTerms:
+        """Cost terms, vectorised over ranks and bytes (broadcast against each other); one rank costs nothing."""
+        p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
+        terms = self._terms(p, m)
+        alone = p <= 1
+        return CostTerms(*(np.where(alone, 0.0, np.broadcast_to(part, p.shape)) for part in terms))
+
+    def seconds(
+        self,
+        ranks: ArrayLike,
+        message_bytes: ArrayLike,
+        *,
+        alpha_s: float,
+        beta_s_per_byte: float,
+        gamma_s_per_byte: float,
+    ) -> Floats:
+        """Seconds of the collective under the given parameters."""
+        terms = self.terms(ranks, message_bytes)
+        return np.asarray(
+            terms.alpha_count * alpha_s + terms.beta_bytes * beta_s_per_byte + terms.gamma_bytes * gamma_s_per_byte
+        )
+
+
+class CollectiveOperation:
+    """One collective as both the runner and the models see it; a file under ``paradl_bench/collectives`` declares one.
+
+    Attributes:
+        name: ``all_reduce``, ``send_recv``, ...
+        bus_factor: bus bandwidth over algorithm bandwidth as a function of ranks (nccl-tests, PERFORMANCE.md).
+        algorithms: by name; the first is the default.
+        message_bytes_is: what ``message_bytes`` counts, in words, for documentation and files.
+    """
+
+    __slots__ = ("algorithms", "bus_factor", "message_bytes_is", "name")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        message_bytes_is: str,
+        bus_factor: Callable[[int], float],
+        algorithms: tuple[Algorithm, ...],
+    ) -> None:
+        self.name = name
+        self.message_bytes_is = message_bytes_is
+        self.bus_factor = bus_factor
+        self.algorithms: Mapping[str, Algorithm] = {algorithm.name: algorithm for algorithm in algorithms}
+
+    @property
+    def default_algorithm(self) -> str:
+        """Name of the algorithm that is fitted where nothing else is asked for."""
+        return next(iter(self.algorithms))

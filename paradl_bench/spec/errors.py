@@ -1,0 +1,44 @@
+"""The one family of errors that a user sees.
+
+Every command prints the message of a :class:`ParadlError` as a single line on standard error and exits with
+``exit_code``; a traceback is shown only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ParadlError(Exception):
+    """Base of all errors raised on purpose. The message says what, where, and what would be right."""
+
+    exit_code = 3
+
+
+class UserError(ParadlError, ValueError):
+    """The user asked for something that can't be: exit code 2."""
+
+    exit_code = 2
+
+
+class WorkError(ParadlError, RuntimeError):
+    """The work itself failed (a rank died, a tool was missing): exit code 3; what was measured is kept."""
+
+    exit_code = 3
+
+
+def unknown_choice(what: str, given: str, choices: Iterable[str], *, shown: int = 24) -> UserError:
+    """Build the error for a name that is not among ``choices``; near misses come first.
+
+    Args:
+        what: the noun ("model", "strategy", "backend").
+        given: what the user wrote.
+        choices: the valid names, in any order.
+        shown: how many names to list before "and N more".
+    """
+    names = sorted(set(choices))
+    near = get_close_matches(given, names, n=3, cutoff=0.6)
+    listed = ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return UserError(f"unknown {what} {given!r}: {hint}choices are {listed}")

@@ -1,0 +1,364 @@
+"""What a measurement directory holds: a manifest with the environment, and JSON lines of raw samples.
+
+Format history (this file owns it):
+
+    1  first format
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import encode_pretty, read_lines, write_bytes_atomically
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+MeasurementKind = Literal["layers", "collectives", "training"]
+PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE"]
+Mode = Literal["in_situ", "isolated"]
+
+
+def _check_samples(samples_s: tuple[float, ...], where: str) -> None:
+    if not samples_s:
+        raise ValueError(f"{where} holds no samples")
+    for value in samples_s:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{where} holds {value}, which is no time: seconds are finite and not negative")
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a measurement was made.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        device_name, device_count, memory_bytes: of one device (for a CPU the host's memory, and cores as devices).
+        hostname, kernel: of the host.
+        versions: python, torch, torchvision, cuda, nccl, driver, ... as far as present.
+        settings: what changes a kernel: threads, pinning, TF32, cudnn.benchmark, allocator thresholds.
+        variables: NCCL_*, CUDA_*, OMP_*, MALLOC_*, GLOO_* and Slurm variables that were set.
+        commit: of the working tree that measured, where known.
+        emulated: true where layers slept instead of computing.
+    """
+
+    device: str
+    device_name: str
+    device_count: int
+    memory_bytes: int
+    hostname: str
+    kernel: str
+    versions: dict[str, str]
+    settings: dict[str, str]
+    variables: dict[str, str] = {}
+    commit: str | None = None
+    emulated: bool = False
+
+    def differences(self, other: Environment) -> list[str]:
+        """What differs and makes measurements unlike: device, host, versions, settings. Empty when they may be merged."""
+        found = [
+            f"{label} {getattr(self, label)!r} against {getattr(other, label)!r}"
+            for label in ("device", "device_name", "hostname", "emulated")
+            if getattr(self, label) != getattr(other, label)
+        ]
+        for label in ("versions", "settings"):
+            mine, theirs = getattr(self, label), getattr(other, label)
+            found += [
+                f"{label}.{key} {mine.get(key)!r} against {theirs.get(key)!r}"
+                for key in sorted(mine.keys() | theirs.keys())
+                if mine.get(key) != theirs.get(key)
+            ]
+        return found
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Head of a measurement directory.
+
+    Attributes:
+        kind: which files to expect.
+        command_line: as typed, to be repeated.
+        arguments: the resolved settings; a directory is resumed only under equal ones.
+        created_utc: ISO 8601.
+        complete: false while the command runs, and after an interruption.
+    """
+
+    schema_version: int
+    kind: MeasurementKind
+    command_line: tuple[str, ...]
+    arguments: dict[str, str]
+    created_utc: str
+    environment: Environment
+    complete: bool = False
+
+
+class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Raw times of one layer and phase in one block of iterations (file ``layers.jsonl``).
+
+    Attributes:
+        model, layer, operation: which layer of which network, and its operation key.
+        phase: FW, BW; BW_input and BW_weight where measured apart (isolated).
+        mode: in situ (inside the real iteration) or isolated (the operation alone).
+        batch: local batch.
+        ranks_on_host: how many ranks ran this at once on the host; rank: which of them.
+        block: blocks are spread over time, so that drift between them is seen.
+        samples_s: one a measured iteration (or a call, isolated).
+    """
+
+    model: str
+    layer: str
+    operation: str
+    phase: PhaseName
+    mode: Mode
+    batch: int
+    dtype: str
+    ranks_on_host: int
+    rank: int
+    block: int
+    samples_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_samples(self.samples_s, f"{self.phase} of {self.layer}")
+
+
+class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whole iterations of the model beside which layers were measured (file ``iterations.jsonl``).
+
+    Uninstrumented iterations give ``fw_s``, ``bw_s`` and ``wu_s``; the instrumented ones that alternate with them give
+    the time between operations, probes' own cost taken off. Index i of all lists was measured within one A-B pair.
+
+    Attributes:
+        wu_s: the whole optimizer step and zero_grad.
+        fw_between_s, bw_between_s: framework, engine and allocator between operations.
+        fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
+        fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
+    """
+
+    model: str
+    batch: int
+    dtype: str
+    optimizer: str
+    ranks_on_host: int
+    rank: int
+    block: int
+    fw_s: tuple[float, ...]
+    bw_s: tuple[float, ...]
+    wu_s: tuple[float, ...]
+    fw_layers_s: tuple[float, ...]
+    bw_layers_s: tuple[float, ...]
+    fw_between_s: tuple[float, ...]
+    bw_between_s: tuple[float, ...]
+    fw_instrumented_s: tuple[float, ...]
+    bw_instrumented_s: tuple[float, ...]
+    wu_instrumented_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for label in ("fw_s", "bw_s", "wu_s", "fw_layers_s", "bw_layers_s"):
+            _check_samples(getattr(self, label), label)
+
+
+class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Times of copying all gradients of a model into, or out of, the buckets of an exchange (file ``copies.jsonl``).
+
+    Attributes:
+        direction: ``into`` (with the division by the number of ranks) or ``out``.
+        tensors, bytes: how many gradients, and their bytes in all.
+    """
+
+    model: str
+    direction: Literal["into", "out"]
+    tensors: int
+    bytes: int
+    ranks_on_host: int
+    rank: int
+    block: int
+    samples_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_samples(self.samples_s, f"copy {self.direction} buckets")
+
+
+class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Raw times of one collective at one size in one block (file ``collectives.jsonl``).
+
+    Attributes:
+        library: gloo, nccl, mpi. tool: torch, nccl-tests, osu.
+        level: which level of the cluster the group spans.
+        message_bytes: as the operation defines it (MODELS.md: whole buffer for all_reduce and broadcast, what each
+            rank contributes or keeps for all_gather and reduce_scatter).
+        samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks.
+        verified: the result was compared with the expected one on every rank.
+    """
+
+    library: str
+    tool: str
+    operation: str
+    level: str
+    ranks: int
+    message_bytes: int
+    dtype: str
+    block: int
+    samples_s: tuple[tuple[float, ...], ...]
+    verified: bool
+
+    def __post_init__(self) -> None:
+        for rank, samples in enumerate(self.samples_s):
+            _check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
+
+
+class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Compute and communication, alone and side by side (file ``interference.jsonl``).
+
+    Over one window the compute kernel is repeated while the collective is repeated; index i of all lists is one
+    A-B group on one rank. Work done in the window is counted, so that a slow-down is (time a unit beside) / (time a unit alone).
+
+    Attributes:
+        kernel: the compute that ran beside (``conv2d``, ``linear``, ...).
+        compute_alone_s, compute_beside_s: seconds a kernel call.
+        communication_alone_s, communication_beside_s: seconds a collective.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    rank: int
+    message_bytes: int
+    kernel: str
+    block: int
+    compute_alone_s: tuple[float, ...]
+    compute_beside_s: tuple[float, ...]
+    communication_alone_s: tuple[float, ...]
+    communication_beside_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for label in ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s"):
+            _check_samples(getattr(self, label), label)
+
+
+class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A collective that a run issued, or that a plan holds: operation, bytes, group and how many of them.
+
+    Attributes:
+        when: ``setup`` (once, before the first iteration), ``first`` (the first iteration), ``rebuild`` (the second, in
+            which DDP rebuilds its buckets), ``iteration`` (every later one).
+        group: ranks of the group, in order.
+    """
+
+    when: Literal["setup", "first", "rebuild", "iteration"]
+    operation: str
+    message_bytes: int
+    group: tuple[int, ...]
+    count: int
+
+
+class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Timed iterations of a real run on one rank (file ``training.jsonl``), warm-up excluded.
+
+    Attributes:
+        first_iteration: index, within the run, of the first one here.
+        iteration_s: from the start of forward to the end of the weight update.
+        exposed_ge_s: from the last gradient's readiness to the end of the exchange; 0 for serial.
+        sequence_numbers: how many collectives the process group had issued by the end of each iteration, to show that
+            each timed iteration issued as many as the recorded one.
+    """
+
+    rank: int
+    first_iteration: int
+    iteration_s: tuple[float, ...]
+    fw_s: tuple[float, ...]
+    bw_s: tuple[float, ...]
+    exposed_ge_s: tuple[float, ...]
+    wu_s: tuple[float, ...]
+    collectives_issued: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for label in ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s"):
+            _check_samples(getattr(self, label), label)
+
+
+class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
+
+    Attributes:
+        batch: global mini-batch.
+        first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
+        issued: collectives issued, by when; planned: what the plan holds.
+        network_digest: digest of the traced network.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    strategy: str
+    ranks: int
+    batch: int
+    dtype: str
+    optimizer: str
+    backend: str
+    launcher: str
+    iterations: int
+    warmup: int
+    bucket_cap_bytes: int
+    first_bucket_bytes: int
+    network_digest: str
+    issued: tuple[IssuedCollective, ...] = ()
+    planned: tuple[IssuedCollective, ...] = ()
+    issued_equals_plan: bool | None = None
+    losses: tuple[float, ...] = ()
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest of a measurement directory atomically."""
+    write_bytes_atomically(directory / MANIFEST_NAME, encode_pretty(manifest))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and validate the manifest of a measurement directory, of this or an older version.
+
+    Raises:
+        UserError: no such directory, no manifest, a newer version, or a wrong field (named by its path).
+    """
+    path = directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise UserError(f"{directory} is no measurement directory: it does not exist")
+    if not path.is_file():
+        raise UserError(f"{directory} is no measurement directory: it holds no {MANIFEST_NAME}")
+    raw = load_versioned(path, SCHEMA_VERSION, what="measurement")
+    try:
+        return msgspec.convert(raw, Manifest)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def load_versioned(path: Path, newest: int, *, what: str) -> dict[str, object]:
+    """Decode a JSON document that carries ``schema_version``; refuse one that is newer than this program.
+
+    Raises:
+        UserError: unreadable, not JSON (truncated), no object, no version, or a newer version.
+    """
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {what} {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} {path} is no valid JSON (truncated?): {error}") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
+        raise UserError(f"{what} {path} has no schema_version: it was not written by this program")
+    version = raw["schema_version"]
+    if not 1 <= version <= newest:
+        raise UserError(
+            f"{what} {path} has schema_version {version}; this program reads 1 to {newest}: install a newer paradl"
+        )
+    return raw
+
+
+def read_records(directory: Path, name: str, of: type[msgspec.Struct]) -> list[msgspec.Struct]:
+    """Records of one JSON-lines file of a measurement directory; an absent file holds none."""
+    path = directory / name
+    if not path.exists():
+        return []
+    records, _ = read_lines(path, of)
+    return list(records)

@@ -1,0 +1,170 @@
+"""Networks as measured and planned: a graph of operations with shapes, parameters, FLOPs and bytes.
+
+Shapes are per sample (the batch dimension is left out), in elements. A network is torch-free data: it is written by
+``paradl-bench describe`` and read by plans, memory models and predictions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+
+import msgspec
+
+Attribute = int | float | bool | str | tuple[int, ...] | None
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A parameter or a buffer: its name in the module, its shape in elements, its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"shape {self.shape} of {self.name!r} has a negative extent")
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One operation of the traced graph.
+
+    Attributes:
+        name: unique in its network; the module's path where there is one (``layer1.0.conv1``), else path and kind.
+        kind: the layer kind (``conv2d``, ``add``; ``opaque`` kinds keep the name of the torch function).
+        attributes: what, besides the shapes, decides which kernel runs (stride, padding, groups, in place).
+        inputs: names of the layers whose outputs are read; ``input`` is the network's own input.
+        input_shapes, output_shape: per sample, in elements.
+        parameters: names of the parameters read, in the order in which the operation takes them.
+        fw_flops, bw_input_flops, bw_weight_flops: per sample; a multiply-add counts 2.
+        fw_bytes: bytes read and written by forward per sample, parameters not counted.
+    """
+
+    name: str
+    kind: str
+    attributes: dict[str, Attribute] = {}
+    inputs: tuple[str, ...] = ()
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shape: tuple[int, ...] = ()
+    parameters: tuple[str, ...] = ()
+    fw_flops: int = 0
+    bw_input_flops: int = 0
+    bw_weight_flops: int = 0
+    fw_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == "input":
+            raise ValueError(f"layer name {self.name!r} is reserved or empty")
+        if min(self.fw_flops, self.bw_input_flops, self.bw_weight_flops, self.fw_bytes) < 0:
+            raise ValueError(f"layer {self.name!r} has negative FLOPs or bytes")
+
+    @property
+    def output_elements(self) -> int:
+        """Elements of the output per sample (the papers' |y|)."""
+        return math.prod(self.output_shape)
+
+    @property
+    def input_elements(self) -> int:
+        """Elements of all inputs per sample (the papers' |x|)."""
+        return sum(math.prod(shape) for shape in self.input_shapes)
+
+    @property
+    def operation(self) -> str:
+        """Key of the operation: kind, attributes and shapes. Layers with equal keys run the same kernels."""
+        return operation_key(self.kind, self.attributes, self.input_shapes, len(self.parameters))
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model as a graph of layers in forward order, ending with the loss.
+
+    Attributes:
+        name: the model's name as the commands take it.
+        input_shape: per sample.
+        layers: in the order in which forward ran them.
+        parameters: in registration order, trainable ones only.
+        buffers: in registration order.
+        gradient_order: parameter names in the order in which backward finished their gradients, as seen.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    parameters: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...] = ()
+    gradient_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen = {"input"}
+        for layer in self.layers:
+            if layer.name in seen:
+                raise ValueError(f"layer name {layer.name!r} occurs twice in {self.name!r}")
+            unknown = [name for name in layer.inputs if name not in seen]
+            if unknown:
+                raise ValueError(f"layer {layer.name!r} reads {unknown[0]!r}, which no earlier layer writes")
+            seen.add(layer.name)
+        names = [parameter.name for parameter in self.parameters]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(f"parameter {twice[0]!r} occurs twice in {self.name!r}")
+        if self.gradient_order and not set(self.gradient_order) <= set(names):
+            raise ValueError(f"gradient_order of {self.name!r} names a parameter that the network lacks")
+
+    @property
+    def parameter_elements(self) -> int:
+        """Elements of all trainable parameters (the papers' W)."""
+        return sum(parameter.elements for parameter in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all trainable parameters, and of their gradients."""
+        return sum(parameter.bytes for parameter in self.parameters)
+
+    @property
+    def fw_flops(self) -> int:
+        """FLOPs of forward per sample."""
+        return sum(layer.fw_flops for layer in self.layers)
+
+    @property
+    def bw_flops(self) -> int:
+        """FLOPs of backward per sample."""
+        return sum(layer.bw_input_flops + layer.bw_weight_flops for layer in self.layers)
+
+    @property
+    def digest(self) -> str:
+        """Short hash over layers, shapes and parameters: equal digests are the same work."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
+
+
+def operation_key(
+    kind: str, attributes: dict[str, Attribute], input_shapes: tuple[tuple[int, ...], ...], parameters: int = 0
+) -> str:
+    """Canonical text of an operation: ``conv2d(64x56x56; kernel=3x3 stride=1x1 ...)``.
+
+    Equal text means the same kernels on the same shapes, so that a time measured once is shared.
+    """
+    shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in input_shapes)
+    settings = " ".join(f"{name}={_attribute_text(attributes[name])}" for name in sorted(attributes))
+    weights = f" parameters={parameters}" if parameters else ""
+    return f"{kind}({shapes}; {settings}{weights})"
+
+
+def _attribute_text(value: Attribute) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

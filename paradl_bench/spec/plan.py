@@ -1,0 +1,230 @@
+"""Plans: the tasks of one iteration on each distinct role, as arrays.
+
+A strategy turns (network, ranks, settings) into a plan; the closed forms, the simulator, the memory model and the
+comparison with a real run all read the same one. A plan holds no durations: it names work, and a cost model gives
+each *distinct* work its seconds. It is symbolic in the batch: the local batch is a number beside it, used by the cost model alone.
+
+Ranks that do the same are one role with a multiplicity, so that cost does not grow with the number of replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.strategy import Strategy
+
+Ints = NDArray[np.int32]
+
+
+class Phase(IntEnum):
+    """Phases of an iteration (DESIGN.md)."""
+
+    FW = 0
+    BW = 1
+    GE = 2
+    WU = 3
+    IO = 4
+    H2D = 5
+
+
+class Stream(IntEnum):
+    """What a task occupies on its role; tasks of one stream run one at a time, in the plan's order."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    INPUT = 3
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
+    """A layer's forward or backward on the local batch, or the part of an iteration between its operations."""
+
+    layer: str
+    operation: str
+    phase: Literal["FW", "BW"]
+    shard: str = ""
+
+
+class Between(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
+    """One operation's share of the time between operations: framework, engine, allocator."""
+
+    phase: Literal["FW", "BW"]
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="weight_update"):
+    """The optimizer step over ``elements`` parameters in ``tensors`` tensors."""
+
+    optimizer: str
+    elements: int
+    tensors: int
+
+
+class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
+    """Copy of gradients into a bucket, or back out of it, on the compute stream."""
+
+    direction: Literal["into", "out"]
+    bytes: int
+    tensors: int
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
+    """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
+
+    Attributes:
+        message_bytes: as the operation defines it (MODELS.md, "Collectives").
+        axis: index of the strategy's axis that the group lies along; 0 is the outermost.
+    """
+
+    operation: str
+    message_bytes: int
+    ranks: int
+    axis: int = 0
+
+
+Work = Compute | Between | WeightUpdate | BucketCopy | Collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What ``multiplicity`` ranks each do in one iteration.
+
+    Attributes:
+        phase, stream, work: per task; ``work`` indexes the plan's distinct works.
+        dependency_start, dependencies: compressed rows: task i waits for
+            ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
+    """
+
+    name: str
+    multiplicity: int
+    phase: Ints
+    stream: Ints
+    work: Ints
+    dependency_start: Ints
+    dependencies: Ints
+
+    def __post_init__(self) -> None:
+        count = len(self.phase)
+        if not len(self.stream) == len(self.work) == count or len(self.dependency_start) != count + 1:
+            raise ValueError(f"role {self.name!r}: the task arrays differ in length")
+        rows = np.repeat(np.arange(count), np.diff(self.dependency_start))
+        if np.any(self.dependencies >= rows) or np.any(self.dependencies < 0):
+            raise ValueError(f"role {self.name!r}: a task waits for a later one")
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The tasks of one iteration of a strategy.
+
+    Attributes:
+        works: distinct works that the roles' tasks point at.
+        local_batch: samples a rank computes in an iteration.
+        setup: collectives issued once, before or within the first iterations, by (when, operation, bytes): count.
+        notes: what the plan leaves out, in words, for reports.
+    """
+
+    strategy: Strategy
+    network: str
+    local_batch: int
+    works: tuple[Work, ...]
+    roles: tuple[Role, ...]
+    notes: tuple[str, ...] = ()
+    setup: tuple[tuple[str, str, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
+            raise ValueError(f"the roles of {self.strategy} do not add up to {self.strategy.ranks} ranks")
+
+    def collectives(self) -> Counter[tuple[str, int, int]]:
+        """How often one iteration issues each (operation, message_bytes, group size), on a rank of the first role."""
+        counts: Counter[tuple[str, int, int]] = Counter()
+        for index in self.roles[0].work:
+            work = self.works[index]
+            if isinstance(work, Collective):
+                counts[work.operation, work.message_bytes, work.ranks] += 1
+        return counts
+
+
+@dataclass(slots=True)
+class RoleBuilder:
+    """Appends tasks in order and ends in arrays; equal works are stored once in ``works``."""
+
+    works: dict[Work, int] = field(default_factory=dict)
+    phase: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    work: list[int] = field(default_factory=list)
+    dependency_start: list[int] = field(default_factory=lambda: [0])
+    dependencies: list[int] = field(default_factory=list)
+
+    def add(self, work: Work, phase: Phase, stream: Stream, after: tuple[int, ...] = ()) -> int:
+        """Append a task that waits for the tasks ``after``; returns its index."""
+        self.phase.append(phase)
+        self.stream.append(stream)
+        self.work.append(self.works.setdefault(work, len(self.works)))
+        self.dependencies.extend(after)
+        self.dependency_start.append(len(self.dependencies))
+        return len(self.phase) - 1
+
+    def build(self, name: str, multiplicity: int) -> Role:
+        """The role; the builder may go on with another role over the same works."""
+        return Role(
+            name=name,
+            multiplicity=multiplicity,
+            phase=np.array(self.phase, np.int32),
+            stream=np.array(self.stream, np.int32),
+            work=np.array(self.work, np.int32),
+            dependency_start=np.array(self.dependency_start, np.int32),
+            dependencies=np.array(self.dependencies, np.int32),
+        )
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What, besides the network and the strategy, decides a plan.
+
+    Attributes:
+        batch: global mini-batch.
+        optimizer: ``sgd`` (with momentum) or ``adam``.
+        first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits (torch's defaults).
+    """
+
+    batch: int
+    optimizer: str = "sgd"
+    first_bucket_bytes: int = 1024 * 1024
+    bucket_cap_bytes: int = 25 * 1024 * 1024
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest number of PEs along an axis, and what sets it (``p <= 64: fewest filters, layer conv1``)."""
+
+    axis: str
+    ranks: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"p <= {self.ranks}: {self.reason}"
+
+
+class Planner(Protocol):
+    """What the ``plan.py`` of each strategy folder declares as ``PLANNER``.
+
+    ``kinds`` are the kinds of axes it plans; ``plan`` raises UserError where a limit is exceeded, naming it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan: ...
+
+    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]: ...

@@ -1,0 +1,54 @@
+"""Statistics derived from raw samples: median, interquartile range, bootstrap intervals.
+
+Medians, because shared machines have slow spells that move a mean; spreads are kept beside every number.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Z90 = 1.6448536269514722
+"""Standard normal quantile of a two-sided 90% interval."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Median and spread of samples in seconds, and how many there were."""
+
+    median_s: float
+    iqr_s: float
+    minimum_s: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        for label in ("median_s", "iqr_s", "minimum_s"):
+            value = getattr(self, label)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{label} has to be finite and not negative, not {value}")
+        if self.samples < 1:
+            raise ValueError(f"samples has to be at least 1, not {self.samples}")
+
+
+def summarise(samples_s: ArrayLike) -> Summary:
+    """Summary of at least one sample."""
+    values = np.asarray(samples_s, float)
+    low, median, high = np.percentile(values, [25, 50, 75])
+    return Summary(
+        median_s=float(median), iqr_s=float(high - low), minimum_s=float(values.min()), samples=int(values.size)
+    )
+
+
+def bootstrap_median_interval(
+    samples: ArrayLike, *, level: float = 0.9, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median; a single sample gives a point."""
+    values = np.asarray(samples, float)
+    if values.size < 2:
+        return float(values[0]), float(values[0])
+    draws = np.random.default_rng(seed).choice(values, size=(resamples, values.size), replace=True)
+    low, high = np.quantile(np.median(draws, axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

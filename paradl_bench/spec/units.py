@@ -1,0 +1,146 @@
+"""Units at the border: inside the program all is seconds and bytes.
+
+Sizes follow nccl-tests: ``K``, ``M``, ``G`` are powers of 1024 and so are ``KiB``, ``MiB``, ``GiB``; ``KB``, ``MB``,
+``GB`` are powers of 1000, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paradl_bench.spec.errors import UserError
+
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([A-Za-z]*)$")
+_SUFFIX_BYTES = {
+    "": 1,
+    "b": 1,
+    **{u: 1024 ** (i + 1) for i, u in enumerate("kmgt")},
+    **{u + "ib": 1024 ** (i + 1) for i, u in enumerate("kmgt")},
+    **{u + "b": 1000 ** (i + 1) for i, u in enumerate("kmgt")},
+}
+MAX_SWEEP_POINTS = 4096
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``64M``, ``1GiB``, ``16e9``, ``4096``.
+
+    Raises:
+        UserError: the text is no size, or not a whole positive number of bytes.
+    """
+    match = _SIZE.match(text.strip())
+    factor = _SUFFIX_BYTES.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise UserError(f"size {text!r} does not parse: write a number with K, M, G (1024) or KB, MB, GB (1000)")
+    value = float(match.group(1)) * factor
+    if not math.isfinite(value) or value < 1 or value != int(value):
+        raise UserError(f"size {text!r} is not a whole positive number of bytes")
+    return int(value)
+
+
+def parse_size_sweep(text: str) -> tuple[int, ...]:
+    """Message sizes in bytes of ``1K:64M:2`` (first:last:factor) or of a list ``1K,4K,1M``.
+
+    Raises:
+        UserError: a part does not parse, the range is empty, or the factor does not grow.
+    """
+    if ":" not in text:
+        return tuple(sorted({parse_size(part) for part in text.split(",")}))
+    parts = text.split(":")
+    if len(parts) not in (2, 3):
+        raise UserError(f"sizes {text!r} do not parse: write first:last:factor, as 1K:64M:2")
+    first, last = parse_size(parts[0]), parse_size(parts[1])
+    factor = _parse_factor(parts[2] if len(parts) == 3 else "2", text)
+    if last < first:
+        raise UserError(f"sizes {text!r}: the last size is smaller than the first")
+    sizes, value = [], float(first)
+    while value <= last * (1 + 1e-9):
+        sizes.append(round(value))
+        value *= factor
+    return tuple(dict.fromkeys(sizes))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Rank counts of ``16:1024:x2`` (geometric), ``2:10:2`` (arithmetic), ``8`` or ``2,4,8``.
+
+    Raises:
+        UserError: a part is no positive whole number, the range is empty or has more than 4,096 points.
+    """
+    if ":" not in text:
+        return tuple(sorted({parse_count(part, f"ranks {text!r}") for part in text.split(",")}))
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise UserError(f"ranks {text!r} do not parse: write first:last:x2, first:last:step, or 2,4,8")
+    first, last = (parse_count(part, f"ranks {text!r}") for part in parts[:2])
+    if last < first:
+        raise UserError(f"ranks {text!r}: the last count is smaller than the first")
+    if parts[2].startswith("x"):
+        factor = _parse_factor(parts[2][1:], text)
+        values, value = [], float(first)
+        while value <= last * (1 + 1e-9):
+            values.append(round(value))
+            value *= factor
+    else:
+        step = parse_count(parts[2], f"ranks {text!r}")
+        if (last - first) // step >= MAX_SWEEP_POINTS:
+            raise UserError(f"ranks {text!r} are more than {MAX_SWEEP_POINTS} points")
+        values = list(range(first, last + 1, step))
+    return tuple(dict.fromkeys(values))
+
+
+def _parse_factor(text: str, where: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not (math.isfinite(factor) and factor >= 1.01):
+        raise UserError(f"{where!r}: the factor {text!r} has to be a number of at least 1.01")
+    return factor
+
+
+def parse_count(text: str, where: str) -> int:
+    """A positive whole number; ``where`` names the option in the error."""
+    try:
+        value = int(text.strip())
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise UserError(f"{where}: {text.strip()!r} is not a positive whole number")
+    return value
+
+
+def parse_counts(text: str, where: str) -> tuple[int, ...]:
+    """Positive whole numbers parted by commas, without repeats, in the order given."""
+    return tuple(dict.fromkeys(parse_count(part, where) for part in text.split(",")))
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Extents of ``3x224x224``.
+
+    Raises:
+        UserError: an extent is no positive whole number.
+    """
+    return tuple(parse_count(part, f"shape {text!r} (write it as 3x224x224)") for part in text.lower().split("x"))
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits with the unit that suits: ``12.3 ms``."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return "0 s" if seconds == 0 else f"{_three_digits(seconds / 1e-9)} ns"
+
+
+def format_bytes(count: float) -> str:
+    """Three significant digits in binary units: ``46.8 MiB``."""
+    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if abs(count) >= scale:
+            return f"{_three_digits(count / scale)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{digits}f}"

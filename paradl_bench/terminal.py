@@ -1,0 +1,120 @@
+"""What the three commands share at the terminal: exit codes, one-line errors, progress on stderr, output files.
+
+Imports nothing heavy: rich is loaded when something is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from paradl_bench.spec.errors import ParadlError, UserError
+from paradl_bench.spec.storage import write_bytes_atomically
+
+
+def run_command(command: click.Command, program: str) -> None:
+    """Run a click command as a process: parse ``sys.argv``, and exit 0, 2 (user's mistake) or 3 (the work failed).
+
+    ``--debug`` anywhere in the arguments shows tracebacks.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) != len(sys.argv) - 1
+    code = 0
+    try:
+        result = command.main(args=arguments, prog_name=program, standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        code = 2
+    except click.ClickException as error:
+        code = _fail(program, error.format_message(), 2, debug)
+    except ParadlError as error:
+        code = _fail(program, str(error), error.exit_code, debug)
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail(program, "interrupted; what was measured is kept: run the same command again to go on", 3, debug)
+    except BrokenPipeError:
+        # The reader of our output went away (| head): not an error, but Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _fail(program: str, message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    line = " ".join(message.split())
+    click.echo(f"{program}: error: {line}", err=True)
+    return code
+
+
+class Progress(Protocol):
+    """A progress display: ``advance`` by finished units, ``describe`` what runs now."""
+
+    def advance(self, units: float = 1) -> None: ...
+
+    def describe(self, text: str) -> None: ...
+
+
+class _Silent:
+    def advance(self, units: float = 1) -> None:
+        """Show nothing."""
+
+    def describe(self, text: str) -> None:
+        """Show nothing."""
+
+
+class _Bar:
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar, self._task = bar, task
+
+    def advance(self, units: float = 1) -> None:
+        self._bar.advance(self._task, units)
+
+    def describe(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: float) -> Iterator[Progress]:
+    """A progress bar on stderr, or nothing where stderr is no terminal (or ``PARADL_PROGRESS=0``)."""
+    if not sys.stderr.isatty() or os.environ.get("PARADL_PROGRESS") == "0":
+        yield _Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True)) as bar:
+        yield _Bar(bar, bar.add_task(title, total=total))
+
+
+def say(text: str) -> None:
+    """A line for a person, on stderr, so that standard output stays clean for ``--json`` and ``-o -``."""
+    click.echo(text, err=True)
+
+
+def write_output(target: str, content: bytes, *, force: bool = False) -> None:
+    """Write to a file atomically, or to standard output for ``-``; an existing file is replaced only with ``force``.
+
+    Raises:
+        UserError: the file exists and ``force`` is not given.
+    """
+    if target == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return
+    refuse_overwrite(target, force=force)
+    write_bytes_atomically(Path(target), content)
+
+
+def refuse_overwrite(target: str, *, force: bool) -> None:
+    """Raise before any work is done when ``target`` exists and may not be replaced."""
+    if target != "-" and Path(target).exists() and not force:
+        raise UserError(f"{target} exists; give --force to replace it, or another name")

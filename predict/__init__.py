@@ -1,0 +1,1 @@
+"""Predicts from a profile, simulates, validates; needs no torch and no GPU."""
