@@ -15,7 +15,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         name: ``node``, ``rack``, ``system``; a profile's communication fits carry the same names.
         ranks: how many ranks one unit of this level holds.
-        alpha_s, beta_s_per_byte: start-up and per-byte time, where the cluster file states them (else from the profile).
+        alpha_s, beta_s_per_byte: start-up and per-byte time, where the cluster file states them (else the profile).
         contention: phi, flows that share this level's bottleneck link; multiplies beta.
     """
 
@@ -45,11 +45,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if not self.levels:
             raise ValueError(f"cluster {self.name!r} has no levels")
+        names = [level.name for level in self.levels]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two levels of cluster {self.name!r} have one name; communication is looked up by it")
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
             if outer.ranks < inner.ranks:
                 raise ValueError(f"level {outer.name!r} holds fewer ranks than {inner.name!r} inside it")
-        if self.memory_bytes_per_rank is not None and not self.memory_bytes_per_rank > 0:
-            raise ValueError(f"cluster {self.name!r}: memory_bytes_per_rank has to be positive")
+        memory = self.memory_bytes_per_rank
+        if memory is not None and not (math.isfinite(memory) and memory > 0):
+            raise ValueError(
+                f"cluster {self.name!r}: memory_bytes_per_rank has to be finite and positive, not {memory}"
+            )
 
     def level_of(self, ranks: int) -> Level:
         """The innermost level that holds ``ranks`` ranks placed side by side: the slowest that a flat ring crosses.

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import encode_pretty, read_lines, write_bytes_atomically
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -59,7 +61,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     emulated: bool = False
 
     def differences(self, other: Environment) -> list[str]:
-        """What differs and makes measurements unlike: device, host, versions, settings. Empty when they may be merged."""
+        """What differs and makes measurements unlike: device, host, versions, settings; empty if they may be merged."""
         found = [
             f"{label} {getattr(self, label)!r} against {getattr(other, label)!r}"
             for label in ("device", "device_name", "hostname", "emulated")
@@ -213,7 +215,8 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Compute and communication, alone and side by side (file ``interference.jsonl``).
 
     Over one window the compute kernel is repeated while the collective is repeated; index i of all lists is one
-    A-B group on one rank. Work done in the window is counted, so that a slow-down is (time a unit beside) / (time a unit alone).
+    A-B group on one rank. Work done in the window is counted, so that a slow-down is (time a unit beside) / (time a
+    unit alone).
 
     Attributes:
         kernel: the compute that ran beside (``conv2d``, ``linear``, ...).
@@ -343,7 +346,7 @@ def load_versioned(path: Path, newest: int, *, what: str) -> dict[str, object]:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {what} {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{what} {path} is no valid JSON (truncated?): {error}") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
         raise UserError(f"{what} {path} has no schema_version: it was not written by this program")
@@ -355,7 +358,7 @@ def load_versioned(path: Path, newest: int, *, what: str) -> dict[str, object]:
     return raw
 
 
-def read_records(directory: Path, name: str, of: type[msgspec.Struct]) -> list[msgspec.Struct]:
+def read_records(directory: Path, name: str, of: type[T]) -> list[T]:
     """Records of one JSON-lines file of a measurement directory; an absent file holds none."""
     path = directory / name
     if not path.exists():

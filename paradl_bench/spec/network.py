@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 
 import msgspec
 
 Attribute = int | float | bool | str | tuple[int, ...] | None
+
+# Text that reads as nothing but text; numbers, JSON's constants and anything with a separator are quoted in a key.
+_PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z0-9_.:-]*", re.ASCII)
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -71,6 +75,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
             raise ValueError(f"layer name {self.name!r} is reserved or empty")
+        if any(extent < 0 for shape in (*self.input_shapes, self.output_shape) for extent in shape):
+            raise ValueError(f"layer {self.name!r} has a negative extent in a shape")
         if min(self.fw_flops, self.bw_input_flops, self.bw_weight_flops, self.fw_bytes) < 0:
             raise ValueError(f"layer {self.name!r} has negative FLOPs or bytes")
 
@@ -124,6 +130,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"parameter {twice[0]!r} occurs twice in {self.name!r}")
         if self.gradient_order and not set(self.gradient_order) <= set(names):
             raise ValueError(f"gradient_order of {self.name!r} names a parameter that the network lacks")
+        if len(set(self.gradient_order)) != len(self.gradient_order):
+            raise ValueError(f"gradient_order of {self.name!r} names a parameter twice")
 
     @property
     def parameter_elements(self) -> int:
@@ -156,7 +164,8 @@ def operation_key(
 ) -> str:
     """Canonical text of an operation: ``conv2d(64x56x56; kernel=3x3 stride=1x1 ...)``.
 
-    Equal text means the same kernels on the same shapes, so that a time measured once is shared.
+    Equal text means the same kernels on the same shapes, so that a time measured once is shared; unequal arguments
+    give unequal text, but for a tuple of one number, which reads as that number.
     """
     shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in input_shapes)
     settings = " ".join(f"{name}={_attribute_text(attributes[name])}" for name in sorted(attributes))
@@ -167,4 +176,6 @@ def operation_key(
 def _attribute_text(value: Attribute) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str) and _PLAIN_TEXT.fullmatch(value):
+        return value
+    return json.dumps(value)

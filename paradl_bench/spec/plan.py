@@ -2,7 +2,8 @@
 
 A strategy turns (network, ranks, settings) into a plan; the closed forms, the simulator, the memory model and the
 comparison with a real run all read the same one. A plan holds no durations: it names work, and a cost model gives
-each *distinct* work its seconds. It is symbolic in the batch: the local batch is a number beside it, used by the cost model alone.
+each *distinct* work its seconds. It is symbolic in the batch: the local batch is a number beside it, used by the cost
+model alone.
 
 Ranks that do the same are one role with a multiplicity, so that cost does not grow with the number of replicas.
 """
@@ -114,7 +115,12 @@ class Role:
         count = len(self.phase)
         if not len(self.stream) == len(self.work) == count or len(self.dependency_start) != count + 1:
             raise ValueError(f"role {self.name!r}: the task arrays differ in length")
-        rows = np.repeat(np.arange(count), np.diff(self.dependency_start))
+        if self.multiplicity < 1:
+            raise ValueError(f"role {self.name!r} stands for {self.multiplicity} ranks")
+        lengths = np.diff(self.dependency_start)
+        if self.dependency_start[0] != 0 or np.any(lengths < 0) or lengths.sum() != len(self.dependencies):
+            raise ValueError(f"role {self.name!r}: dependency_start does not part the dependencies into rows")
+        rows = np.repeat(np.arange(count), lengths)
         if np.any(self.dependencies >= rows) or np.any(self.dependencies < 0):
             raise ValueError(f"role {self.name!r}: a task waits for a later one")
 
@@ -146,6 +152,9 @@ class Plan:
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
             raise ValueError(f"the roles of {self.strategy} do not add up to {self.strategy.ranks} ranks")
+        for role in self.roles:
+            if role.tasks and not 0 <= role.work.min() <= role.work.max() < len(self.works):
+                raise ValueError(f"role {role.name!r}: a task points at no work of the plan")
 
     def collectives(self) -> Counter[tuple[str, int, int]]:
         """How often one iteration issues each (operation, message_bytes, group size), on a rank of the first role."""
@@ -159,7 +168,10 @@ class Plan:
 
 @dataclass(slots=True)
 class RoleBuilder:
-    """Appends tasks in order and ends in arrays; equal works are stored once in ``works``."""
+    """Appends the tasks of one role in order and ends in arrays; equal works are stored once in ``works``.
+
+    A plan of several roles starts a builder a role, over one ``works``.
+    """
 
     works: dict[Work, int] = field(default_factory=dict)
     phase: list[int] = field(default_factory=list)
@@ -178,7 +190,7 @@ class RoleBuilder:
         return len(self.phase) - 1
 
     def build(self, name: str, multiplicity: int) -> Role:
-        """The role; the builder may go on with another role over the same works."""
+        """The role."""
         return Role(
             name=name,
             multiplicity=multiplicity,

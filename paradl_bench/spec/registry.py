@@ -6,6 +6,7 @@ A registry imports every module of a package and collects the attribute that eac
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from functools import cache
 from typing import Protocol, TypeVar, cast
@@ -30,8 +31,11 @@ def _discovered(package: str, attribute: str, submodule: str) -> dict[str, Named
     for info in sorted(pkgutil.iter_modules(path), key=lambda item: item.name):
         if submodule and not info.ispkg:
             continue
-        module = importlib.import_module(f"{package}.{info.name}" + (f".{submodule}" if submodule else ""))
-        entry = getattr(module, attribute, None)
+        name = f"{package}.{info.name}" + (f".{submodule}" if submodule else "")
+        # A folder may lack the submodule; one whose import fails is broken, and that is never passed over.
+        if submodule and importlib.util.find_spec(name) is None:
+            continue
+        entry = getattr(importlib.import_module(name), attribute, None)
         if entry is None:
             continue
         if entry.name in found:
@@ -47,7 +51,8 @@ def discover(package: str, attribute: str, of: type[T], *, submodule: str = "") 
         package: dotted name of the package to look through.
         attribute: the module-level name that a module declares its entry under; modules without it are passed over.
         of: the entries' type (for the type checker, and checked).
-        submodule: where entries are folders, the module in each folder that declares it.
+        submodule: where entries are folders, the module in each folder that declares it; folders without that module
+            are passed over.
 
     Raises:
         UserError: two modules declare the same name.

@@ -34,8 +34,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def summarise(samples_s: ArrayLike) -> Summary:
-    """Summary of at least one sample."""
+    """Summary of at least one sample.
+
+    Raises:
+        ValueError: no samples, or one that is no time (negative or not finite).
+    """
     values = np.asarray(samples_s, float)
+    if not values.size:
+        raise ValueError("no samples to summarise")
     low, median, high = np.percentile(values, [25, 50, 75])
     return Summary(
         median_s=float(median), iqr_s=float(high - low), minimum_s=float(values.min()), samples=int(values.size)
@@ -45,8 +51,14 @@ def summarise(samples_s: ArrayLike) -> Summary:
 def bootstrap_median_interval(
     samples: ArrayLike, *, level: float = 0.9, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; a single sample gives a point."""
+    """Percentile bootstrap interval of the median; a single sample gives a point.
+
+    Raises:
+        ValueError: no samples.
+    """
     values = np.asarray(samples, float)
+    if not values.size:
+        raise ValueError("no samples to resample")
     if values.size < 2:
         return float(values[0]), float(values[0])
     draws = np.random.default_rng(seed).choice(values, size=(resamples, values.size), replace=True)

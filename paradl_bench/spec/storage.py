@@ -8,8 +8,9 @@ readers and cut off before the next append.
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ import msgspec
 from paradl_bench.spec.errors import UserError, WorkError
 
 T = TypeVar("T")
+
+_CHUNK_BYTES = 64 * 1024
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -31,22 +34,25 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """As :func:`write_text_atomically`, for bytes."""
-    temporary = None
+    # Not tempfile: its files are private to the user, and results are shared as the user's umask says.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
+        with open(temporary, "xb", buffering=0) as stream:
+            _write_whole(stream, content)
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-        temporary = None
     except OSError as error:
         raise WorkError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def _write_whole(stream: FileIO, content: bytes) -> None:
+    # An unbuffered write may take a part only; what a buffer still held after an error could not be taken back.
+    rest = memoryview(content)
+    while rest:
+        rest = rest[stream.write(rest) :]
 
 
 def encode_pretty(value: object) -> bytes:
@@ -58,17 +64,16 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
     """Append each record as one JSON line, synchronised to disk; a torn last line is cut off first.
 
     Raises:
-        WorkError: the disk is full or the file can't be written; whole lines written before stay valid.
+        WorkError: the disk is full or the file can't be written; the file then ends where it ended before.
     """
     content = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab+") as stream:
+        with open(path, "ab+", buffering=0) as stream:
             cut_torn_line(stream)
             start = stream.seek(0, os.SEEK_END)
             try:
-                stream.write(content)
-                stream.flush()
+                _write_whole(stream, content)
                 os.fsync(stream.fileno())
             except OSError:
                 stream.truncate(start)
@@ -77,17 +82,17 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
         raise WorkError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
-def cut_torn_line(stream: object) -> None:
-    """Cut what stands behind the last newline of an open binary file."""
-    file = stream
-    size = file.seek(0, os.SEEK_END)  # type: ignore[attr-defined]
-    if size == 0:
-        return
-    file.seek(0)  # type: ignore[attr-defined]
-    content: bytes = file.read()  # type: ignore[attr-defined]
-    whole = content.rfind(b"\n") + 1
+def cut_torn_line(stream: FileIO) -> None:
+    """Cut what stands behind the last newline of an open, unbuffered file; reads no more than that, in chunks."""
+    size = end = stream.seek(0, os.SEEK_END)
+    whole = 0
+    while end and not whole:
+        start = max(0, end - _CHUNK_BYTES)
+        stream.seek(start)
+        whole = start + stream.read(end - start).rfind(b"\n") + 1
+        whole, end = (whole, start) if whole > start else (0, start)
     if whole != size:
-        file.truncate(whole)  # type: ignore[attr-defined]
+        stream.truncate(whole)
 
 
 def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:

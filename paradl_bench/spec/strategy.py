@@ -26,8 +26,8 @@ LETTER_OF_KIND: dict[AxisKind, str] = {
 }
 KIND_OF_LETTER: dict[str, AxisKind] = {letter: kind for kind, letter in LETTER_OF_KIND.items()}
 
-_AXIS = re.compile(r"(?:z([0-3]))?([dsfcpt])(\d+(?:x\d+){0,2})")
-_DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
+_AXIS = re.compile(r"(?:z([0-3]))?([dsfcpt])([0-9]{1,9}(?:x[0-9]{1,9}){0,2})")
+_DISTSIM = re.compile(r"^([0-9]{1,9})M([0-9]{1,9})P([0-9]{1,9})D$", re.IGNORECASE)
 _EXPECTED = "write d4, f8, c4, s2x2, p4, t4, nested from the outermost as d4f4, z3d8 for ZeRO stage 3, or serial"
 
 
@@ -123,7 +123,13 @@ def _build(parts: list[tuple[AxisKind, tuple[int, ...], int]], text: str) -> Str
 
 
 def parse_strategy_kinds(text: str) -> tuple[AxisKind, ...] | None:
-    """Kinds of ``data``, ``d``, ``d+f`` or ``data+filter``, outermost first; ``()`` for serial; None if degrees are fixed."""
+    """Kinds of ``data``, ``d``, ``d+f`` or ``data+filter``, outermost first; ``()`` for serial.
+
+    None where the text is something else: a strategy of fixed degrees, or no strategy at all.
+
+    Raises:
+        UserError: a kind occurs twice.
+    """
     if text.strip().lower() == "serial":
         return ()
     kinds: list[AxisKind] = []
@@ -134,4 +140,6 @@ def parse_strategy_kinds(text: str) -> tuple[AxisKind, ...] | None:
             kinds.append(KIND_OF_LETTER[part])
         else:
             return None
+    if len(set(kinds)) != len(kinds):
+        raise UserError(f"strategy {text.strip()!r}: a kind of axis occurs twice; nest different kinds, as data+filter")
     return tuple(kinds)

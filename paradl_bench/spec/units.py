@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 from paradl_bench.spec.errors import UserError
 
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([A-Za-z]*)$")
+# Digits are limited, so that exact arithmetic on what a user typed stays cheap.
+_SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE]\+?[0-9]{1,2})?)\s*([A-Za-z]*)")
 _SUFFIX_BYTES = {
     "": 1,
     "b": 1,
@@ -19,6 +21,7 @@ _SUFFIX_BYTES = {
     **{u + "ib": 1024 ** (i + 1) for i, u in enumerate("kmgt")},
     **{u + "b": 1000 ** (i + 1) for i, u in enumerate("kmgt")},
 }
+MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
 
 
@@ -26,15 +29,15 @@ def parse_size(text: str) -> int:
     """Bytes of ``64M``, ``1GiB``, ``16e9``, ``4096``.
 
     Raises:
-        UserError: the text is no size, or not a whole positive number of bytes.
+        UserError: the text is no size, not a whole positive number of bytes, or more than a file could hold (2^63).
     """
-    match = _SIZE.match(text.strip())
+    match = _SIZE.fullmatch(text.strip())
     factor = _SUFFIX_BYTES.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise UserError(f"size {text!r} does not parse: write a number with K, M, G (1024) or KB, MB, GB (1000)")
-    value = float(match.group(1)) * factor
-    if not math.isfinite(value) or value < 1 or value != int(value):
-        raise UserError(f"size {text!r} is not a whole positive number of bytes")
+    value = Fraction(match.group(1)) * factor
+    if value.denominator != 1 or not 1 <= value <= MAX_COUNT:
+        raise UserError(f"size {text!r} is not a whole positive number of bytes below 2^63")
     return int(value)
 
 
@@ -42,7 +45,7 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     """Message sizes in bytes of ``1K:64M:2`` (first:last:factor) or of a list ``1K,4K,1M``.
 
     Raises:
-        UserError: a part does not parse, the range is empty, or the factor does not grow.
+        UserError: a part does not parse, the range is empty or has more than 4,096 points, or the factor is too small.
     """
     if ":" not in text:
         return tuple(sorted({parse_size(part) for part in text.split(",")}))
@@ -53,11 +56,7 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     factor = _parse_factor(parts[2] if len(parts) == 3 else "2", text)
     if last < first:
         raise UserError(f"sizes {text!r}: the last size is smaller than the first")
-    sizes, value = [], float(first)
-    while value <= last * (1 + 1e-9):
-        sizes.append(round(value))
-        value *= factor
-    return tuple(dict.fromkeys(sizes))
+    return _geometric(first, last, factor, f"sizes {text!r}")
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -75,17 +74,18 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     if last < first:
         raise UserError(f"ranks {text!r}: the last count is smaller than the first")
     if parts[2].startswith("x"):
-        factor = _parse_factor(parts[2][1:], text)
-        values, value = [], float(first)
-        while value <= last * (1 + 1e-9):
-            values.append(round(value))
-            value *= factor
-    else:
-        step = parse_count(parts[2], f"ranks {text!r}")
-        if (last - first) // step >= MAX_SWEEP_POINTS:
-            raise UserError(f"ranks {text!r} are more than {MAX_SWEEP_POINTS} points")
-        values = list(range(first, last + 1, step))
-    return tuple(dict.fromkeys(values))
+        return _geometric(first, last, _parse_factor(parts[2][1:], text), f"ranks {text!r}")
+    step = parse_count(parts[2], f"ranks {text!r}")
+    if (last - first) // step >= MAX_SWEEP_POINTS:
+        raise UserError(f"ranks {text!r} are more than {MAX_SWEEP_POINTS} points")
+    return tuple(range(first, last + 1, step))
+
+
+def _geometric(first: int, last: int, factor: float, where: str) -> tuple[int, ...]:
+    steps = math.floor(math.log(last / first) / math.log(factor) * (1 + 1e-9) + 1e-9)
+    if steps >= MAX_SWEEP_POINTS:
+        raise UserError(f"{where} are more than {MAX_SWEEP_POINTS} points")
+    return tuple(dict.fromkeys(min(round(first * factor**step), last) for step in range(steps + 1)))
 
 
 def _parse_factor(text: str, where: str) -> float:
@@ -99,13 +99,17 @@ def _parse_factor(text: str, where: str) -> float:
 
 
 def parse_count(text: str, where: str) -> int:
-    """A positive whole number; ``where`` names the option in the error."""
+    """A positive whole number; ``where`` names the option in the error.
+
+    Raises:
+        UserError: the text is none, or one of 2^63 or more.
+    """
     try:
         value = int(text.strip())
     except ValueError:
         value = 0
-    if value < 1:
-        raise UserError(f"{where}: {text.strip()!r} is not a positive whole number")
+    if not 1 <= value <= MAX_COUNT:
+        raise UserError(f"{where}: {text.strip()!r} is not a positive whole number below 2^63")
     return value
 
 
@@ -127,20 +131,24 @@ def format_seconds(seconds: float) -> str:
     """Three significant digits with the unit that suits: ``12.3 ms``."""
     if not math.isfinite(seconds):
         return str(seconds)
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= scale:
-            return f"{_three_digits(seconds / scale)} {unit}"
-    return "0 s" if seconds == 0 else f"{_three_digits(seconds / 1e-9)} ns"
+    if seconds == 0:
+        return "0 s"
+    rounded = float(f"{seconds:.3g}")
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(rounded) >= scale:
+            return f"{_three_digits(rounded / scale)} {unit}"
+    return f"{rounded:.3g} s"
 
 
 def format_bytes(count: float) -> str:
     """Three significant digits in binary units: ``46.8 MiB``."""
     for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if abs(count) >= scale:
+        if abs(count) >= scale:  # 1023.9 KiB stays in KiB, as `ls -h` has it: 1024 KiB
             return f"{_three_digits(count / scale)} {unit}"
     return f"{count:.0f} B"
 
 
 def _three_digits(value: float) -> str:
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:.{digits}f}"
+    rounded = float(f"{value:.3g}") if abs(value) < 1000 else value
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0
+    return f"{rounded:.{digits}f}"

@@ -1,0 +1,47 @@
+"""``paradl-bench``: one command a file under :mod:`paradl_bench.commands`, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import click
+
+from paradl_bench.terminal import run_command
+
+
+class _Commands(click.Group):
+    """A group whose commands are the modules of ``paradl_bench.commands``; only the one called is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        path = importlib.import_module("paradl_bench.commands").__path__
+        return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(path))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"paradl_bench.commands.{cmd_name.replace('-', '_')}")
+        command = module.COMMAND
+        return command if isinstance(command, click.Command) else None
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="paradl", prog_name="paradl-bench")
+def group() -> None:
+    """Measure layer times, collectives and real training runs. Add --debug to any command for tracebacks."""
+
+
+def main() -> None:
+    """Entry point of ``paradl-bench``."""
+    _append_working_directory()
+    run_command(group, "paradl-bench")
+
+
+def _append_working_directory() -> None:
+    # A user's package.module:factory is found in the working directory; it goes last, so that a user's predict.py
+    # cannot shadow ours. `python -m` puts it first, which this undoes.
+    import os
+
+    here = os.getcwd()
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] + [here]

@@ -1,0 +1,1 @@
+"""One file a layer kind: which torch functions it covers, attributes, FLOPs."""

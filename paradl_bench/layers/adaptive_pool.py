@@ -1,0 +1,38 @@
+"""Adaptive pooling to a given output size, and means over dims (global average pooling)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs: each input element is read once in each direction."""
+    return Facts(
+        {"function": call.function, "output": call.output_shapes[0][1:]},
+        fw_flops=call.input_elements,
+        bw_input_flops=call.input_elements,
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """The adaptive pooling function, over as many dims as its name says."""
+    import torch.nn.functional as F
+
+    name = str(attributes["function"])
+    output = attributes["output"]
+    assert isinstance(output, tuple)
+    function: Any = getattr(F, name)
+    dims = int(name[-2])
+    return lambda inputs, parameters: function(inputs[0], output[-dims:])
+
+
+KIND = LayerKind(
+    name="adaptive_pool",
+    functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
+    facts=facts,
+    build=build,
+)

@@ -1,0 +1,54 @@
+"""Convolution over 1, 2 or 3 dims, with bias or without; groups, stride, padding and dilation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs: 2 multiply-adds an output element over the kernel's window and its group's channels; bias is 1 more.
+
+    Input gradient and weight gradient each cost as many multiply-adds as forward.
+    """
+    given = call.bind("input weight bias stride padding dilation groups")
+    out_channels, group_channels, *kernel = given["weight"].shape
+    dims = len(kernel)
+    padding = given.get("padding", 0)
+    per_output = 2 * group_channels * math.prod(kernel)
+    bias = given.get("bias") is not None
+    multiply_adds = per_output * call.output_elements
+    return Facts(
+        {
+            "kernel": tuple(kernel),
+            "stride": as_tuple(given.get("stride", 1), dims),
+            "padding": padding if isinstance(padding, str) else as_tuple(padding, dims),
+            "dilation": as_tuple(given.get("dilation", 1), dims),
+            "groups": int(given.get("groups", 1)),
+            "out_channels": out_channels,
+            "bias": bias,
+        },
+        fw_flops=multiply_adds + bias * call.output_elements,
+        bw_input_flops=multiply_adds,
+        bw_weight_flops=multiply_adds + bias * call.output_elements,
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """conv1d, conv2d or conv3d by the kernel's dims."""
+    import torch.nn.functional as F
+
+    kernel = attributes["kernel"]
+    assert isinstance(kernel, tuple)
+    function: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(kernel)]
+    settings = {name: attributes[name] for name in ("stride", "padding", "dilation", "groups")}
+    return lambda inputs, parameters: function(
+        inputs[0], parameters[0], parameters[1] if len(parameters) > 1 else None, **settings
+    )
+
+
+KIND = LayerKind(name="conv", functions=("conv1d", "conv2d", "conv3d"), facts=facts, build=build, splits_backward=True)

@@ -1,0 +1,40 @@
+"""Dropout in training mode, elementwise or by channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs: draw, compare and scale forward (3 an element), scale backward (1)."""
+    given = call.bind("input p training inplace")
+    return Facts(
+        {
+            "function": call.function,
+            "training": bool(given.get("training", True)),
+            "in_place": bool(given.get("inplace", False)),
+            "p": float(given.get("p", 0.5)),
+        },
+        fw_flops=3 * call.output_elements,
+        bw_input_flops=call.output_elements,
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """The dropout function of ``torch.nn.functional``, out of place."""
+    import torch.nn.functional as F
+
+    function: Any = getattr(F, str(attributes["function"]))
+    return lambda inputs, parameters: function(inputs[0], attributes["p"], bool(attributes["training"]))
+
+
+KIND = LayerKind(
+    name="dropout",
+    functions=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
+    facts=facts,
+    build=build,
+)

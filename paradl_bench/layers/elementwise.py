@@ -1,0 +1,57 @@
+"""Pointwise arithmetic on one or two tensors: residual additions, gates, scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs: 1 an output element; backward 1 for each tensor read (none for additions, which pass gradients on)."""
+    additive = call.function in ("add", "sub", "radd")
+    return Facts(
+        {"function": call.function, "in_place": call.in_place},
+        fw_flops=call.output_elements,
+        bw_input_flops=0 if additive else len(call.tensors) * call.output_elements,
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """The function of torch on the inputs; with one input, by a scalar."""
+    import torch
+
+    name = str(attributes["function"])
+    function: Any = getattr(torch, {"radd": "add", "rmul": "mul", "truediv": "div"}.get(name, name))
+
+    def run(inputs: list[Any], parameters: list[Any]) -> Any:
+        operands = [*inputs, *parameters]
+        return (
+            function(*operands) if len(operands) > 1 or name in ("neg", "exp", "sqrt") else function(operands[0], 2.0)
+        )
+
+    return run
+
+
+KIND = LayerKind(
+    name="elementwise",
+    functions=(
+        "add",
+        "radd",
+        "sub",
+        "mul",
+        "rmul",
+        "div",
+        "truediv",
+        "neg",
+        "exp",
+        "sqrt",
+        "pow",
+        "maximum",
+        "minimum",
+    ),
+    facts=facts,
+    build=build,
+)

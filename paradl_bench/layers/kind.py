@@ -1,0 +1,129 @@
+"""What a layer kind is: the torch functions it covers, and from a call the attributes and FLOPs.
+
+Kinds are torch-free but for their builder. FLOPs are per sample and count a multiply-add as 2; kinds that move data
+without computing count 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from paradl_bench.spec.network import Attribute
+from paradl_bench.spec.registry import discover
+
+
+class TensorArgument(NamedTuple):
+    """A tensor among the arguments of a call: shape with the batch, and the parameter's name where it is one."""
+
+    shape: tuple[int, ...]
+    parameter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a torch function, with tensors replaced by :class:`TensorArgument`.
+
+    Attributes:
+        function: normalised name (``add`` for ``torch.add``, ``Tensor.add_`` and ``+=``).
+        arguments: positional ones, then by keyword.
+        output_shapes: of every tensor returned, with the batch.
+        batch: the batch that the call was traced with.
+    """
+
+    function: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    output_shapes: tuple[tuple[int, ...], ...]
+    batch: int
+    in_place: bool = False
+
+    def bind(self, names: str) -> dict[str, Any]:
+        """Arguments by the space-separated names of the function's signature; what was not given is absent."""
+        bound = dict(zip(names.split(), self.arguments, strict=False))
+        return bound | dict(self.keywords)
+
+    @property
+    def tensors(self) -> tuple[TensorArgument, ...]:
+        """All tensor arguments in order, those inside lists included."""
+        return tuple(_tensors_in((self.arguments, tuple(self.keywords.values()))))
+
+    @property
+    def output_elements(self) -> int:
+        """Elements returned, per sample."""
+        return sum(math.prod(shape) for shape in self.output_shapes) // self.batch
+
+    @property
+    def input_elements(self) -> int:
+        """Elements of all activations read, per sample."""
+        return sum(math.prod(t.shape) for t in self.tensors if not t.parameter) // self.batch
+
+
+def _tensors_in(value: Any) -> list[TensorArgument]:
+    if isinstance(value, TensorArgument):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return []
+
+
+class Facts(NamedTuple):
+    """What a kind knows of a call: attributes that decide the kernel, and FLOPs per sample by phase."""
+
+    attributes: dict[str, Attribute]
+    fw_flops: int = 0
+    bw_input_flops: int = 0
+    bw_weight_flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A kind of layer; a module under ``paradl_bench/layers`` declares one as ``KIND``.
+
+    Attributes:
+        name: the layer's ``kind``.
+        functions: normalised names of the torch functions that it covers.
+        facts: attributes and FLOPs of a call.
+        build: from attributes, a function of (inputs, parameters) that runs the operation with torch (imported inside);
+            None where it can't be run alone.
+        splits_backward: whether input and weight gradient are two kernels, which zero-bubble schedules need apart.
+        view: moves no data: costs a call, but no bytes.
+    """
+
+    name: str
+    functions: tuple[str, ...]
+    facts: Callable[[Call], Facts]
+    build: Callable[[Mapping[str, Attribute]], Callable[[list[Any], list[Any]], Any]] | None = None
+    splits_backward: bool = False
+    view: bool = False
+    notes: str = field(default="")
+
+
+def layer_kinds() -> dict[str, LayerKind]:
+    """All kinds by name."""
+    return discover("paradl_bench.layers", "KIND", LayerKind)
+
+
+def kind_of_function() -> dict[str, LayerKind]:
+    """Kinds by the torch function that they cover.
+
+    Raises:
+        ValueError: two kinds cover the same function.
+    """
+    found: dict[str, LayerKind] = {}
+    for kind in layer_kinds().values():
+        for function in kind.functions:
+            if function in found:
+                raise ValueError(f"layer kinds {found[function].name} and {kind.name} both cover {function}")
+            found[function] = kind
+    return found
+
+
+def as_tuple(value: Any, dims: int) -> tuple[int, ...]:
+    """A per-dim setting: one number stands for all dims."""
+    if isinstance(value, (tuple, list)):
+        values = tuple(int(item) for item in value)
+        return values * dims if len(values) == 1 else values
+    return (int(value),) * dims

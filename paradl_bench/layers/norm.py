@@ -1,0 +1,41 @@
+"""Layer, group, instance and local response normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs an element: 7 forward, 11 backward, as batch normalisation."""
+    given = call.bind("input size weight bias")
+    size = given.get("normalized_shape", given.get("num_groups", given.get("size")))
+    return Facts(
+        {
+            "function": call.function,
+            "size": tuple(size) if isinstance(size, (list, tuple)) else size if isinstance(size, int) else None,
+            "affine": any(tensor.parameter for tensor in call.tensors),
+        },
+        fw_flops=7 * call.output_elements,
+        bw_input_flops=8 * call.output_elements,
+        bw_weight_flops=3 * call.output_elements,
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """``layer_norm`` or ``group_norm``."""
+    import torch.nn.functional as F
+
+    function: Any = getattr(F, str(attributes["function"]))
+    return lambda inputs, parameters: function(inputs[0], attributes["size"], *parameters)
+
+
+KIND = LayerKind(
+    name="norm",
+    functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
+    facts=facts,
+    build=build,
+)

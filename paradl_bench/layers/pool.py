@@ -1,0 +1,53 @@
+"""Max and average pooling over windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple
+from paradl_bench.spec.network import Attribute
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs: one an element of the window forward; backward one an output (max) or a window element (average)."""
+    dims = int(call.function[-2])
+    maximum = call.function.startswith("max")
+    names = "input kernel_size stride padding " + ("dilation ceil_mode" if maximum else "ceil_mode count_include_pad")
+    given = call.bind(names)
+    kernel = as_tuple(given["kernel_size"], dims)
+    stride = given.get("stride") or kernel
+    window = math.prod(kernel)
+    return Facts(
+        {
+            "function": call.function,
+            "kernel": kernel,
+            "stride": as_tuple(stride, dims),
+            "padding": as_tuple(given.get("padding", 0), dims),
+            "dilation": as_tuple(given.get("dilation", 1), dims),
+            "ceil_mode": bool(given.get("ceil_mode", False)),
+        },
+        fw_flops=window * call.output_elements,
+        bw_input_flops=call.output_elements * (1 if maximum else window),
+    )
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """The pooling function of ``torch.nn.functional``."""
+    import torch.nn.functional as F
+
+    name = str(attributes["function"])
+    function: Any = getattr(F, name)
+    settings = {key: attributes[key] for key in ("stride", "padding", "ceil_mode")}
+    if name.startswith("max"):
+        settings["dilation"] = attributes["dilation"]
+    return lambda inputs, parameters: function(inputs[0], attributes["kernel"], **settings)
+
+
+KIND = LayerKind(
+    name="pool",
+    functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
+    facts=facts,
+    build=build,
+)

@@ -1,0 +1,1 @@
+"""Measuring: timers, environment, process groups, layers, collectives, training runs."""

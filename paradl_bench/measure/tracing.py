@@ -1,0 +1,253 @@
+"""Trace a model into a :class:`Network`: every torch function that forward and the loss call, with its dataflow.
+
+The model runs once on the meta device, which allocates and computes nothing, under a torch-function mode: what is
+recorded is what really ran, functional operations and Python control flow included. Backward runs as well, so that the
+order in which gradients arrive is seen rather than assumed. A model that needs real values (data-dependent control
+flow) is run once on the CPU instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from paradl_bench.layers.kind import Call, Facts, TensorArgument, kind_of_function
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Layer, Network, Tensor
+
+_DTYPE_NAMES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+# Prime and unlike usual extents, so that a dim that is a multiple of it is the batch dim.
+_TRACE_BATCH = 7
+_BUFFER = "buffer:"
+
+
+def is_operation(function: Any, result: Any) -> bool:
+    """Whether a torch function's call counts as an operation: it returned a tensor, and is no attribute access."""
+    if function.__name__ in ("__get__", "__set__", "requires_grad_", "register_hook"):
+        return False
+    if isinstance(result, torch.Tensor):
+        return True
+    return isinstance(result, (tuple, list)) and bool(result) and isinstance(result[0], torch.Tensor)
+
+
+def function_name(function: Any) -> tuple[str, bool]:
+    """Normalised name of a torch function, and whether it works in place: ``Tensor.__iadd__`` is (``add``, True)."""
+    name: str = function.__name__
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv", "pow"):
+            return name[1:], True
+        return name, False
+    if name.endswith("_") and not name.startswith("_"):
+        return name[:-1], True
+    return name, False
+
+
+class _TracingMode(TorchFunctionMode):
+    """Records every operation as a layer; module paths come from hooks that :func:`_module_paths` installs."""
+
+    def __init__(self, module: torch.nn.Module, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.path: list[str] = []
+        self.leaf: list[bool] = []
+        self.layers: list[Layer] = []
+        self.scope = ""
+        self._kinds = kind_of_function()
+        self._names: Counter[str] = Counter()
+        self._parameters = {id(p): name for name, p in module.named_parameters()}
+        self._buffers = {id(b): name for name, b in module.named_buffers()}
+        # Tensors are kept alive so that an id names one tensor only.
+        self._producer: dict[int, str] = {}
+        self._alive: list[Any] = []
+
+    def register_input(self, tensor: torch.Tensor) -> None:
+        self._producer[id(tensor)] = "input"
+        self._alive.append(tensor)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function_name(function)[0] in self._kinds:
+            result, flops = function(*args, **(kwargs or {})), 0
+        else:
+            with FlopCounterMode(display=False) as counter:
+                result = function(*args, **(kwargs or {}))
+            flops = counter.get_total_flops() // self.batch
+        if is_operation(function, result):
+            self._record(function, args, kwargs or {}, result, flops)
+        return result
+
+    def _record(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any, flops: int) -> None:
+        outputs = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
+        name, in_place = function_name(function)
+        tensors = list(_tensors((args, tuple(kwargs.values()))))
+        call = Call(
+            function=name,
+            arguments=tuple(self._argument(value) for value in args),
+            keywords={key: self._argument(value) for key, value in kwargs.items()},
+            output_shapes=tuple(tuple(t.shape) for t in outputs),
+            batch=self.batch,
+            in_place=in_place,
+        )
+        layer = self._layer(call, tensors, flops)
+        self.layers.append(layer)
+        for tensor in outputs:
+            self._producer[id(tensor)] = layer.name
+            self._alive.append(tensor)
+
+    def _layer(self, call: Call, tensors: list[torch.Tensor], counted_flops: int) -> Layer:
+        kind = self._kinds.get(call.function)
+        # For a function that no kind covers, torch's own counter knows forward; backward of a product is two products.
+        unknown = Facts({"function": call.function, "in_place": call.in_place}, counted_flops, 2 * counted_flops)
+        facts = kind.facts(call) if kind else unknown
+        activations = [t for t in call.tensors if not t.parameter]
+        inputs = dict.fromkeys(self._producer[id(t)] for t in tensors if id(t) in self._producer)
+        moved = 0 if kind and kind.view else 4 * (call.input_elements + call.output_elements)
+        return Layer(
+            name=self._unique_name(call),
+            kind=kind.name if kind else "opaque",
+            attributes=facts.attributes,
+            inputs=tuple(inputs),
+            input_shapes=tuple(self._per_sample(t.shape) for t in activations),
+            output_shape=self._per_sample(call.output_shapes[0]),
+            parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(_BUFFER)),
+            fw_flops=int(facts.fw_flops),
+            bw_input_flops=int(facts.bw_input_flops),
+            bw_weight_flops=int(facts.bw_weight_flops),
+            fw_bytes=moved,
+        )
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            name = self._parameters.get(id(value), "")
+            buffer = self._buffers.get(id(value))
+            return TensorArgument(tuple(value.shape), _BUFFER + buffer if buffer is not None else name)
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            return tuple(self._argument(item) for item in value)
+        return value
+
+    def _per_sample(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if not shape or shape[0] % self.batch:
+            return shape
+        rest = shape[0] // self.batch
+        return ((rest,) if rest > 1 else ()) + shape[1:]
+
+    def _unique_name(self, call: Call) -> str:
+        where = ".".join(part for part in (self.scope, self.path[-1] if self.path else "") if part)
+        leaf = bool(self.leaf and self.leaf[-1])
+        buffers = [t.parameter.removeprefix(_BUFFER) for t in call.tensors if t.parameter.startswith(_BUFFER)]
+        if buffers and len(buffers) == len(call.tensors):
+            name = f"{buffers[0]}.{call.function}"
+        else:
+            name = where if where and leaf else f"{where}.{call.function}" if where else call.function
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextmanager
+def _module_paths(module: torch.nn.Module, mode: _TracingMode) -> Iterator[None]:
+    handles = []
+    for name, child in module.named_modules():
+        leaf = next(child.children(), None) is None
+
+        def enter(_: Any, __: Any, name: str = name, leaf: bool = leaf) -> None:
+            mode.path.append(name)
+            mode.leaf.append(leaf)
+
+        def leave(_: Any, __: Any, ___: Any) -> None:
+            mode.path.pop()
+            mode.leaf.pop()
+
+        handles.append(child.register_forward_pre_hook(enter))
+        handles.append(child.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def trace_network(model: LoadedModel) -> Network:
+    """The network of a model: layers in forward order, parameters, buffers, and the order of gradients in backward.
+
+    Nothing is measured and no real memory is taken; ``model`` is not changed.
+
+    Raises:
+        UserError: forward fails for the model's input shape.
+    """
+    try:
+        return _trace(load_model(model.name, model.input_shape, device="meta"), _TRACE_BATCH, "meta")
+    except (NotImplementedError, RuntimeError) as meta_error:
+        try:
+            return _trace(load_model(model.name, model.input_shape), _TRACE_BATCH, "cpu")
+        except RuntimeError as error:
+            shape = "x".join(map(str, model.input_shape))
+            raise UserError(f"model {model.name!r} does not run on an input of {shape}: {error}") from meta_error
+
+
+def _trace(model: LoadedModel, batch: int, device: str) -> Network:
+    module = model.module
+    mode = _TracingMode(module, batch)
+    inputs, targets = (tensor.to(device) for tensor in model.make_batch(batch, 0))
+    mode.register_input(inputs)
+    with _module_paths(module, mode), mode:
+        outputs = module(inputs)
+        mode.scope = "loss"
+        loss = model.loss(outputs, targets)
+    order = _gradient_order(module, loss.backward)
+    return Network(
+        name=model.name,
+        input_shape=model.input_shape,
+        layers=tuple(mode.layers),
+        parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
+        buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
+        gradient_order=order,
+    )
+
+
+def _gradient_order(module: torch.nn.Module, backward: Callable[[], Any]) -> tuple[str, ...]:
+    order: list[str] = []
+    handles = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            handles.append(
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: order.append(name)
+                )
+            )
+    backward()
+    for handle in handles:
+        handle.remove()
+    return tuple(order)
+
+
+def _describe(name: str, tensor: torch.Tensor) -> Tensor:
+    if tensor.dtype not in _DTYPE_NAMES:
+        raise UserError(
+            f"tensor {name!r} has dtype {tensor.dtype}, which is not one of {', '.join(_DTYPE_NAMES.values())}"
+        )
+    return Tensor(name=name, shape=tuple(tensor.shape), dtype=_DTYPE_NAMES[tensor.dtype])

@@ -1,0 +1,1 @@
+"""Models by name; torch is imported inside functions only."""

@@ -1,0 +1,144 @@
+"""Models by name: torchvision's classification models and ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paradl_bench.models.torchvision_import import import_torchvision_models
+from paradl_bench.spec.errors import UserError, unknown_choice
+
+if TYPE_CHECKING:
+    import torch
+
+# Inception's smallest input; every other classification model of torchvision takes ImageNet's 224.
+_INPUT_SHAPES = {"inception_v3": (3, 299, 299)}
+_DEFAULT_INPUT_SHAPE = (3, 224, 224)
+CLASSES = 1000
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to be traced or trained.
+
+    Attributes:
+        name: as the user wrote it.
+        module: in training mode, random weights.
+        input_shape: of one sample, without the batch.
+    """
+
+    name: str
+    module: torch.nn.Module
+    input_shape: tuple[int, ...]
+
+    def make_batch(self, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Synthetic inputs (batch, *input_shape), fp32, standard normal, and class targets (batch,), int64."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn((batch, *self.input_shape), generator=generator)
+        return inputs, torch.randint(0, self.classes, (batch,), generator=generator)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes that the synthetic targets are drawn from: the last linear layer's outputs."""
+        import torch
+
+        widths = [m.out_features for m in self.module.modules() if isinstance(m, torch.nn.Linear)]
+        return min(widths[-1], CLASSES) if widths else 2
+
+    def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of the first output tensor, with what follows the class dimension averaged away."""
+        import torch
+
+        logits = first_tensor(outputs)
+        if logits.dim() > 2:
+            logits = logits.flatten(2).mean(2)
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+
+def first_tensor(outputs: Any) -> torch.Tensor:
+    """The first tensor of a model's output, which may be a tuple, a dict or an object with ``logits``."""
+    import torch
+
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    candidates: list[Any] = []
+    if isinstance(outputs, dict):
+        candidates = list(outputs.values())
+    elif isinstance(outputs, (tuple, list)):
+        candidates = list(outputs)
+    elif hasattr(outputs, "logits"):
+        candidates = [outputs.logits]
+    for value in candidates:
+        if isinstance(value, torch.Tensor):
+            return value
+    raise UserError(f"the model's output is a {type(outputs).__name__} that holds no tensor; return the logits first")
+
+
+def model_names() -> list[str]:
+    """Names of torchvision's classification models."""
+    models = import_torchvision_models()
+    return sorted(models.list_models(module=models))
+
+
+def default_input_shape(name: str) -> tuple[int, ...]:
+    """Channels and extents of one sample where the user gives none."""
+    return _INPUT_SHAPES.get(name, _DEFAULT_INPUT_SHAPE)
+
+
+def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device: str = "cpu") -> LoadedModel:
+    """Build a model with random weights (seed 0), in training mode.
+
+    Args:
+        name: a torchvision classification model, or ``package.module:factory`` (a callable without required
+            arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default).
+        input_shape: of one sample; None for the model's default.
+        device: ``meta`` builds it without memory, for tracing.
+
+    Raises:
+        UserError: unknown name, or a factory that can't be imported, called, or returns no module.
+    """
+    import torch
+
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module, own_shape = _from_factory(name) if ":" in name else (_from_torchvision(name), None)
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
+    shape = input_shape or own_shape or default_input_shape(name)
+    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape))
+
+
+def _from_torchvision(name: str) -> torch.nn.Module:
+    models = import_torchvision_models()
+    names = model_names()
+    if name not in names:
+        raise unknown_choice("model", name, names)
+    # Auxiliary classifiers give several outputs and losses; the papers' networks are measured without them.
+    arguments: dict[str, Any] = {"weights": None}
+    if name in ("googlenet", "inception_v3"):
+        arguments |= {"aux_logits": False, "init_weights": False}
+    built: torch.nn.Module = models.get_model(name, **arguments)
+    return built
+
+
+def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"model {name!r}: cannot import {module_name!r} from here or from the environment ({error})"
+        ) from None
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown_choice(f"factory in {module_name}", attribute, public)
+    try:
+        built = factory()
+    except TypeError as error:
+        raise UserError(f"model {name!r}: calling {attribute}() failed: {error}") from None
+    shape = getattr(built, "input_shape", None) or getattr(factory, "input_shape", None)
+    return built, tuple(shape) if shape else None
