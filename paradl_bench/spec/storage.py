@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -64,35 +64,36 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
     """Append each record as one JSON line, synchronised to disk; a torn last line is cut off first.
 
     Raises:
-        WorkError: the disk is full or the file can't be written; the file then ends where it ended before.
+        WorkError: the disk is full or the file can't be written; the file then ends where its last whole line ended.
     """
     content = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab+", buffering=0) as stream:
-            cut_torn_line(stream)
-            start = stream.seek(0, os.SEEK_END)
+        with open(path, "ab", buffering=0) as stream:
+            with open(path, "rb") as reader:
+                end = end_of_last_line(reader)
+            stream.truncate(end)
             try:
                 _write_whole(stream, content)
                 os.fsync(stream.fileno())
             except OSError:
-                stream.truncate(start)
+                stream.truncate(end)
                 raise
     except OSError as error:
         raise WorkError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
-def cut_torn_line(stream: FileIO) -> None:
-    """Cut what stands behind the last newline of an open, unbuffered file; reads no more than that, in chunks."""
-    size = end = stream.seek(0, os.SEEK_END)
-    whole = 0
-    while end and not whole:
+def end_of_last_line(stream: BinaryIO) -> int:
+    """Offset behind the last newline of a file, 0 if it has none; reads backwards, and no more than the torn line."""
+    end = stream.seek(0, os.SEEK_END)
+    while end:
         start = max(0, end - _CHUNK_BYTES)
         stream.seek(start)
-        whole = start + stream.read(end - start).rfind(b"\n") + 1
-        whole, end = (whole, start) if whole > start else (0, start)
-    if whole != size:
-        stream.truncate(whole)
+        newline = stream.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
