@@ -1,0 +1,77 @@
+# Everything runs in $(VENV), which the first target that needs it creates. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= quickstart
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+BIN := $(VENV)/bin
+# The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: help quickstart install test test-full lint types contracts unit format constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  PYTHON=python3.12 chooses the Python that creates the environment, VENV=.venv where it lies"
+
+quickstart: $(VENV)/.bench ## measure, calibrate, predict and validate on this machine; OUT=quickstart
+	$(BIN)/python -m paradl_bench quickstart -o $(OUT)
+
+install: $(VENV)/.bench ## create the environment with the three commands and torch
+
+test: lint types contracts unit ## lint, types, import contracts and tests, all but the slow ones
+
+test-full: test ## everything: what `make test` runs, then the slow tests
+	@$(BIN)/python -m pytest -m slow || { code=$$?; \
+	  if [ $$code -eq 5 ]; then echo "no test is marked slow"; else exit $$code; fi; }
+
+lint: $(VENV)/.test ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.test ## mypy, strict
+	$(BIN)/mypy
+
+contracts: $(VENV)/.test ## which module may import which
+	$(BIN)/lint-imports --verbose
+
+unit: $(VENV)/.test ## the tests, all but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+format: $(VENV)/.test ## put the code in shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+constraints: ## resolve constraints.txt anew, torch's two lines kept
+	$(PYTHON) -m venv --clear $(VENV)-constraints
+	grep -E '^(torch|torchvision)==' constraints.txt > $(VENV)-constraints/torch.txt
+	$(VENV)-constraints/bin/python -m pip install -c $(VENV)-constraints/torch.txt 'setuptools>=77' -e '.[bench,test]'
+	grep '^#' constraints.txt > $(VENV)-constraints/pinned.txt
+	$(VENV)-constraints/bin/python -m pip freeze --all --exclude pip --exclude paradl > $(VENV)-constraints/frozen.txt
+	sed -E 's/\+[A-Za-z0-9.]+$$//' $(VENV)-constraints/frozen.txt \
+	  | grep -vE '^(nvidia-|cuda-|triton)' >> $(VENV)-constraints/pinned.txt
+	mv $(VENV)-constraints/pinned.txt constraints.txt
+	rm -rf $(VENV)-constraints
+
+clean: ## remove the environment and the caches; measurements are kept
+	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build paradl.egg-info
+
+# Stamps are written last, so that an interrupted install is taken up again.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "ParaDL needs Python 3.11 or newer, and $(PYTHON) is %d.%d: give another one as in make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) setuptools
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.created constraints.txt pyproject.toml
+	$(INSTALL) --no-build-isolation -e '.[bench]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.created constraints.txt pyproject.toml
+	$(INSTALL) --no-build-isolation -e '.[bench,test]'
+	@touch $@ $(VENV)/.bench

@@ -1,0 +1,14 @@
+"""Settings of the whole test suite."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: tests that compute share the machine with others, and ranks take a core each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: how long an example takes says nothing about whether it is right.
+settings.register_profile("paradl", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("paradl")
