@@ -56,9 +56,11 @@ def _fail(program: str, message: str, code: int, debug: bool) -> int:
 class Progress(Protocol):
     """A progress display: ``advance`` by finished units, ``describe`` what runs now."""
 
-    def advance(self, units: float = 1) -> None: ...
+    def advance(self, units: float = 1) -> None:
+        """Count ``units`` more as done."""
 
-    def describe(self, text: str) -> None: ...
+    def describe(self, text: str) -> None:
+        """Say what runs now."""
 
 
 class _Silent:

@@ -6,8 +6,8 @@ function, so that the two cannot diverge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,13 +35,15 @@ class Algorithm:
     Attributes:
         name: ``ring``, ``tree``.
         source: paper and equation or table row.
+        libraries: those that are known to run this algorithm where it is not the operation's default.
     """
 
-    __slots__ = ("_terms", "name", "source")
+    __slots__ = ("_terms", "libraries", "name", "source")
 
-    def __init__(self, *, name: str, source: str, terms: TermsFunction) -> None:
+    def __init__(self, *, name: str, source: str, terms: TermsFunction, libraries: tuple[str, ...] = ()) -> None:
         self.name = name
         self.source = source
+        self.libraries = libraries
         self._terms = terms
 
     def terms(self, ranks: ArrayLike, message_bytes: ArrayLike) -> CostTerms:
@@ -73,11 +75,14 @@ class CollectiveOperation:
     Attributes:
         name: ``all_reduce``, ``send_recv``, ...
         bus_factor: bus bandwidth over algorithm bandwidth as a function of ranks (nccl-tests, PERFORMANCE.md).
+        size_factor: nccl-tests' size (its largest buffer) over ``message_bytes`` as a function of ranks.
         algorithms: by name; the first is the default.
         message_bytes_is: what ``message_bytes`` counts, in words, for documentation and files.
+        ends_with: whose time is the call's: the ``slowest`` rank's, or the ``fastest`` (DistSim: a send and a receive
+            last min(send, recv), since the side that calls earlier only waits).
     """
 
-    __slots__ = ("algorithms", "bus_factor", "message_bytes_is", "name")
+    __slots__ = ("algorithms", "bus_factor", "ends_with", "message_bytes_is", "name", "size_factor")
 
     def __init__(
         self,
@@ -86,13 +91,35 @@ class CollectiveOperation:
         message_bytes_is: str,
         bus_factor: Callable[[int], float],
         algorithms: tuple[Algorithm, ...],
+        size_factor: Callable[[int], float] = lambda _ranks: 1.0,
+        ends_with: Literal["slowest", "fastest"] = "slowest",
     ) -> None:
         self.name = name
         self.message_bytes_is = message_bytes_is
         self.bus_factor = bus_factor
+        self.size_factor = size_factor
+        self.ends_with = ends_with
         self.algorithms: Mapping[str, Algorithm] = {algorithm.name: algorithm for algorithm in algorithms}
 
     @property
     def default_algorithm(self) -> str:
-        """Name of the algorithm that is fitted where nothing else is asked for."""
+        """Name of the algorithm that is fitted where nothing else is asked for or known."""
         return next(iter(self.algorithms))
+
+    def algorithm_of(self, library: str) -> str:
+        """Name of the algorithm that a library is known to run; the default where nothing is known."""
+        known = (a.name for a in self.algorithms.values() if library in a.libraries)
+        return next(known, self.default_algorithm)
+
+    def call_seconds(self, samples_s: Sequence[Sequence[float]]) -> Floats:
+        """Seconds of each call from a list a rank, index i being the same call on all of them (see ``ends_with``)."""
+        times = np.asarray(samples_s, float)
+        return np.asarray(times.max(axis=0) if self.ends_with == "slowest" else times.min(axis=0))
+
+    def algorithm_bandwidth(self, ranks: int, message_bytes: int, seconds: float) -> float:
+        """Bytes/s as nccl-tests defines ``algbw``: its size over the time."""
+        return self.size_factor(ranks) * message_bytes / seconds
+
+    def bus_bandwidth(self, ranks: int, message_bytes: int, seconds: float) -> float:
+        """Bytes/s as nccl-tests defines ``busbw``: comparable with the hardware's, whatever the number of ranks."""
+        return self.bus_factor(ranks) * self.algorithm_bandwidth(ranks, message_bytes, seconds)

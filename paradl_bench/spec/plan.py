@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -228,15 +228,20 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"p <= {self.ranks}: {self.reason}"
 
 
+@runtime_checkable
 class Planner(Protocol):
-    """What the ``plan.py`` of each strategy folder declares as ``PLANNER``.
-
-    ``kinds`` are the kinds of axes it plans; ``plan`` raises UserError where a limit is exceeded, naming it.
-    """
+    """What the ``plan.py`` of each strategy folder declares as ``PLANNER``."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The kinds of axes that it plans, as ``Strategy.name`` joins them: ``serial``, ``data``, ``data+filter``."""
 
-    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan: ...
+    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
+        """The tasks of one iteration.
 
-    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]: ...
+        Raises:
+            UserError: a limit is exceeded; the message names it.
+        """
+
+    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
+        """How far the strategy scales on this network, and what sets it."""

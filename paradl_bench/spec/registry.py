@@ -18,7 +18,8 @@ class Named(Protocol):
     """What a registry holds: anything with a name."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is looked up by; unique in its registry."""
 
 
 T = TypeVar("T", bound=Named)
