@@ -20,6 +20,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+LAYERS_FILE = "layers.jsonl"
+ITERATIONS_FILE = "iterations.jsonl"
+COPIES_FILE = "copies.jsonl"
+COLLECTIVES_FILE = "collectives.jsonl"
+INTERFERENCE_FILE = "interference.jsonl"
+TRAINING_FILE = "training.jsonl"
+RUN_NAME = "run.json"
 
 MeasurementKind = Literal["layers", "collectives", "training"]
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE"]
@@ -191,7 +198,8 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         level: which level of the cluster the group spans.
         message_bytes: as the operation defines it (MODELS.md: whole buffer for all_reduce and broadcast, what each
             rank contributes or keeps for all_gather and reduce_scatter).
-        samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks.
+        samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks. A send_recv has
+            the sender's and the receiver's.
         verified: the result was compared with the expected one on every rank.
     """
 

@@ -1,0 +1,1 @@
+"""One file an operation: its cost terms, its bus-bandwidth factor, and how it is run and checked through torch."""

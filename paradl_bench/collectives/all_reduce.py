@@ -1,0 +1,65 @@
+"""All-reduce: every rank ends with the sum of all ranks' buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paradl_bench.collectives import contents
+from paradl_bench.collectives.pipelining import two_tree
+from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+
+def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    part = message_bytes / ranks
+    return CostTerms(2 * (ranks - 1), 2 * (ranks - 1) * part, (ranks - 1) * part)
+
+
+def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # Reduce, then broadcast; what arrives in the reduction is added.
+    steps, moved = two_tree(ranks, message_bytes)
+    return CostTerms(2 * steps, 2 * moved, moved)
+
+
+OPERATION = CollectiveOperation(
+    name="all_reduce",
+    message_bytes_is="the whole buffer",
+    bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
+    algorithms=(
+        Algorithm(
+            name="ring",
+            source="ParaDL section 4 (T_ar) with KernelMLP's reduction term; gloo, and NCCL for large messages",
+            terms=_ring,
+        ),
+        Algorithm(
+            name="tree",
+            source="twice ParaDL's footnote 4 (two-tree, Sanders et al. 2009): reduce, then broadcast",
+            terms=_tree,
+        ),
+    ),
+)
+
+
+def _elements(message: int, ranks: int) -> tuple[int, int]:
+    return 0, message
+
+
+def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
+    contents.write_period(buffers.output, contents.rank_period(rank))
+
+
+def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+    import torch.distributed as dist
+
+    work: Work | None = dist.all_reduce(buffers.output, async_op=True)
+    return work
+
+
+def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
+    return contents.holds_period(buffers.output, contents.sum_period(range(ranks)))
+
+
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)

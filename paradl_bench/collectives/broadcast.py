@@ -1,0 +1,77 @@
+"""Broadcast: every rank ends with rank 0's buffer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paradl_bench.collectives import contents
+from paradl_bench.collectives.pipelining import depth, piece_bytes, pieces, two_tree
+from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+_ROOT = 0
+
+
+def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    return CostTerms(depth(ranks), depth(ranks) * message_bytes, 0 * message_bytes)
+
+
+def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # The first piece passes ranks - 2 hops before the last rank's link is busy; then the whole message follows.
+    hops = ranks - 2
+    return CostTerms(hops + pieces(message_bytes), hops * piece_bytes(message_bytes) + message_bytes, 0 * message_bytes)
+
+
+def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    steps, moved = two_tree(ranks, message_bytes)
+    return CostTerms(steps, moved, 0 * moved)
+
+
+OPERATION = CollectiveOperation(
+    name="broadcast",
+    message_bytes_is="the whole buffer",
+    bus_factor=lambda ranks: 1.0,
+    algorithms=(
+        Algorithm(
+            name="binomial",
+            source="binomial tree, not in pieces: log2(p) (alpha + m beta); gloo, MPICH for short messages",
+            terms=_binomial,
+        ),
+        Algorithm(
+            name="chain",
+            source="pipeline along a chain (Sanders et al. 2009, section 1) in NCCL's pieces, as NCCL's ring broadcast",
+            terms=_chain,
+            libraries=("nccl",),
+        ),
+        Algorithm(
+            name="tree",
+            source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
+            terms=_tree,
+        ),
+    ),
+)
+
+
+def _elements(message: int, ranks: int) -> tuple[int, int]:
+    return 0, message
+
+
+def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
+    contents.write_period(buffers.output, contents.rank_period(rank))
+
+
+def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+    import torch.distributed as dist
+
+    work: Work | None = dist.broadcast(buffers.output, src=_ROOT, async_op=True)
+    return work
+
+
+def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
+    return contents.holds_period(buffers.output, contents.rank_period(_ROOT))
+
+
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)

@@ -1,0 +1,19 @@
+"""The operations that this package holds, found by looking."""
+
+from __future__ import annotations
+
+from paradl_bench.collectives.routine import Routine
+from paradl_bench.spec.cost_terms import CollectiveOperation
+from paradl_bench.spec.registry import discover
+
+_PACKAGE = "paradl_bench.collectives"
+
+
+def operations() -> dict[str, CollectiveOperation]:
+    """Every operation's cost terms and bandwidth factors, by name; imports no torch."""
+    return discover(_PACKAGE, "OPERATION", CollectiveOperation)
+
+
+def routines() -> dict[str, Routine]:
+    """How every operation is run and checked through torch.distributed, by name; imports no torch."""
+    return discover(_PACKAGE, "ROUTINE", Routine)

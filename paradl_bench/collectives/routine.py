@@ -1,0 +1,60 @@
+"""How an operation is run through torch.distributed: one record an operation, after nccl-tests' ``testColl``.
+
+torch is imported inside the functions, by those who run; the models read the same files without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Work
+
+ELEMENT_BYTES = 4
+"""Buffers hold fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What one rank passes to the operation: flat fp32 tensors on the rank's device.
+
+    Attributes:
+        input, output: an operation that works in place uses the output alone.
+    """
+
+    input: torch.Tensor
+    output: torch.Tensor
+
+    def clear(self) -> None:
+        """Zero both: sums stay zero however often an operation in place is repeated, and never overflow."""
+        self.input.zero_()
+        self.output.zero_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routine:
+    """How one rank of ``ranks`` runs an operation.
+
+    Attributes:
+        name: the operation's.
+        elements: (elements of a message, ranks) to the elements of a rank's input and output.
+        fill: initial contents, by (buffers, rank, ranks).
+        call: start the operation, by (buffers, rank, ranks); what to wait for, or None on a rank that takes no part.
+        correct: whether the output is what the operation has to leave there, by (buffers, rank, ranks).
+        sides: of a number of ranks, those that take part.
+    """
+
+    name: str
+    elements: Callable[[int, int], tuple[int, int]]
+    fill: Callable[[Buffers, int, int], None]
+    call: Callable[[Buffers, int, int], Work | None]
+    correct: Callable[[Buffers, int, int], bool]
+    sides: Callable[[int], tuple[int, ...]] = lambda ranks: tuple(range(ranks))
+
+    def buffers(self, pool: Buffers, message_bytes: int, ranks: int) -> Buffers:
+        """The parts of a pool's tensors that a message of ``message_bytes`` needs."""
+        inputs, outputs = self.elements(message_bytes // ELEMENT_BYTES, ranks)
+        return Buffers(pool.input[:inputs], pool.output[:outputs])

@@ -1,0 +1,61 @@
+"""Point to point: the first rank sends its buffer to the last one; the ranks between take no part.
+
+First and last, so that a group over several hosts measures the level between them. A call lasts min(send, recv), since
+the side that calls earlier only waits (DistSim, section 4.2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paradl_bench.collectives import contents
+from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+_SENDER = 0
+
+
+def _direct(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    return CostTerms(1 + 0 * ranks, message_bytes, 0 * message_bytes)
+
+
+OPERATION = CollectiveOperation(
+    name="send_recv",
+    message_bytes_is="the message",
+    bus_factor=lambda ranks: 1.0,
+    ends_with="fastest",
+    algorithms=(Algorithm(name="direct", source="ParaDL section 4 (T_p2p, Hockney): alpha + m beta", terms=_direct),),
+)
+
+
+def _elements(message: int, ranks: int) -> tuple[int, int]:
+    return 0, message
+
+
+def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
+    contents.write_period(buffers.output, contents.rank_period(rank))
+
+
+def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+    import torch.distributed as dist
+
+    if rank == _SENDER:
+        return dist.isend(buffers.output, dst=ranks - 1)
+    if rank == ranks - 1:
+        return dist.irecv(buffers.output, src=_SENDER)
+    return None
+
+
+def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
+    source = _SENDER if rank == ranks - 1 else rank
+    return contents.holds_period(buffers.output, contents.rank_period(source))
+
+
+def _sides(ranks: int) -> tuple[int, ...]:
+    return _SENDER, ranks - 1
+
+
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct, sides=_sides)
