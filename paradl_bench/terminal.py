@@ -11,12 +11,15 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from paradl_bench.spec.errors import ParadlError, UserError
 from paradl_bench.spec.storage import write_bytes_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def run_command(command: click.Command, program: str) -> None:
@@ -84,8 +87,12 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress(title: str, total: float) -> Iterator[Progress]:
-    """A progress bar on stderr, or nothing where stderr is no terminal (or ``PARADL_PROGRESS=0``)."""
-    if not sys.stderr.isatty() or os.environ.get("PARADL_PROGRESS") == "0":
+    """A progress bar on stderr, or nothing where stderr is no terminal.
+
+    ``PARADL_PROGRESS`` 1 or 0 decides instead: a rank's stderr is a file that its launcher passes on to the terminal.
+    """
+    wanted = os.environ.get("PARADL_PROGRESS")
+    if wanted == "0" or (wanted != "1" and not sys.stderr.isatty()):
         yield _Silent()
         return
     from rich.console import Console
@@ -93,8 +100,15 @@ def progress(title: str, total: float) -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, console=Console(stderr=True)) as bar:
+    with RichProgress(*columns, console=Console(stderr=True, force_terminal=True)) as bar:
         yield _Bar(bar, bar.add_task(title, total=total))
+
+
+def open_console() -> Console:
+    """A console on standard output for tables; where that is no terminal, wide enough to break no row."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 def say(text: str) -> None:

@@ -1,0 +1,57 @@
+"""``paradl-bench describe``: a model's layers, shapes, bytes and FLOPs, without measuring."""
+
+from __future__ import annotations
+
+import click
+
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import encode_pretty
+from paradl_bench.spec.units import format_bytes, parse_shape
+from paradl_bench.terminal import open_console, refuse_overwrite, write_output
+
+
+@click.command("describe")
+@click.argument("model")
+@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")
+def COMMAND(model: str, input_shape: str | None, output: str | None, force: bool, as_json: bool) -> None:  # noqa: N802
+    """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing."""
+    shape = parse_shape(input_shape) if input_shape else None
+    if output:
+        refuse_overwrite(output, force=force)
+    from paradl_bench.measure.tracing import trace_network
+    from paradl_bench.models.catalog import load_model
+
+    network = trace_network(load_model(model, shape, device="meta"))
+    if output or as_json:
+        write_output(output or "-", encode_pretty(network), force=force)
+    if not output and not as_json:
+        _print(network)
+
+
+def _print(network: Network) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample")
+    for name in ("layer", "kind", "reads", "output", "parameters", "FW MFLOP", "BW MFLOP"):
+        table.add_column(name, justify="right" if "FLOP" in name or name == "parameters" else "left")
+    elements = {tensor.name: tensor.elements for tensor in network.parameters}
+    for layer in network.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            ", ".join(layer.inputs),
+            "x".join(map(str, layer.output_shape)) or "scalar",
+            f"{sum(elements.get(name, 0) for name in layer.parameters):,}",
+            f"{layer.fw_flops / 1e6:,.2f}",
+            f"{(layer.bw_input_flops + layer.bw_weight_flops) / 1e6:,.2f}",
+        )
+    console = open_console()
+    console.print(table)
+    console.print(
+        f"{len(network.layers)} layers, {network.parameter_elements:,} parameters "
+        f"({format_bytes(network.parameter_bytes)}), FW {network.fw_flops / 1e9:.2f} and BW "
+        f"{network.bw_flops / 1e9:.2f} GFLOP a sample"
+    )

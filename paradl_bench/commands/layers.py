@@ -1,0 +1,101 @@
+"""``paradl-bench layers``: per-layer times of a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from paradl_bench.spec.units import parse_counts, parse_shape
+
+
+@click.command("layers")
+@click.argument("model")
+@click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure.")
+@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option(
+    "--ranks-on-host",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other.",
+)
+@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
+@click.option(
+    "--iterations",
+    default=4,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Pairs of iterations (plain, probed) a block.",
+)
+@click.option(
+    "--warmup", default=2, show_default=True, type=click.IntRange(1), help="Iterations before the first block."
+)
+@click.option(
+    "--isolated",
+    type=click.Choice(["none", "split", "all"]),
+    default="split",
+    show_default=True,
+    help="Operations measured alone as well: those whose backward has two parts, or all.",
+)
+@click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
+@click.option(
+    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+)
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def COMMAND(  # noqa: N802
+    model: str,
+    batch: str,
+    input_shape: str | None,
+    device: str,
+    dtype: str,
+    optimizer: str,
+    ranks_on_host: int,
+    blocks: int,
+    iterations: int,
+    warmup: int,
+    isolated: str,
+    launcher: str | None,
+    timeout_s: float,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Measure forward, backward and weight update of every operation of MODEL (or of MODEL,MODEL,...) on one device.
+
+    Forward and backward are timed in situ, inside real iterations; closure is checked against iterations that nobody
+    probed. An interrupted measurement goes on when the same command is given again.
+    """
+    batches = parse_counts(batch, "--batch")
+    shape = parse_shape(input_shape) if input_shape else None
+    from paradl_bench.measure import layers as measure
+    from paradl_bench.measure.layer_summary import print_layer_summary
+    from paradl_bench.measure.process_groups import NO_BACKEND, join_ranks, launch_ranks, launcher_of_environment
+
+    place = launcher_of_environment(launcher)
+    if place is None:
+        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
+        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s)
+        print_layer_summary(output, as_json=as_json)
+        return
+    request = measure.LayersRequest(
+        models=tuple(model.split(",")),
+        batches=batches,
+        input_shape=shape,
+        device=device,
+        dtype=dtype,
+        optimizer=optimizer,
+        blocks=blocks,
+        pairs=iterations,
+        warmup=warmup,
+        isolated=isolated,
+    )
+    backend = NO_BACKEND if place.ranks == 1 else "gloo"
+    with join_ranks(backend, device, timeout_s=timeout_s, launcher=launcher) as context:
+        measure.measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
+    if place.launcher != "own" and place.rank == 0:
+        print_layer_summary(output, as_json=as_json)

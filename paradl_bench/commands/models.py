@@ -1,0 +1,21 @@
+"""``paradl-bench models``: the names that the other commands take."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("models")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def COMMAND(as_json: bool) -> None:  # noqa: N802
+    """List the models known by name; any other is given as package.module:factory."""
+    from paradl_bench.models.catalog import model_names
+
+    names = model_names()
+    if as_json:
+        click.echo(json.dumps(names))
+        return
+    click.echo("\n".join(names))
+    click.echo("or package.module:factory, a callable that returns an nn.Module", err=True)

@@ -1,0 +1,105 @@
+"""What a machine has for measuring, what is missing, and what each missing thing costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import util
+
+import msgspec
+
+from paradl_bench.measure.environment import ALLOCATOR_VARIABLES, cpu_name, host_memory_bytes, versions
+from paradl_bench.spec.units import format_bytes
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked for.
+
+    Attributes:
+        found: version, path or count; None when missing.
+        without: what its absence costs.
+    """
+
+    name: str
+    found: str | None
+    without: str = ""
+
+
+_TOOLS = {
+    "mpirun": ("sweeps through MPI", "--version"),
+    "osu_allreduce": ("sweeps by the OSU micro-benchmarks", ""),
+    "all_reduce_perf": ("sweeps by nccl-tests", ""),
+    "sbatch": ("jobs through Slurm", "--version"),
+    "srun": ("ranks started by Slurm", "--version"),
+    "torchrun": ("ranks started by torchrun", ""),
+    "nvidia-smi": ("driver version and topology in the environment", ""),
+    "git": ("the commit in the environment of a measurement", "--version"),
+}
+
+
+def examine() -> list[Finding]:
+    """Look at devices, backends, tools and versions of this machine; measures nothing."""
+    cores = len(os.sched_getaffinity(0))
+    findings = [
+        Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
+        *_packages(),
+        *_backends(),
+        *(_tool(name, cost, flag) for name, (cost, flag) in _TOOLS.items()),
+        Finding(
+            name="allocator",
+            found="set for every rank that paradl-bench starts: " + ", ".join(ALLOCATOR_VARIABLES),
+        ),
+    ]
+    return findings
+
+
+def _packages() -> list[Finding]:
+    found = versions() if util.find_spec("torch") else {}
+    costs = {
+        "python": "",
+        "torch": "nothing can be measured: pip install 'paradl[bench]' (calibrate and predict work without)",
+        "torchvision": "only package.module:factory models: pip install 'paradl[bench]'",
+    }
+    return [Finding(name=name, found=found.get(name), without=cost) for name, cost in costs.items()]
+
+
+def _backends() -> list[Finding]:
+    if not util.find_spec("torch"):
+        return []
+    import torch
+    import torch.distributed as dist
+
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    names = ", ".join(f"{gpu.name} ({format_bytes(gpu.total_memory)})" for gpu in gpus)
+    return [
+        Finding(name="CUDA devices", found=names or None, without="GPU profiles and NCCL sweeps"),
+        Finding(
+            name="gloo", found="built into torch" if dist.is_gloo_available() else None, without="several ranks on CPUs"
+        ),
+        Finding(
+            name="NCCL",
+            found="built into torch" if dist.is_nccl_available() and gpus else None,
+            without="collectives between GPUs",
+        ),
+        Finding(
+            name="MPI in torch",
+            found="built into torch" if dist.is_mpi_available() else None,
+            without="torch.distributed over MPI",
+        ),
+    ]
+
+
+def _tool(name: str, cost: str, flag: str) -> Finding:
+    # What is installed with this Python counts, whether or not its folder is on PATH.
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    path = shutil.which(name, path=places)
+    if path is None or not flag:
+        return Finding(name=name, found=path, without=cost)
+    try:
+        result = subprocess.run([path, flag], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name=name, found=f"{path} (does not run: {error})", without=cost)
+    lines = result.stdout.strip().splitlines()
+    return Finding(name=name, found=f"{path} ({lines[0].strip()})" if lines else path, without=cost)

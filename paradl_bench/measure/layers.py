@@ -1,0 +1,357 @@
+"""Layer profiles: every operation of a model in situ, the weight update, and what passes between operations.
+
+Blocks are spread over time: one block visits every (model, batch) in shuffled order, so that a slow spell of the
+machine falls on all of them alike. In a block uninstrumented and instrumented iterations alternate, so that the layers'
+sum can be held against the iteration that nobody probed (closure).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.environment import capture_environment
+from paradl_bench.measure.gradient_copies import GradientCopies
+from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
+from paradl_bench.measure.optimizers import build_optimizer
+from paradl_bench.measure.probes import ProbeCost, ProbedIteration, measure_probe_cost, probed_iteration
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import (
+    COPIES_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    CopySamples,
+    IterationSamples,
+    LayerSamples,
+)
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.terminal import progress, say
+
+
+class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``paradl-bench layers`` is asked to measure.
+
+    Attributes:
+        batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
+            the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
+    """
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    input_shape: tuple[int, ...] | None
+    device: str
+    dtype: str
+    optimizer: str
+    blocks: int
+    pairs: int
+    warmup: int
+    isolated: str
+    seed: int = 0
+
+    def arguments(self, ranks: int) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        return {
+            "models": ",".join(self.models),
+            "batches": ",".join(map(str, self.batches)),
+            "input_shape": shape,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "ranks_on_host": str(ranks),
+            "blocks": str(self.blocks),
+            "pairs": str(self.pairs),
+            "warmup": str(self.warmup),
+            "isolated": self.isolated,
+            "seed": str(self.seed),
+        }
+
+
+@dataclass(slots=True)
+class _Subject:
+    """One model at one local batch, ready to be measured."""
+
+    model: LoadedModel
+    network: Network
+    optimizer: torch.optim.Optimizer
+    batch: int
+    forward: Callable[[], torch.Tensor]
+    copies: GradientCopies
+    operations: list[IsolatedOperation] = field(default_factory=list)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
+    """Measure on this rank, together with the others that share the host; rank 0 writes.
+
+    Args:
+        request: what to measure.
+        context: this rank; with several, all of them run the same block at once.
+        output: measurement directory, new or left by an interrupted run of the same command.
+
+    Raises:
+        UserError: a model or batch that does not run, or a directory of something else.
+    """
+    clock = clock_for(context.device)
+    subjects = [subject for name in request.models for subject in _subjects(request, name, context)]
+    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    if directory is not None:
+        for network in {subject.network.name: subject.network for subject in subjects}.values():
+            write_bytes_atomically(output / network_file_name(network.name), encode_pretty(network))
+    done = _share(context, _finished(directory))
+    cost = measure_probe_cost(clock, context.device)
+    plan = _block_plan(request, len(subjects))
+    with progress("layers", len(plan)) as bar:
+        for block, index in plan:
+            subject = subjects[index]
+            bar.describe(f"{subject.model.name} batch {subject.batch}")
+            if (subject.model.name, subject.batch, block) not in done:
+                _measure_block(request, context, subject, block, clock, cost, directory)
+            bar.advance()
+    if directory is not None:
+        directory.finish()
+    return output
+
+
+def network_file_name(model: str) -> str:
+    """``network-resnet18.json``; characters that a file name can't hold become underscores."""
+    return "network-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in model) + ".json"
+
+
+def _open(
+    request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+) -> MeasurementDirectory:
+    settings = {"dtype": request.dtype}
+    if context.core is not None:
+        settings["pinned"] = "one core a rank"
+    return MeasurementDirectory.open(
+        output,
+        kind="layers",
+        arguments=request.arguments(context.ranks),
+        command_line=command_line,
+        environment=capture_environment(request.device, settings=settings),
+    )
+
+
+def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, int]]:
+    if directory is None:
+        return set()
+    records = directory.records(ITERATIONS_FILE, IterationSamples)
+    done = {(record.model, record.batch, record.block) for record in records}
+    if directory.resumed and done:
+        say(f"going on in {directory.path}: {len(done)} blocks were measured before")
+    return done
+
+
+def _share(context: RankContext, value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if context.ranks == 1:
+        return value
+    import torch.distributed as dist
+
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _gather(context: RankContext, value: Any) -> list[Any]:
+    """Every rank's value on rank 0."""
+    if context.ranks == 1:
+        return [value]
+    import torch.distributed as dist
+
+    boxes: list[Any] = [None] * context.ranks
+    dist.all_gather_object(boxes, value)
+    return boxes
+
+
+def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int]]:
+    shuffle = random.Random(request.seed)
+    plan = []
+    for block in range(request.blocks):
+        order = list(range(subjects))
+        shuffle.shuffle(order)
+        plan += [(block, index) for index in order]
+    return plan
+
+
+def _subjects(request: LayersRequest, name: str, context: RankContext) -> list[_Subject]:
+    model = load_model(name, request.input_shape)
+    network = trace_network(model)
+    model.module.to(context.device)
+    optimizer = build_optimizer(request.optimizer, model.module.parameters())
+    copies = GradientCopies(model.module, network, context.device)
+    return [_subject(request, model, network, optimizer, copies, batch, context) for batch in request.batches]
+
+
+def _subject(
+    request: LayersRequest,
+    model: LoadedModel,
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    copies: GradientCopies,
+    batch: int,
+    context: RankContext,
+) -> _Subject:
+    inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+
+    def forward() -> torch.Tensor:
+        return model.loss(model.module(inputs), targets)
+
+    subject = _Subject(model, network, optimizer, batch, forward, copies)
+    try:
+        for _ in range(request.warmup):
+            forward().backward()  # type: ignore[no-untyped-call]
+            subject.update()
+    except (RuntimeError, ValueError) as error:
+        shape = "x".join(map(str, model.input_shape))
+        raise UserError(f"model {model.name!r} does not train with batch {batch} of {shape}: {error}") from error
+    subject.operations = isolated_operations(network, batch, context.device, which=request.isolated)
+    return subject
+
+
+def _measure_block(
+    request: LayersRequest,
+    context: RankContext,
+    subject: _Subject,
+    block: int,
+    clock: Clock,
+    cost: ProbeCost,
+    directory: MeasurementDirectory | None,
+) -> None:
+    """One block of one subject on all ranks at once; rank 0 appends it, the iterations' record last."""
+    layers = len(subject.network.layers)
+    # Other models ran since: one iteration brings this one's memory and code back.
+    _plain_iteration(subject, context, clock)
+    plain, probed = [], []
+    for _ in range(request.pairs):
+        context.barrier()
+        plain.append(_plain_iteration(subject, context, clock))
+        context.barrier()
+        probed.append(probed_iteration(subject.forward, subject.update, clock, cost, layers))
+    about = _About(subject, context, request, block)
+    isolated = [about.isolated(operation, clock) for operation in subject.operations]
+    context.barrier()
+    into, out = subject.copies.measure(clock, context, repetitions=2)
+    records: dict[str, list[Any]] = {
+        LAYERS_FILE: [*about.layer_records(probed), *(record for group in isolated for record in group)],
+        COPIES_FILE: [about.copies("into", into), about.copies("out", out)],
+        ITERATIONS_FILE: [about.iterations(plain, probed)],
+    }
+    gathered = _gather(context, {name: [msgspec.to_builtins(r) for r in rows] for name, rows in records.items()})
+    if directory is not None:
+        for name in (LAYERS_FILE, COPIES_FILE, ITERATIONS_FILE):
+            kind = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}[name]
+            directory.append(name, [msgspec.convert(row, kind) for rank in gathered for row in rank[name]])
+
+
+def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> tuple[float, float, float]:
+    """An uninstrumented iteration: seconds of forward, backward and weight update.
+
+    Ranks that share the host wait for each other before the weight update, as data parallelism makes them do: all of
+    them use the memory's bandwidth at once then.
+    """
+    begin = clock.stamp()
+    loss = subject.forward()
+    fw_end = clock.stamp()
+    loss.backward()  # type: ignore[no-untyped-call]
+    bw_end = clock.stamp()
+    del loss
+    wu_begin = bw_end
+    if context.ranks > 1:
+        context.barrier()
+        wu_begin = clock.stamp()
+    subject.update()
+    end = clock.stamp()
+    clock.synchronise()
+    return clock.seconds(begin, fw_end), clock.seconds(fw_end, bw_end), clock.seconds(wu_begin, end)
+
+
+@dataclass(slots=True)
+class _About:
+    """What all records of a block share."""
+
+    subject: _Subject
+    context: RankContext
+    request: LayersRequest
+    block: int
+
+    def layer_records(self, probed: list[ProbedIteration]) -> list[LayerSamples]:
+        """In-situ forward and backward of every layer."""
+        records = []
+        for index, layer in enumerate(self.subject.network.layers):
+            for phase, values in (("FW", [p.fw_s[index] for p in probed]), ("BW", [p.bw_s[index] for p in probed])):
+                records.append(self._layer(layer.name, layer.operation, phase, "in_situ", [float(v) for v in values]))
+        return records
+
+    def isolated(self, operation: IsolatedOperation, clock: Clock) -> list[LayerSamples]:
+        """One isolated measurement of an operation, each phase that it has."""
+        times = operation.measure(clock)
+        return [
+            self._layer(operation.layer.name, operation.layer.operation, phase, "isolated", values)
+            for phase, values in times.items()
+        ]
+
+    def _layer(self, layer: str, operation: str, phase: Any, mode: Any, samples_s: list[float]) -> LayerSamples:
+        return LayerSamples(
+            model=self.subject.network.name,
+            layer=layer,
+            operation=operation,
+            phase=phase,
+            mode=mode,
+            batch=self.subject.batch,
+            dtype=self.request.dtype,
+            ranks_on_host=self.context.ranks,
+            rank=self.context.rank,
+            block=self.block,
+            samples_s=tuple(samples_s),
+        )
+
+    def copies(self, direction: Any, samples_s: list[float]) -> CopySamples:
+        """All gradients copied into, or out of, buckets."""
+        return CopySamples(
+            model=self.subject.network.name,
+            direction=direction,
+            tensors=len(self.subject.network.parameters),
+            bytes=self.subject.network.parameter_bytes,
+            ranks_on_host=self.context.ranks,
+            rank=self.context.rank,
+            block=self.block,
+            samples_s=tuple(samples_s),
+        )
+
+    def iterations(self, plain: list[tuple[float, float, float]], probed: list[ProbedIteration]) -> IterationSamples:
+        """Uninstrumented and instrumented iterations, pair by pair."""
+        return IterationSamples(
+            model=self.subject.network.name,
+            batch=self.subject.batch,
+            dtype=self.request.dtype,
+            optimizer=self.request.optimizer,
+            ranks_on_host=self.context.ranks,
+            rank=self.context.rank,
+            block=self.block,
+            fw_s=tuple(p[0] for p in plain),
+            bw_s=tuple(p[1] for p in plain),
+            wu_s=tuple(p[2] for p in plain),
+            fw_layers_s=tuple(float(p.fw_s.sum()) for p in probed),
+            bw_layers_s=tuple(float(p.bw_s.sum()) for p in probed),
+            fw_between_s=tuple(p.fw_between_s for p in probed),
+            bw_between_s=tuple(p.bw_between_s for p in probed),
+            fw_instrumented_s=tuple(p.fw_total_s for p in probed),
+            bw_instrumented_s=tuple(p.bw_total_s for p in probed),
+            wu_instrumented_s=tuple(p.wu_s for p in probed),
+        )
