@@ -42,6 +42,8 @@ def summarise(samples_s: ArrayLike) -> Summary:
     values = np.asarray(samples_s, float)
     if not values.size:
         raise ValueError("no samples to summarise")
+    if not np.all(np.isfinite(values)):
+        raise ValueError("samples have to be finite")
     low, median, high = np.percentile(values, [25, 50, 75])
     return Summary(
         median_s=float(median), iqr_s=float(high - low), minimum_s=float(values.min()), samples=int(values.size)

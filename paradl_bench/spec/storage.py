@@ -7,6 +7,9 @@ readers and cut off before the next append.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import secrets
 from collections.abc import Iterable
@@ -45,7 +48,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         raise WorkError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _write_whole(stream: FileIO, content: bytes) -> None:
@@ -112,6 +116,28 @@ def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
         try:
             records.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} line {number}: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{path} line {number}: {not_a_number(line) or error}") from None
     return records, len(torn)
+
+
+def not_a_number(content: bytes) -> str | None:
+    """Where JSON holds a NaN or an infinity, as ``$.time.median_s is NaN, ...``; None where it is broken otherwise.
+
+    JSON has neither, but programs write them (Python's own json does), and a parser's complaint about a character
+    helps nobody.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[str, object]] = [("$", value)]
+    while pending:
+        where, item = pending.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return f"{where} is {json.dumps(item)}, which is no number"
+        if isinstance(item, dict):
+            pending += [(f"{where}.{key}", part) for key, part in reversed(item.items())]
+        elif isinstance(item, list):
+            pending += [(f"{where}[{index}]", part) for index, part in reversed(list(enumerate(item)))]
+    return None

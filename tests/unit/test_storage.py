@@ -1,0 +1,196 @@
+"""Files that survive: a process killed at any byte, a full disk, a folder that can't be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradl_bench.spec import storage
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.storage import (
+    append_lines,
+    encode_pretty,
+    read_lines,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    text: str
+    seconds: tuple[float, ...] = ()
+
+
+RECORDS = [
+    Record(text="one"),
+    Record(text="zwei\nlines", seconds=(1.5, 2.0)),
+    Record(text="drei \N{GREEK SMALL LETTER ALPHA}"),
+]
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "records.jsonl"
+    append_lines(path, RECORDS[:1])
+    append_lines(path, RECORDS[1:])
+    append_lines(path, [])
+    assert read_lines(path, Record) == (RECORDS, 0)
+
+
+def test_a_file_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append_lines(path, RECORDS)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        records, torn_bytes = read_lines(path, Record)
+        assert records == RECORDS[: whole[:length].count(b"\n")]
+        assert torn_bytes == length - (whole[:length].rfind(b"\n") + 1)
+
+
+def test_after_a_cut_at_any_byte_appending_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append_lines(path, RECORDS)
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        append_lines(path, [Record(text="after")])
+        kept = RECORDS[: whole[:length].count(b"\n")]
+        assert read_lines(path, Record) == ([*kept, Record(text="after")], 0)
+
+
+@given(st.binary(max_size=40), st.integers(1, 8))
+def test_the_last_line_ends_where_searching_everything_finds_it(content: bytes, chunk_bytes: int) -> None:
+    from io import BytesIO
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_CHUNK_BYTES", chunk_bytes)
+        assert storage.end_of_last_line(BytesIO(content)) == content.rfind(b"\n") + 1
+
+
+def test_a_torn_line_longer_than_a_chunk_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append_lines(path, RECORDS)
+    with open(path, "ab") as stream:
+        stream.write(b"x" * 200_000)
+    append_lines(path, RECORDS)
+    assert read_lines(path, Record) == (RECORDS * 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"text": 3}\n', r"records\.jsonl line 4: Expected `str`, got `int` - at `\$\.text`"),
+        (b'{"text": "x", "seconds": [1, null]}\n', r"line 4: .* - at `\$\.seconds\[1\]`"),
+        (b'{"text": "x", "speed": 1}\n', "line 4: .*unknown field `speed`"),
+        (b'{"text": "\xff"}\n', "line 4"),
+        (b"\n", "line 4"),
+        (b'{"text": "cut\n', "line 4"),
+    ],
+)
+def test_a_whole_line_that_is_no_record_is_named_by_file_line_and_field(tmp_path: Path, line: bytes, why: str) -> None:
+    path = tmp_path / "records.jsonl"
+    append_lines(path, RECORDS)
+    with open(path, "ab") as stream:
+        stream.write(line)
+    append_lines(path, RECORDS)
+    with pytest.raises(UserError, match=why):
+        read_lines(path, Record)
+
+
+def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*absent\.jsonl: No such file"):
+        read_lines(tmp_path / "absent.jsonl", Record)
+
+
+def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "manifest.json"
+    write_text_atomically(path, "old")
+    write_bytes_atomically(path, encode_pretty(RECORDS[1]))
+    assert msgspec.json.decode(path.read_bytes(), type=Record) == RECORDS[1]
+    assert path.read_bytes().endswith(b"\n")
+    assert os.listdir(path.parent) == ["manifest.json"]
+
+
+def test_a_new_file_is_as_private_as_the_user_asks_for(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text_atomically(tmp_path / "shared.json", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "shared.json").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("broken", ["replace", "fsync"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException
+) -> None:
+    path = tmp_path / "profile.json"
+    write_text_atomically(path, "old")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(storage.os, broken, fail)
+    expected = WorkError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as caught:
+        write_text_atomically(path, "new")
+    if isinstance(error, OSError):
+        assert str(caught.value) == f"cannot write {path}: No space left on device"
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["profile.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkError, match=r"cannot write .*file/profile\.json"):
+        write_text_atomically(tmp_path / "file" / "profile.json", "x")
+    with pytest.raises(WorkError, match=r"cannot append to .*file/records\.jsonl"):
+        append_lines(tmp_path / "file" / "records.jsonl", RECORDS)
+
+
+def _limit_files_to_100_bytes() -> None:
+    # A write beyond the limit then fails as it does on a full disk: what fits is written, and the rest is refused.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+
+FILL_THE_DISK = """
+import sys
+from pathlib import Path
+from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.storage import append_lines, write_text_atomically
+folder = Path(sys.argv[1])
+for act in (lambda: append_lines(folder / "records.jsonl", [{"text": "x" * 40}, {"text": "y" * 40}]),
+            lambda: write_text_atomically(folder / "profile.json", "z" * 200)):
+    try:
+        act()
+    except WorkError as error:
+        print(error)
+"""
+
+
+def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
+    append_lines(tmp_path / "records.jsonl", RECORDS[:1])
+    write_text_atomically(tmp_path / "profile.json", "old")
+    done = subprocess.run(
+        [sys.executable, "-c", FILL_THE_DISK, str(tmp_path)],
+        preexec_fn=_limit_files_to_100_bytes,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split(":")[-1].strip() for line in done.stdout.splitlines()] == ["File too large"] * 2, done.stderr
+    assert read_lines(tmp_path / "records.jsonl", Record) == (RECORDS[:1], 0)
+    assert (tmp_path / "profile.json").read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["profile.json", "records.jsonl"]
