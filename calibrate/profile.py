@@ -3,6 +3,8 @@
 Format history (this file owns it):
 
     1  first format
+
+A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import msgspec
 
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import Environment, Mode, PhaseName, load_versioned
+from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
 SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Migration] = {}
+"""By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 
 def _check_finite(owner: msgspec.Struct, *labels: str) -> None:
@@ -140,17 +144,40 @@ class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _check_finite(self, "alpha_s", "beta_s_per_byte", "relative_sd")
 
 
+class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured size and rank count beside its fit.
+
+    Attributes:
+        measured_s: median over repetitions and blocks of a call's time (slowest rank; faster side for send_recv).
+        fitted_s: under the fit of all points. held_out_s: under a fit that did not see this size.
+    """
+
+    ranks: int
+    message_bytes: int
+    measured_s: float
+    fitted_s: float
+    held_out_s: float
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "measured_s", "fitted_s", "held_out_s")
+
+
 class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """alpha and beta of one operation through one library at one level, by regression on an algorithm's cost terms.
 
+    Several fits of one (library, operation, level) are regimes, pieces over ranges of sizes that do not overlap;
+    :func:`calibrate.communication_time.communication_seconds` reads them.
+
     Attributes:
-        regime: ``all``, or the range of bytes that this fit is for.
-        covariance: of (alpha_s, beta_s_per_byte).
+        regime: ``all``, or in words the range of bytes that this fit is for (``<=262144``).
+        gamma_s_per_byte: 0 where it can't be told from beta, which then holds it.
+        covariance: of (alpha_s, beta_s_per_byte): what the samples leave open, and what the line misses.
         bytes_range, ranks_range: what was fitted on; beyond is extrapolation.
         residual_relative_median: median |fit - measured| / measured over the fitted points.
-        held_out_relative_error: the same over points left out in turn.
+        held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
+        held_out_ranks_relative_error: the same, each rank count left out in turn; None where one count was measured.
         block_relative_sd: standard deviation between blocks of one size's median, over it (median over sizes).
-        points: number of (size, ranks) points.
+        points: number of (size, ranks) points. measured: each of them.
     """
 
     library: str
@@ -168,6 +195,8 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     held_out_relative_error: float
     block_relative_sd: float
     points: int
+    held_out_ranks_relative_error: float | None = None
+    measured: tuple[CommunicationPoint, ...] = ()
 
     def __post_init__(self) -> None:
         _check_finite(
@@ -177,6 +206,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "gamma_s_per_byte",
             "residual_relative_median",
             "held_out_relative_error",
+            "held_out_ranks_relative_error",
             "block_relative_sd",
         )
         if not all(math.isfinite(value) for row in self.covariance for value in row):
@@ -187,8 +217,9 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much slower compute and a collective each are side by side (1 is unhindered).
 
     Attributes:
-        message_bytes: range of sizes that were measured beside compute.
+        message_bytes: range of sizes that were measured beside compute; a single size where slow-downs depend on it.
         compute_slowdown_iqr, communication_slowdown_iqr: spread over kernels, sizes and repetitions.
+        kernels: the computations that ran beside.
     """
 
     library: str
@@ -201,6 +232,7 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compute_slowdown_iqr: float
     communication_slowdown_iqr: float
     samples: int
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for label in ("compute_slowdown", "communication_slowdown"):
@@ -211,7 +243,13 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that predictions read."""
+    """Everything that predictions read.
+
+    Attributes:
+        environments: distinct ones of the sources; several only where they were merged by force.
+        network: by model name.
+        notes: what was left out of the profile or merged by force, in words.
+    """
 
     schema_version: int
     created_utc: str
@@ -226,6 +264,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     copies: tuple[CopyTime, ...] = ()
     communication: tuple[CommunicationFit, ...] = ()
     interference: tuple[Interference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for source in self.sources:
+            if not 0 <= source.environment < len(self.environments):
+                raise ValueError(f"source {source.path} names environment {source.environment}, which is not there")
+        for name, network in self.network.items():
+            if network.name != name:
+                raise ValueError(f"network {name!r} is called {network.name!r} inside")
 
 
 def read_profile(path: Path) -> Profile:
@@ -234,7 +281,7 @@ def read_profile(path: Path) -> Profile:
     Raises:
         UserError: unreadable, truncated, of a newer version, or a wrong field, named by its path.
     """
-    raw = load_versioned(path, SCHEMA_VERSION, what="profile")
+    raw = load_versioned(path, SCHEMA_VERSION, what="profile", migrations=MIGRATIONS)
     try:
         return msgspec.convert(raw, Profile)
     except msgspec.ValidationError as error:

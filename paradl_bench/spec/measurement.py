@@ -3,22 +3,31 @@
 Format history (this file owns it):
 
     1  first format
+
+A new version adds a line here and a function to ``MIGRATIONS`` and ``RECORD_MIGRATIONS``; a test case of the old one is
+kept under tests/data.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import encode_pretty, read_lines, write_bytes_atomically
+from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+MIGRATIONS: dict[int, Migration] = {}
+"""By version n: makes a manifest of version n + 1 of one of version n (decoded JSON)."""
+RECORD_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
+"""By version n: from a file's name and one of its records of version n, the record of version n + 1."""
 MANIFEST_NAME = "manifest.json"
 LAYERS_FILE = "layers.jsonl"
 ITERATIONS_FILE = "iterations.jsonl"
@@ -337,39 +346,78 @@ def read_manifest(directory: Path) -> Manifest:
         raise UserError(f"{directory} is no measurement directory: it does not exist")
     if not path.is_file():
         raise UserError(f"{directory} is no measurement directory: it holds no {MANIFEST_NAME}")
-    raw = load_versioned(path, SCHEMA_VERSION, what="measurement")
+    raw = load_versioned(path, SCHEMA_VERSION, what="measurement", migrations=MIGRATIONS)
     try:
         return msgspec.convert(raw, Manifest)
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def load_versioned(path: Path, newest: int, *, what: str) -> dict[str, object]:
-    """Decode a JSON document that carries ``schema_version``; refuse one that is newer than this program.
+def load_versioned(
+    path: Path, newest: int, *, what: str, migrations: Mapping[int, Migration] | None = None
+) -> dict[str, Any]:
+    """Decode a JSON document that carries ``schema_version`` and bring it to the newest version.
+
+    Args:
+        newest: the version that this program writes.
+        what: the noun for errors ("profile", "measurement").
+        migrations: for each older version n, what makes a document of n + 1 of one of n.
 
     Raises:
-        UserError: unreadable, not JSON (truncated), no object, no version, or a newer version.
+        UserError: unreadable, not JSON (truncated), no object, no version, a NaN, or a newer version.
     """
     try:
-        raw = msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {what} {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{what} {path} is no valid JSON (truncated?): {error}") from None
-    if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
+    try:
+        raw = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        found = not_a_number(content)
+        raise UserError(f"{what} {path}: {found or f'no valid JSON (truncated?): {error}'}") from None
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if type(version) is not int:
         raise UserError(f"{what} {path} has no schema_version: it was not written by this program")
-    version = raw["schema_version"]
     if not 1 <= version <= newest:
         raise UserError(
             f"{what} {path} has schema_version {version}; this program reads 1 to {newest}: install a newer paradl"
         )
-    return raw
+    try:
+        for older in range(version, newest):
+            raw = (migrations or {})[older](raw) | {"schema_version": older + 1}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{what} {path}: not a valid document of version {version} ({error!r})") from None
+    return cast(dict[str, Any], raw)
+
+
+def stored_version(directory: Path) -> int:
+    """Format version that a measurement directory was written in.
+
+    Raises:
+        UserError: as :func:`read_manifest`.
+    """
+    read_manifest(directory)
+    return int(msgspec.json.decode((directory / MANIFEST_NAME).read_bytes())["schema_version"])
 
 
 def read_records(directory: Path, name: str, of: type[T]) -> list[T]:
-    """Records of one JSON-lines file of a measurement directory; an absent file holds none."""
+    """Records of one JSON-lines file of a measurement directory of this or an older version; an absent file holds none.
+
+    Raises:
+        UserError: a whole line is no valid record; the message names file, line and field.
+    """
     path = directory / name
     if not path.exists():
         return []
-    records, _ = read_lines(path, of)
-    return list(records)
+    version = stored_version(directory) if (directory / MANIFEST_NAME).exists() else SCHEMA_VERSION
+    if version == SCHEMA_VERSION:
+        return list(read_lines(path, of)[0])
+    records = []
+    for number, line in enumerate(read_lines(path, dict[str, Any])[0], start=1):
+        try:
+            for older in range(version, SCHEMA_VERSION):
+                line = RECORD_MIGRATIONS[older](name, line)
+            records.append(msgspec.convert(line, of))
+        except (msgspec.ValidationError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} line {number}, of version {version}: {error}") from None
+    return records

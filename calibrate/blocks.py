@@ -1,0 +1,71 @@
+"""Statistics of samples that come in blocks spread over time.
+
+A shared machine has slow spells that outlast a block, so that samples of one block are alike: what matters for a
+prediction is the spread between blocks, and intervals resample blocks, not samples (cluster bootstrap: Davison and
+Hinkley, Bootstrap Methods and their Application, section 3.8).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+def unbiased_sd(values: ArrayLike) -> float:
+    """Standard deviation without the bias of few values (divided by c4 of the normal distribution); 0 for one value."""
+    array = np.asarray(values, float)
+    count = array.size
+    if count < 2:
+        return 0.0
+    c4 = math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
+    return float(np.std(array, ddof=1)) / c4
+
+
+def between_block_sd(blocks: Sequence[Floats]) -> float:
+    """Standard deviation of the blocks' medians, relative to the median over all samples.
+
+    A single block is taken as two, its first and its second half: the little that it knows of drift. A single sample
+    gives 0, as does a median of 0.
+    """
+    if len(blocks) == 1:
+        half = len(blocks[0]) // 2
+        blocks = [blocks[0][:half], blocks[0][half:]]
+    medians = [float(np.median(block)) for block in blocks if len(block)]
+    middle = float(np.median(np.concatenate(blocks)))
+    return unbiased_sd(medians) / middle if middle > 0 else 0.0
+
+
+def bootstrap_interval(
+    blocks: Sequence[Floats], *, level: float = 0.9, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile interval of the median over all samples: blocks are drawn, then samples within each drawn block."""
+    generator = np.random.default_rng(seed)
+    medians = np.empty(resamples)
+    for draw in range(resamples):
+        chosen = [blocks[index] for index in generator.integers(len(blocks), size=len(blocks))]
+        medians[draw] = np.median(np.concatenate([generator.choice(block, size=block.size) for block in chosen]))
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def split_half_difference(blocks: Sequence[Floats], *, splits: int = 200, seed: int = 0) -> float:
+    """How much the median of one random half of the samples differs from that of the other, relative; median of splits.
+
+    Halves are drawn within each block. This is what a comparison of equal things would show by noise alone.
+    """
+    generator = np.random.default_rng(seed)
+    differences = []
+    for _ in range(splits):
+        shuffled = [generator.permutation(block) for block in blocks]
+        first = np.concatenate([block[: (block.size + 1) // 2] for block in shuffled])
+        second = np.concatenate([block[(block.size + 1) // 2 :] for block in shuffled])
+        if not second.size:
+            return 0.0
+        low, high = sorted((float(np.median(first)), float(np.median(second))))
+        differences.append((high - low) / ((high + low) / 2) if high > 0 else 0.0)
+    return float(np.median(differences))
