@@ -10,6 +10,7 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.strategy import Strategy
 
@@ -137,7 +139,8 @@ class Plan:
     Attributes:
         works: distinct works that the roles' tasks point at.
         local_batch: samples a rank computes in an iteration.
-        setup: collectives issued once, before or within the first iterations, by (when, operation, bytes): count.
+        setup: every collective issued before the steady state that the tasks show, as (when, operation, message_bytes,
+            count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`, each over all ranks.
         notes: what the plan leaves out, in words, for reports.
     """
 
@@ -215,6 +218,34 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     optimizer: str = "sgd"
     first_bucket_bytes: int = 1024 * 1024
     bucket_cap_bytes: int = 25 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for label in ("batch", "first_bucket_bytes", "bucket_cap_bytes"):
+            if getattr(self, label) < 1:
+                raise ValueError(f"{label} has to be at least 1, not {getattr(self, label)}")
+
+
+def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
+    """Bytes of DDP's first bucket and of all others, from ``--bucket-cap-mb`` (MiB; None for torch's default).
+
+    torch makes the first bucket smaller only where the cap is its default: a cap that is given holds for all.
+
+    Raises:
+        UserError: not positive.
+    """
+    if bucket_cap_mb is None:
+        default = PlanSettings(batch=1)
+        return default.first_bucket_bytes, default.bucket_cap_bytes
+    if not (math.isfinite(bucket_cap_mb) and bucket_cap_mb * 1024 * 1024 >= 1):
+        raise UserError(f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB")
+    cap_bytes = int(bucket_cap_mb * 1024 * 1024)
+    return cap_bytes, cap_bytes
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch has to be at least 1, not {self.batch}")
+        if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
+            raise ValueError("limits of buckets have to be 0 bytes or more")
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,103 @@
+"""What every module keeps to, found by looking: what it loads, what it says of itself, where its words stand.
+
+Which module may import which is checked by `make contracts`; here it is what really gets loaded, imports inside
+functions and by discovery included.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("paradl_bench", "calibrate", "predict")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+HEAVY = ("torch", "torchvision", "pandas", "scipy", "click", "rich", "yaml")
+
+_IMPORT_ALL = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print(json.dumps(sorted(set(json.loads(sys.argv[2])) & set(sys.modules))))
+"""
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Which of the heavy packages a fresh process has loaded after importing ``modules``."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, json.dumps(modules), json.dumps(HEAVY)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def modules_of(package: str) -> list[str]:
+    path = ROOT.joinpath(*package.split("."))
+    below = [info.name for info in pkgutil.walk_packages([str(path)], prefix=f"{package}.")]
+    return [package, *(name for name in below if not name.endswith("__main__"))]
+
+
+def test_the_vocabulary_loads_nothing_but_numpy_and_msgspec() -> None:
+    assert loaded_by(*modules_of("paradl_bench.spec")) == set()
+
+
+@pytest.mark.parametrize("package", ["predict", "calibrate", "paradl_bench.layers", "paradl_bench.collectives"])
+def test_no_module_of_these_loads_torch(package: str) -> None:
+    assert not loaded_by(*modules_of(package)) & {"torch", "torchvision"}
+
+
+def test_no_plan_of_a_strategy_loads_torch() -> None:
+    plans = [name for name in modules_of("paradl_bench.strategies") if name.endswith((".plan", ".catalog"))]
+    assert plans
+    assert not loaded_by(*plans) & {"torch", "torchvision"}
+
+
+def test_predict_starts_without_what_is_slow_to_import() -> None:
+    assert not loaded_by("predict.cli") & {"torch", "torchvision", "pandas", "scipy", "rich"}
+
+
+def test_the_other_commands_start_without_torch() -> None:
+    assert not loaded_by("calibrate.cli") & {"torch", "torchvision"}
+    assert not loaded_by("paradl_bench.cli", *modules_of("paradl_bench.commands")) & {"torch", "torchvision"}
+
+
+def test_packages_hold_their_code_in_modules() -> None:
+    for path in (path for path in SOURCES if path.name == "__init__.py"):
+        body = ast.parse(path.read_text()).body
+        defined = [type(node).__name__ for node in body if not isinstance(node, (ast.Expr, ast.ImportFrom))]
+        assert not defined, f"{path.relative_to(ROOT)} defines something"
+
+
+def test_every_file_has_a_place_that_says_what_is_in_it() -> None:
+    vague = {"utils", "util", "common", "helpers", "misc"}
+    assert not [path for path in SOURCES if path.stem in vague or vague & set(path.relative_to(ROOT).parts)]
+
+
+def test_every_package_is_typed_for_those_who_import_it() -> None:
+    assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    for function in functions(path):
+        first = function.body[0]
+        docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        body = function.body[1:] if docstring and len(function.body) > 1 else function.body
+        lines = (function.end_lineno or 0) - body[0].lineno + 1
+        assert lines <= 60, f"{function.name} has {lines} lines under its docstring"
