@@ -220,9 +220,10 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bucket_cap_bytes: int = 25 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        for label in ("batch", "first_bucket_bytes", "bucket_cap_bytes"):
-            if getattr(self, label) < 1:
-                raise ValueError(f"{label} has to be at least 1, not {getattr(self, label)}")
+        if self.batch < 1:
+            raise ValueError(f"batch has to be at least 1, not {self.batch}")
+        if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
+            raise ValueError("limits of buckets have to be 0 bytes or more")
 
 
 def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
@@ -240,12 +241,6 @@ def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
         raise UserError(f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB")
     cap_bytes = int(bucket_cap_mb * 1024 * 1024)
     return cap_bytes, cap_bytes
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch has to be at least 1, not {self.batch}")
-        if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
-            raise ValueError("limits of buckets have to be 0 bytes or more")
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

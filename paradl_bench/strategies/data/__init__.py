@@ -1,0 +1,1 @@
+"""Data parallelism as torch's DistributedDataParallel does it."""

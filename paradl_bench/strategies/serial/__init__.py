@@ -1,0 +1,1 @@
+"""One device, no exchange: what every strategy is compared with."""
