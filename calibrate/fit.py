@@ -1,0 +1,99 @@
+"""From measurement directories to a profile."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from calibrate.communication_fit import fit_communication
+from calibrate.copy_fit import fit_copies
+from calibrate.interference_fit import fit_interference
+from calibrate.layer_fit import layer_times, model_times, rates_reached
+from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
+from calibrate.reading import Measurements, read_measurements
+from paradl_bench.collectives.catalog import operations
+from paradl_bench.spec.cluster import Cluster, Level
+from paradl_bench.spec.errors import UserError
+
+NODE = "node"
+"""Name of the innermost level, whose ranks share a host."""
+
+
+def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], force: bool) -> Profile:
+    """Fit a profile to directories of ``paradl-bench layers`` and ``collectives``.
+
+    Args:
+        command_line: kept in the profile.
+        force: merge directories that were measured in unlike environments.
+
+    Raises:
+        UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record.
+    """
+    measured = read_measurements(directories, force=force)
+    times = layer_times(measured.layers)
+    communication, left_out = fit_communication((record for _, record in measured.collectives), operations())
+    interference, kernel_notes = fit_interference(measured.interference)
+    profile = Profile(
+        schema_version=SCHEMA_VERSION,
+        created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        command_line=command_line,
+        environments=measured.environments,
+        sources=measured.sources,
+        devices=_devices(measured, times),
+        cluster=_cluster(measured),
+        network=measured.networks,
+        layer_times=times,
+        model_times=model_times(measured.iterations),
+        copies=fit_copies(measured.copies),
+        communication=communication,
+        interference=interference,
+        notes=(*measured.notes, *left_out, *kernel_notes, *_untraced(measured)),
+    )
+    if not (profile.layer_times or profile.communication or profile.model_times):
+        more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
+        raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
+    return profile
+
+
+def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device, ...]:
+    reached = rates_reached(times, measured.networks)
+    devices: dict[str, Device] = {}
+    for environment in measured.environments:
+        devices.setdefault(
+            environment.device_name,
+            Device(
+                name=environment.device_name,
+                kind=environment.device,
+                memory_bytes=environment.memory_bytes,
+                devices_per_host=environment.device_count,
+                # Of devices merged by force nobody can say which of them reached it.
+                peak_flops=reached.peak_flops if not devices else None,
+                memory_bandwidth_bytes_per_s=reached.memory_bandwidth_bytes_per_s if not devices else None,
+            ),
+        )
+    return tuple(devices.values())
+
+
+def _cluster(measured: Measurements) -> Cluster:
+    """The cluster that was measured: a host with its devices, and outer levels as far as collectives spanned them."""
+    environment = measured.environments[0]
+    largest: dict[str, int] = {NODE: environment.device_count}
+    for _, record in measured.collectives:
+        largest[record.level] = max(largest.get(record.level, 1), record.ranks)
+    node_ranks = largest.pop(NODE)
+    outer = sorted(largest.items(), key=lambda level: level[1])
+    levels = [Level(name=NODE, ranks=node_ranks)]
+    levels += [Level(name=name, ranks=max(ranks, node_ranks)) for name, ranks in outer]
+    shared = environment.device == "cpu"
+    return Cluster(
+        name=environment.hostname or "measured",
+        levels=tuple(levels),
+        memory_bytes_per_rank=environment.memory_bytes / (node_ranks if shared else 1),
+    )
+
+
+def _untraced(measured: Measurements) -> list[str]:
+    models = {record.model for _, record in measured.layers} | {record.model for _, record in measured.iterations}
+    missing = sorted(models - set(measured.networks))
+    return [f"{model} was measured, but no network file describes it" for model in missing]

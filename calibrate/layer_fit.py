@@ -1,0 +1,214 @@
+"""Statistics of layer profiles: times of operations, of whole iterations, and what the device reached.
+
+Nothing is fitted here: a profile holds medians of what was measured, so that a model's layers add up, and spreads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.blocks import between_block_sd, bootstrap_interval, split_half_difference, unbiased_sd
+from calibrate.profile import LayerTime, ModelTime
+from calibrate.reading import Placed
+from paradl_bench.measure.layer_summary import remainders
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import IterationSamples, LayerSamples, Mode, PhaseName
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.statistics import Summary, summarise
+
+Floats = NDArray[np.float64]
+
+QUANTILES = 21
+"""Evenly spaced probabilities at which the spread of single iterations is kept."""
+
+_SEVERAL = (
+    "fw_s", "bw_s", "wu_s", "fw_layers_s", "bw_layers_s", "fw_between_s", "bw_between_s", "fw_instrumented_s",
+    "bw_instrumented_s",
+)  # fmt: skip
+
+
+class LayerKey(NamedTuple):
+    """What decides an operation's time."""
+
+    operation: str
+    phase: PhaseName
+    mode: Mode
+    batch: int
+    dtype: str
+    ranks_on_host: int
+
+
+class Block(NamedTuple):
+    """One block on one rank; blocks of two directories are different ones."""
+
+    directory: int
+    block: int
+    rank: int
+
+
+Place = tuple[str, str]
+"""(model, layer): where an operation occurs."""
+
+
+def layer_times(records: Iterable[Placed[LayerSamples]]) -> tuple[LayerTime, ...]:
+    """Times per operation, phase, mode, local batch, dtype and number of ranks on the host."""
+    groups: dict[LayerKey, dict[Place, dict[Block, list[float]]]] = {}
+    for directory, record in records:
+        key = LayerKey(record.operation, record.phase, record.mode, record.batch, record.dtype, record.ranks_on_host)
+        place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
+        place.setdefault(Block(directory, record.block, record.rank), []).extend(record.samples_s)
+    return tuple(_layer_time(key, groups[key]) for key in sorted(groups))
+
+
+def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, list[float]]]) -> LayerTime:
+    summaries = {
+        place: summarise(np.concatenate([np.array(samples) for samples in blocks.values()]))
+        for place, blocks in places.items()
+    }
+    median_s = float(np.mean([summary.median_s for summary in summaries.values()]))
+    return LayerTime(
+        operation=key.operation,
+        phase=key.phase,
+        mode=key.mode,
+        batch=key.batch,
+        dtype=key.dtype,
+        ranks_on_host=key.ranks_on_host,
+        time=Summary(
+            median_s=median_s,
+            iqr_s=float(np.mean([summary.iqr_s for summary in summaries.values()])),
+            minimum_s=min(summary.minimum_s for summary in summaries.values()),
+            samples=sum(summary.samples for summary in summaries.values()),
+        ),
+        block_relative_sd=_block_sd(places, {place: summary.median_s for place, summary in summaries.items()}),
+    )
+
+
+def _block_sd(places: Mapping[Place, Mapping[Block, list[float]]], medians_s: Mapping[Place, float]) -> float:
+    """Spread between blocks of what all places together take, relative to their medians.
+
+    A block that lacks some places is compared over those that it has.
+    """
+    measured: dict[Block, float] = {}
+    expected: dict[Block, float] = {}
+    for place, blocks in places.items():
+        for block, samples in blocks.items():
+            measured[block] = measured.get(block, 0.0) + float(np.median(samples))
+            expected[block] = expected.get(block, 0.0) + medians_s[place]
+    if len(measured) == 1:
+        return float(np.mean([between_block_sd([np.array(s)]) for blocks in places.values() for s in blocks.values()]))
+    return unbiased_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
+
+
+class ModelKey(NamedTuple):
+    """What decides the time of a whole iteration."""
+
+    model: str
+    batch: int
+    dtype: str
+    optimizer: str
+    ranks_on_host: int
+
+
+def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
+    """Whole iterations, the time between operations, weight update and closure of each model and local batch.
+
+    Raises:
+        UserError: the lists of a record, which belong together pair by pair, differ in length.
+    """
+    groups: dict[ModelKey, list[Placed[IterationSamples]]] = {}
+    for placed in records:
+        record = placed.record
+        _check_pairs(record)
+        key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host)
+        groups.setdefault(key, []).append(placed)
+    return tuple(_model_time(key, groups[key]) for key in sorted(groups))
+
+
+def _check_pairs(record: IterationSamples) -> None:
+    lengths = {name: len(getattr(record, name)) for name in _SEVERAL}
+    if record.wu_instrumented_s:
+        lengths["wu_instrumented_s"] = len(record.wu_instrumented_s)
+    where = f"iterations of {record.model}, batch {record.batch}, block {record.block}"
+    odd = next((name for name, length in lengths.items() if length != lengths["fw_s"]), None)
+    if odd:
+        raise UserError(f"{where}: {odd} holds {lengths[odd]} values and fw_s {lengths['fw_s']}; pairs need one each")
+    if min(f + b + w for f, b, w in zip(record.fw_s, record.bw_s, record.wu_s, strict=True)) <= 0:
+        raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
+
+
+def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
+    records = [record for _, record in placed]
+
+    def pooled(field: str) -> Summary:
+        # Time between operations has the probes' own cost taken off, which noise can turn negative.
+        return summarise(np.maximum(np.concatenate([getattr(record, field) for record in records]), 0.0))
+
+    iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
+    remainder = [remainders([record]) for record in records]
+    return ModelTime(
+        model=key.model,
+        batch=key.batch,
+        dtype=key.dtype,
+        optimizer=key.optimizer,
+        ranks_on_host=key.ranks_on_host,
+        fw=pooled("fw_s"),
+        bw=pooled("bw_s"),
+        wu=pooled("wu_s"),
+        iteration=summarise(np.concatenate(iterations)),
+        fw_between=pooled("fw_between_s"),
+        bw_between=pooled("bw_between_s"),
+        remainder_relative=float(np.median(np.concatenate(remainder))),
+        remainder_interval=bootstrap_interval(remainder),
+        noise_floor_relative=split_half_difference(iterations),
+        common_relative_sd=between_block_sd(iterations),
+        iteration_relative_quantiles=_relative_quantiles([d for d, _ in placed], iterations),
+    )
+
+
+def _relative_quantiles(directories: Sequence[int], iterations: Sequence[Floats]) -> tuple[float, ...]:
+    """Quantiles of single iterations over the median of their own directory."""
+    relative = []
+    for directory in sorted(set(directories)):
+        own = np.concatenate([part for d, part in zip(directories, iterations, strict=True) if d == directory])
+        relative.append(own / np.median(own))
+    probabilities = np.linspace(0, 1, QUANTILES)
+    return tuple(float(value) for value in np.quantile(np.concatenate(relative), probabilities))
+
+
+class Reached(NamedTuple):
+    """Rates that measured layers reached: lower bounds of what the device can do."""
+
+    peak_flops: float | None
+    memory_bandwidth_bytes_per_s: float | None
+
+
+def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -> Reached:
+    """Best FLOP/s of any operation, and best bytes/s of operations that compute next to nothing.
+
+    Bandwidth is read off forward of the operations with at most one FLOP a byte that move at least half of what the
+    largest of them moves: small ones live in a cache and say nothing of memory.
+    """
+    layers = {layer.operation: layer for network in networks.values() for layer in network.layers}
+    flops: list[float] = []
+    moved: list[tuple[float, float]] = []
+    for time in times:
+        layer = layers.get(time.operation)
+        if layer is None or time.shard or time.time.median_s <= 0:
+            continue
+        work = {
+            "FW": layer.fw_flops,
+            "BW": layer.bw_input_flops + layer.bw_weight_flops,
+            "BW_input": layer.bw_input_flops,
+            "BW_weight": layer.bw_weight_flops,
+        }.get(time.phase, 0)
+        if layer.parameters and work:
+            flops.append(work * time.batch / time.time.median_s)
+        if time.phase == "FW" and not layer.parameters and 0 < layer.fw_bytes >= layer.fw_flops:
+            moved.append((layer.fw_bytes * time.batch, time.time.median_s))
+    largest = max((size for size, _ in moved), default=0.0)
+    rates = [size / seconds for size, seconds in moved if size >= largest / 2]
+    return Reached(max(flops, default=None), max(rates, default=None))

@@ -1,0 +1,213 @@
+"""Measurement directories as the fits read them: checked for likeness, with their provenance."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from calibrate.profile import Source
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import (
+    COLLECTIVES_FILE,
+    COPIES_FILE,
+    INTERFERENCE_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    CollectiveSamples,
+    CopySamples,
+    Environment,
+    InterferenceSamples,
+    IterationSamples,
+    LayerSamples,
+    Manifest,
+    read_manifest,
+    read_records,
+)
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import not_a_number
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_SHOWN_DIFFERENCES = 3
+_IN_RECORDS = {"settings.dtype"}
+"""What records say themselves, so that unlike ones do not mix."""
+
+
+class Placed(NamedTuple, Generic[T]):
+    """A record and the number of its directory: equal blocks of two directories are two blocks."""
+
+    directory: int
+    record: T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Everything read from some measurement directories.
+
+    Attributes:
+        environments: distinct ones; ``sources`` name theirs by index.
+        networks: by model name.
+        notes: in words, what a reader of the profile should know.
+    """
+
+    sources: tuple[Source, ...]
+    environments: tuple[Environment, ...]
+    networks: dict[str, Network]
+    layers: tuple[Placed[LayerSamples], ...]
+    iterations: tuple[Placed[IterationSamples], ...]
+    copies: tuple[Placed[CopySamples], ...]
+    collectives: tuple[Placed[CollectiveSamples], ...]
+    interference: tuple[Placed[InterferenceSamples], ...]
+    notes: tuple[str, ...]
+
+
+def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
+    """Read directories of layers and collectives.
+
+    Args:
+        force: merge directories measured in unlike environments.
+
+    Raises:
+        UserError: none given, not a measurement, a training run, the same twice, unlike environments, a wrong record.
+    """
+    if not directories:
+        raise UserError("no measurement directory given; write calibrate fit DIR... -o PROFILE")
+    manifests = [_manifest_of(directory) for directory in directories]
+    notes = _check_alike(directories, manifests, force=force)
+    environments: list[Environment] = []
+    sources = []
+    for directory, manifest in zip(directories, manifests, strict=True):
+        if manifest.environment not in environments:
+            environments.append(manifest.environment)
+        sources.append(_source(directory, manifest, environments.index(manifest.environment)))
+        if not manifest.complete:
+            command = " ".join(manifest.command_line)
+            notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
+    _check_distinct(sources)
+    return Measurements(
+        sources=tuple(sources),
+        environments=tuple(environments),
+        networks=_networks(directories),
+        layers=_records(directories, LAYERS_FILE, LayerSamples),
+        iterations=_records(directories, ITERATIONS_FILE, IterationSamples),
+        copies=_records(directories, COPIES_FILE, CopySamples),
+        collectives=_records(directories, COLLECTIVES_FILE, CollectiveSamples),
+        interference=_records(directories, INTERFERENCE_FILE, InterferenceSamples),
+        notes=tuple(notes),
+    )
+
+
+def _manifest_of(directory: Path) -> Manifest:
+    manifest = read_manifest(directory)
+    if manifest.kind == "training":
+        raise UserError(
+            f"{directory} holds a training run: predictions are never fitted to the runs that they are checked "
+            "against; give directories of paradl-bench layers and collectives"
+        )
+    return manifest
+
+
+def _check_alike(directories: Sequence[Path], manifests: Sequence[Manifest], *, force: bool) -> list[str]:
+    notes = []
+    for directory, manifest in zip(directories[1:], manifests[1:], strict=True):
+        found = _differences(manifests[0], manifest)
+        if not found:
+            continue
+        shown = ", ".join(found[:_SHOWN_DIFFERENCES])
+        more = f" and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
+        text = f"{directories[0]} and {directory} were measured in unlike environments ({shown}{more})"
+        if not force:
+            raise UserError(f"{text}; measure both in one, or give --force to merge them all the same")
+        notes.append(f"{text}; merged by --force")
+    return notes
+
+
+def _differences(one: Manifest, other: Manifest) -> list[str]:
+    """What makes two measurements unlike; between kinds, a setting that only one of them has makes none."""
+    mine, theirs = one.environment, other.environment
+    if one.kind != other.kind:
+        shared = mine.settings.keys() & theirs.settings.keys()
+        mine, theirs = (
+            msgspec.structs.replace(each, settings={key: each.settings[key] for key in sorted(shared)})
+            for each in (mine, theirs)
+        )
+    return [text for text in mine.differences(theirs) if text.split(" ")[0] not in _IN_RECORDS]
+
+
+def _source(directory: Path, manifest: Manifest, environment: int) -> Source:
+    return Source(
+        path=str(directory),
+        kind=manifest.kind,
+        command_line=manifest.command_line,
+        created_utc=manifest.created_utc,
+        sha256=directory_hash(directory),
+        environment=environment,
+        complete=manifest.complete,
+    )
+
+
+def directory_hash(directory: Path) -> str:
+    """SHA-256 over names and contents of a directory's files (hidden ones, which are temporary, left out)."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _check_distinct(sources: Iterable[Source]) -> None:
+    seen: dict[str, str] = {}
+    for source in sources:
+        if source.sha256 in seen:
+            raise UserError(f"{seen[source.sha256]} and {source.path} hold the same measurement; give it once")
+        seen[source.sha256] = source.path
+
+
+def _records(directories: Sequence[Path], name: str, of: type[T]) -> tuple[Placed[T], ...]:
+    return tuple(
+        Placed(index, record)
+        for index, directory in enumerate(directories)
+        for record in read_records(directory, name, of)
+    )
+
+
+def _networks(directories: Sequence[Path]) -> dict[str, Network]:
+    found: dict[str, tuple[Network, Path]] = {}
+    for directory in directories:
+        for path in sorted(directory.glob("network*.json")):
+            network = read_network(path)
+            known, where = found.setdefault(network.name, (network, path))
+            if _work(known) != _work(network):
+                shapes = ["x".join(map(str, each.input_shape)) for each in (known, network)]
+                unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
+                raise UserError(
+                    f"{where} and {path}: {network.name} was measured {unlike}; a profile holds one: fit two profiles"
+                )
+    return {name: network for name, (network, _) in sorted(found.items())}
+
+
+def _work(network: Network) -> tuple[object, ...]:
+    return network.input_shape, network.layers, network.parameters, network.buffers
+
+
+def read_network(path: Path) -> Network:
+    """Read a network file.
+
+    Raises:
+        UserError: unreadable, truncated, or a wrong field, named by its path.
+    """
+    try:
+        content = path.read_bytes()
+        return msgspec.json.decode(content, type=Network)
+    except OSError as error:
+        raise UserError(f"cannot read network {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UserError(f"network {path}: {not_a_number(content) or error}") from None
