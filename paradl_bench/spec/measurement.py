@@ -50,6 +50,13 @@ def _check_samples(samples_s: tuple[float, ...], where: str) -> None:
             raise ValueError(f"{where} holds {value}, which is no time: seconds are finite and not negative")
 
 
+def _check_aligned(owner: msgspec.Struct, *labels: str) -> None:
+    """One iteration, or one A-B group, has one index in all lists; a list that is not measured is empty."""
+    lengths = {label: len(getattr(owner, label)) for label in labels if getattr(owner, label)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"lists of one index differ in length: {lengths}")
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a measurement was made.
 
@@ -174,8 +181,15 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     wu_instrumented_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for label in ("fw_s", "bw_s", "wu_s", "fw_layers_s", "bw_layers_s"):
-            _check_samples(getattr(self, label), label)
+        lists = [label for label in self.__struct_fields__ if label.endswith("_s")]
+        for label in lists:
+            # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.
+            if label.endswith("_between_s"):
+                if not all(map(math.isfinite, getattr(self, label))):
+                    raise ValueError(f"{label} has to be finite")
+            elif label != "wu_instrumented_s" or self.wu_instrumented_s:
+                _check_samples(getattr(self, label), label)
+        _check_aligned(self, *lists)
 
 
 class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -224,6 +238,8 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     verified: bool
 
     def __post_init__(self) -> None:
+        if len({len(samples) for samples in self.samples_s}) != 1:
+            raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
         for rank, samples in enumerate(self.samples_s):
             _check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
 
@@ -255,8 +271,10 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     communication_beside_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for label in ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s"):
+        labels = ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s")
+        for label in labels:
             _check_samples(getattr(self, label), label)
+        _check_aligned(self, *labels)
 
 
 class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -282,7 +300,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         first_iteration: index, within the run, of the first one here.
         iteration_s: from the start of forward to the end of the weight update.
         exposed_ge_s: from the last gradient's readiness to the end of the exchange; 0 for serial.
-        sequence_numbers: how many collectives the process group had issued by the end of each iteration, to show that
+        collectives_issued: how many collectives the process group had issued by the end of each iteration, to show that
             each timed iteration issued as many as the recorded one.
     """
 
@@ -296,8 +314,10 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     collectives_issued: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for label in ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s"):
+        labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
+        for label in labels:
             _check_samples(getattr(self, label), label)
+        _check_aligned(self, *labels, "collectives_issued")
 
 
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
