@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, unknown_choice
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import TCPStore
 
+T = TypeVar("T")
 Launcher = Literal["own", "torchrun", "srun"]
 
 LAUNCHERS: tuple[Launcher, ...] = ("own", "torchrun", "srun")
@@ -80,6 +81,26 @@ class RankContext:
             import torch.distributed as dist
 
             dist.barrier()
+
+    def share(self, value: T) -> T:
+        """Rank 0's value on every rank; a collective, so never inside what is timed."""
+        if self.backend == NO_BACKEND:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks, on every rank; a collective, so never inside what is timed."""
+        if self.backend == NO_BACKEND:
+            return [value]
+        import torch.distributed as dist
+
+        boxes: list[T] = [value] * self.ranks
+        dist.all_gather_object(boxes, value)
+        return boxes
 
 
 def launcher_of_environment(choice: str | None) -> RankPlace | None:

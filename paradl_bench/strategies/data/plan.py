@@ -252,8 +252,9 @@ def _issued_before_steady_state(network: Network, buckets: GradientBuckets) -> t
     counts["setup", "broadcast", 2 * dims * _INT64_BYTES] += 1
     for size, _ in broadcast_buckets([*network.parameters, *network.buffers]):
         counts["setup", "broadcast", size] += 1
+    of_buffers = broadcast_buckets(network.buffers)
     for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt)):
-        for size, _ in broadcast_buckets(network.buffers):
+        for size, _ in of_buffers:
             counts[when, "broadcast", size] += 1
         for bucket in sent:
             counts[when, "all_reduce", total_bytes(bucket)] += 1
