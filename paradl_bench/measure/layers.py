@@ -7,8 +7,10 @@ sum can be held against the iteration that nobody probed (closure).
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,11 +240,12 @@ def _measure_block(
     # Other models ran since: one iteration brings this one's memory and code back.
     _plain_iteration(subject, context, clock)
     plain, probed = [], []
-    for _ in range(request.pairs):
-        context.barrier()
-        plain.append(_plain_iteration(subject, context, clock))
-        context.barrier()
-        probed.append(probed_iteration(subject.forward, subject.update, clock, cost, layers))
+    with _no_garbage_collection():
+        for _ in range(request.pairs):
+            context.barrier()
+            plain.append(_plain_iteration(subject, context, clock))
+            context.barrier()
+            probed.append(probed_iteration(subject.forward, subject.update, clock, cost, layers))
     about = _About(subject, context, request, block)
     isolated = [about.isolated(operation, clock) for operation in subject.operations]
     context.barrier()
@@ -259,6 +262,17 @@ def _measure_block(
             directory.append(name, [msgspec.convert(row, kind) for rank in gathered for row in rank[name]])
 
 
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector, which the probes' many objects would call far more often than training does, out."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> tuple[float, float, float]:
     """An uninstrumented iteration: seconds of forward, backward and weight update.
 
@@ -270,7 +284,6 @@ def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> t
     fw_end = clock.stamp()
     loss.backward()  # type: ignore[no-untyped-call]
     bw_end = clock.stamp()
-    del loss
     wu_begin = bw_end
     if context.ranks > 1:
         context.barrier()

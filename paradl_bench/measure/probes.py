@@ -7,9 +7,11 @@ interval that it measures and outside of it; both costs are measured on operatio
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCost:
-    """Seconds that one probe adds inside the interval that it measures, and outside of it."""
+    """Seconds that one probe adds inside the interval that it measures, and outside of it.
+
+    A torch function written in Python (most of ``torch.nn.functional``) reaches the probe by way of Python and costs
+    more outside than a built-in one.
+    """
 
     fw_inside_s: float
-    fw_outside_s: float
+    fw_outside_builtin_s: float
+    fw_outside_python_s: float
     bw_inside_s: float
     bw_outside_s: float
 
@@ -59,7 +66,8 @@ class OperationProbe(TorchFunctionMode):
     def __init__(self, stamp: Callable[[], Any]) -> None:
         super().__init__()
         self._stamp = stamp
-        self.calls = 0
+        self.builtin_calls = 0
+        self.python_calls = 0
         self.records: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,7 +75,10 @@ class OperationProbe(TorchFunctionMode):
         start = stamp()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = stamp()
-        self.calls += 1
+        if type(function) is FunctionType:
+            self.python_calls += 1
+        else:
+            self.builtin_calls += 1
         if isinstance(result, torch.Tensor):
             if function.__name__ not in ("__get__", "requires_grad_"):
                 self.records.append((start, end, result.grad_fn))
@@ -145,11 +156,13 @@ def probed_iteration(
     bw_begin = clock.stamp()
     loss.backward()  # type: ignore[no-untyped-call]
     bw_end = clock.stamp()
+    # The graph goes with its hooks before the update is timed: unhooking is the probes' cost, not the update's.
     del loss
+    wu_begin = clock.stamp()
     update()
     end = clock.stamp()
     clock.synchronise()
-    fw, fw_total, fw_between = _forward_times(clock, stamps, begin, fw_end, cost, probe.calls)
+    fw, fw_total, fw_between = _forward_times(clock, stamps, begin, fw_end, cost, probe)
     bw, bw_total, bw_between = _backward_times(clock, backward, bw_begin, bw_end, cost, layers)
     return ProbedIteration(
         fw_s=fw,
@@ -158,17 +171,19 @@ def probed_iteration(
         bw_between_s=bw_between,
         fw_total_s=fw_total,
         bw_total_s=bw_total,
-        wu_s=clock.seconds(bw_end, end),
+        wu_s=clock.seconds(wu_begin, end),
     )
 
 
 def _forward_times(
-    clock: Clock, stamps: list[tuple[Any, Any]], begin: Any, end: Any, cost: ProbeCost, calls: int
+    clock: Clock, stamps: list[tuple[Any, Any]], begin: Any, end: Any, cost: ProbeCost, probe: OperationProbe
 ) -> tuple[Floats, float, float]:
     raw = np.array([clock.seconds(*pair) for pair in stamps])
     total = clock.seconds(begin, end)
     # Calls that are no operation (sizes, attributes) pass through the probe too, and lie between operations.
-    between = total - raw.sum() - calls * cost.fw_outside_s - (calls - len(raw)) * cost.fw_inside_s
+    no_operation = probe.builtin_calls + probe.python_calls - len(raw)
+    outside = probe.builtin_calls * cost.fw_outside_builtin_s + probe.python_calls * cost.fw_outside_python_s
+    between = total - raw.sum() - outside - no_operation * cost.fw_inside_s
     return np.maximum(raw - cost.fw_inside_s, 0.0), total, max(float(between), 0.0)
 
 
@@ -182,80 +197,116 @@ def _backward_times(
     return np.bincount(probe.layer, weights=net, minlength=layers).astype(float), total, max(float(between), 0.0)
 
 
-# 64 KiB an operation: caches are as cold for the probe as they are between real operations, which on one element they
-# are not, and the operation is still short.
+# Between real operations the probe finds its code and data displaced by a kernel's; in a tight loop it would not, and
+# would cost a third. So memory of the size of a core's cache is copied between the operations of the chain.
+_EVICTED_BYTES = 1024 * 1024
 _CHAIN_ELEMENTS = 16384
 
 
-def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 100, repetitions: int = 25) -> ProbeCost:
-    """Cost of the probes, from chains of small operations with and without them, interleaved.
+def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 60, repetitions: int = 25) -> ProbeCost:
+    """Cost of the probes, from chains of small operations with and without them, interleaved, on cold caches.
 
-    The time of the operation itself inside a probed interval is taken as that of the bare operation forward, and of
-    the same function called bare in backward.
+    The time of the operation itself inside a probed interval is that between two stamps round the bare operation; in
+    backward, that of the same function called bare.
     """
-    bare, probed, inside = [], [], []
-    bw_bare, bw_probed, bw_inside, alone = [], [], [], []
+    builtin, python = _ChainTimes(), _ChainTimes()
     for _ in range(repetitions):
-        bare_fw, bare_bw = _time_chain(clock, device, chain)
-        fw, fw_in, bw, bw_in = _time_probed_chain(clock, device, chain)
-        bare.append(bare_fw)
-        probed.append(fw)
-        inside.append(fw_in)
-        bw_bare.append(bare_bw)
-        bw_probed.append(bw)
-        bw_inside.append(bw_in)
-        alone.append(_time_alone(clock, device, chain))
-    median = statistics.median
-    fw_inside = max(0.0, median(inside) - median(bare))
-    bw_in_cost = max(0.0, median(bw_inside) - median(alone))
+        builtin.sample(torch.neg, clock, device, chain)
+        python.sample(torch.nn.functional.relu, clock, device, chain)
+    fw_inside = builtin.difference("inside", "stamped")
+    bw_inside = builtin.difference("bw_inside", "alone")
     return ProbeCost(
         fw_inside_s=fw_inside,
-        fw_outside_s=max(0.0, median(probed) - median(bare) - fw_inside),
-        bw_inside_s=bw_in_cost,
-        bw_outside_s=max(0.0, median(bw_probed) - median(bw_bare) - bw_in_cost),
+        fw_outside_builtin_s=max(0.0, builtin.difference("probed", "bare") - fw_inside),
+        fw_outside_python_s=max(0.0, python.difference("probed", "bare") - fw_inside),
+        bw_inside_s=bw_inside,
+        bw_outside_s=max(0.0, builtin.difference("bw_probed", "bw_bare") - bw_inside),
     )
 
 
-def _time_chain(clock: Clock, device: torch.device, chain: int) -> tuple[float, float]:
+class _ChainTimes:
+    """Seconds an operation of a chain, with and without probes, sample by sample."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[float]] = {}
+        self._memory = bytearray(_EVICTED_BYTES)
+        self._other = bytearray(_EVICTED_BYTES)
+
+    def difference(self, more: str, less: str) -> float:
+        """Median of the differences of interleaved samples, not below zero."""
+        pairs = zip(self._samples[more], self._samples[less], strict=True)
+        return max(0.0, statistics.median(a - b for a, b in pairs))
+
+    def sample(self, operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int) -> None:
+        """One sample of each: bare forward and backward, probed ones, and the operation alone."""
+        for probe in (None, OperationProbe(clock.stamp)):
+            self._add(**self._forward(operation, clock, device, chain, probe))
+            self._add(**_backward_chain(operation, clock, device, chain, probed=probe is not None))
+        self._add(alone=_alone(operation, clock, device, chain))
+
+    def _add(self, **seconds: float) -> None:
+        for name, value in seconds.items():
+            self._samples.setdefault(name, []).append(value)
+
+    def _forward(
+        self,
+        operation: Callable[[Any], Any],
+        clock: Clock,
+        device: torch.device,
+        chain: int,
+        probe: OperationProbe | None,
+    ) -> dict[str, float]:
+        tensor = torch.ones(_CHAIN_ELEMENTS, device=device, requires_grad=True)
+        stamped = []
+        with contextlib.nullcontext() if probe is None else probe:
+            begin = clock.stamp()
+            for _ in range(chain):
+                self._memory[:] = self._other
+                operation(tensor)
+            end = clock.stamp()
+        if probe is not None:
+            stamped = [(start, stop) for start, stop, _ in probe.records]
+        else:
+            for _ in range(chain):
+                self._memory[:] = self._other
+                start = clock.stamp()
+                operation(tensor)
+                stamped.append((start, clock.stamp()))
+        clock.synchronise()
+        each = statistics.median(clock.seconds(*pair) for pair in stamped)
+        whole = clock.seconds(begin, end) / chain
+        return {"bare": whole, "stamped": each} if probe is None else {"probed": whole, "inside": each}
+
+
+def _backward_chain(
+    operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int, *, probed: bool
+) -> dict[str, float]:
     tensor = torch.ones(_CHAIN_ELEMENTS, device=device, requires_grad=True)
-    begin = clock.stamp()
+    nodes = []
     for _ in range(chain):
-        tensor = torch.neg(tensor)
-    middle = clock.stamp()
-    tensor.backward(torch.ones_like(tensor))  # type: ignore[no-untyped-call]
+        tensor = operation(tensor)
+        nodes.append(tensor.grad_fn)
+    backward = BackwardProbe(clock.stamp)
+    if probed:
+        backward.attach(nodes, tensor.grad_fn)
+    gradient = torch.ones_like(tensor)
+    begin = clock.stamp()
+    tensor.backward(gradient)  # type: ignore[no-untyped-call]
     end = clock.stamp()
     clock.synchronise()
-    return clock.seconds(begin, middle) / chain, clock.seconds(middle, end) / chain
+    whole = clock.seconds(begin, end) / chain
+    if not probed:
+        return {"bw_bare": whole}
+    pairs = zip(backward.starts, backward.ends, strict=True)
+    return {"bw_probed": whole, "bw_inside": statistics.median(clock.seconds(*pair) for pair in pairs)}
 
 
-def _time_probed_chain(clock: Clock, device: torch.device, chain: int) -> tuple[float, float, float, float]:
-    tensor = torch.ones(_CHAIN_ELEMENTS, device=device, requires_grad=True)
-    probe = OperationProbe(clock.stamp)
-    with probe:
-        begin = clock.stamp()
-        for _ in range(chain):
-            tensor = torch.neg(tensor)
-        middle = clock.stamp()
-    backward = BackwardProbe(clock.stamp)
-    backward.attach([record[2] for record in probe.records], tensor.grad_fn)
-    bw_begin = clock.stamp()
-    tensor.backward(torch.ones_like(tensor))  # type: ignore[no-untyped-call]
-    bw_end = clock.stamp()
-    clock.synchronise()
-    fw_inside = statistics.median(clock.seconds(start, end) for start, end, _ in probe.records)
-    bw_inside = statistics.median(
-        clock.seconds(start, end) for start, end in zip(backward.starts, backward.ends, strict=True)
-    )
-    count = len(backward.starts)
-    return clock.seconds(begin, middle) / chain, fw_inside, clock.seconds(bw_begin, bw_end) / count, bw_inside
-
-
-def _time_alone(clock: Clock, device: torch.device, chain: int) -> float:
+def _alone(operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int) -> float:
     tensor = torch.ones(_CHAIN_ELEMENTS, device=device)
     with torch.no_grad():
         begin = clock.stamp()
         for _ in range(chain):
-            torch.neg(tensor)
+            operation(tensor)
         end = clock.stamp()
     clock.synchronise()
     return clock.seconds(begin, end) / chain
