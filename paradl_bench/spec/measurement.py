@@ -298,10 +298,13 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     Attributes:
         first_iteration: index, within the run, of the first one here.
-        iteration_s: from the start of forward to the end of the weight update.
-        exposed_ge_s: from the last gradient's readiness to the end of the exchange; 0 for serial.
-        collectives_issued: how many collectives the process group had issued by the end of each iteration, to show that
-            each timed iteration issued as many as the recorded one.
+        iteration_s: from the start of forward to the end of the weight update; the sum of the four phases.
+        fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
+        bw_s: to the readiness of the last gradient.
+        exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
+        wu_s: optimizer step and zero_grad.
+        collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
+            one issued as many as the recorded one; empty where the backend does not count.
     """
 
     rank: int
@@ -326,8 +329,12 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         batch: global mini-batch.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
-        issued: collectives issued, by when; planned: what the plan holds.
         network_digest: digest of the traced network.
+        cores: the core that each rank was pinned to; empty on GPUs.
+        issued: collectives that rank 0 issued, by when; planned: what the plan holds.
+        issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
+        differences: what does not agree, in words.
+        losses: of rank 0, one a timed iteration.
     """
 
     model: str
@@ -344,9 +351,11 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bucket_cap_bytes: int
     first_bucket_bytes: int
     network_digest: str
+    cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
     issued_equals_plan: bool | None = None
+    differences: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
 
 
