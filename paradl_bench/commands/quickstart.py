@@ -1,0 +1,185 @@
+"""``paradl-bench quickstart``: the whole loop on one machine: measure, calibrate, predict, train, validate.
+
+Every step is a command that a user could type; this only types them, in order, and shows them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.terminal import say
+
+SERIAL_BATCH = 8
+"""Global mini-batch of every run; data parallel on two ranks takes half of it on each."""
+# Image sizes that keep the whole under six minutes on two cores: vgg11's iteration is mostly weights, which do not
+# shrink with the image.
+SUBJECTS = {"3x64x64": ("resnet18", "mobilenet_v2"), "3x32x32": ("vgg11",)}
+ITERATIONS = {"resnet18": 40, "mobilenet_v2": 40, "vgg11": 16}
+WARMUP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command of the loop.
+
+    Attributes:
+        title: what it does, for the screen.
+        module: which of the three packages runs it.
+        arguments: its command line without the program.
+        shown: whether its output belongs on the screen (else only what goes wrong).
+    """
+
+    title: str
+    module: str
+    arguments: tuple[str, ...]
+    shown: bool = True
+
+    @property
+    def command_line(self) -> str:
+        """As a user would type it."""
+        return shlex.join((self.module.replace("_", "-"), *self.arguments))
+
+
+def steps(output: Path) -> list[Step]:
+    """The loop's commands, writing below ``output``."""
+    profile, layers = str(output / "profile.json"), [str(output / name) for name, _ in _layer_directories()]
+    runs = [str(output / f"train-{model}-{strategy}") for _, model, strategy in _runs()]
+    return [
+        Step("What this machine has", "paradl_bench", ("doctor",)),
+        *_layer_steps(output),
+        Step(
+            "Collectives between two ranks, alone and beside compute",
+            "paradl_bench",
+            (
+                *["collectives", "--ranks", "2", "--backend", "gloo", "--sizes", "1K:64M:4", "--beside-compute", "-o"],
+                str(output / "collectives"),
+            ),
+        ),
+        Step(
+            "Fit one profile",
+            "calibrate",
+            ("fit", *layers, str(output / "collectives"), "-o", profile, "--force"),
+        ),
+        *_prediction_steps(output, profile),
+        *_training_steps(output),
+        Step(
+            "Hold the predictions against the runs",
+            "predict",
+            ("validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"),
+        ),
+    ]
+
+
+def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
+    """Directory and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
+    found = []
+    for shape, models in SUBJECTS.items():
+        for ranks in (1, 2):
+            arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))
+            found.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
+    return found
+
+
+def _layer_steps(output: Path) -> list[Step]:
+    return [
+        Step(
+            f"Layer times of {arguments[0].replace(',', ' and ')}, batch {arguments[2]}, {arguments[4]} at once",
+            "paradl_bench",
+            ("layers", *arguments, "-o", str(output / name)),
+        )
+        for name, arguments in _layer_directories()
+    ]
+
+
+def _runs() -> list[tuple[str, str, str]]:
+    """(input shape, model, strategy) of every real run."""
+    return [
+        (shape, model, strategy)
+        for shape, models in SUBJECTS.items()
+        for model in models
+        for strategy in ("serial", "d2")
+    ]
+
+
+def _prediction_steps(output: Path, profile: str) -> list[Step]:
+    return [
+        Step(
+            f"Predict {model}",
+            "predict",
+            ("--from-profile", profile, "--model", model, "--strategy", "serial,d2", "--batch", str(SERIAL_BATCH)),
+        )
+        for models in SUBJECTS.values()
+        for model in models
+    ]
+
+
+def _training_steps(output: Path) -> list[Step]:
+    return [
+        Step(
+            f"Train {model} for real: {strategy}, {ITERATIONS[model]} iterations of {SERIAL_BATCH} images of {shape}",
+            "paradl_bench",
+            _training_arguments(output, shape, model, strategy),
+            shown=False,
+        )
+        for shape, model, strategy in _runs()
+    ]
+
+
+def _training_arguments(output: Path, shape: str, model: str, strategy: str) -> tuple[str, ...]:
+    settings = f"--strategy {strategy} --batch {SERIAL_BATCH} --input-shape {shape} --warmup {WARMUP}"
+    counted = f"--iterations {ITERATIONS[model]}"
+    return ("train", model, *settings.split(), *counted.split(), "-o", str(output / f"train-{model}-{strategy}"))
+
+
+def run_quickstart(output: Path) -> None:
+    """Run all steps; an interrupted quickstart goes on where it stopped.
+
+    Raises:
+        UserError: ``output`` is a file.
+        WorkError: a step failed; what the earlier ones measured is kept.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; -o takes a directory")
+    output.mkdir(parents=True, exist_ok=True)
+    todo = steps(output)
+    images = "; ".join(f"{' and '.join(models)} on {shape} images" for shape, models in SUBJECTS.items())
+    say(f"{images}; mini-batch {SERIAL_BATCH}; iterations a run: {_iterations_text()}")
+    begin = time.monotonic()
+    for number, step in enumerate(todo, start=1):
+        say(f"\n[{number}/{len(todo)}, {time.monotonic() - begin:.0f} s] {step.title}\n$ {step.command_line}")
+        _run(step)
+    say(f"\nDone in {time.monotonic() - begin:.0f} s. Report: {output / 'report' / 'report.md'}")
+
+
+def _iterations_text() -> str:
+    return ", ".join(f"{model} {count}" for model, count in ITERATIONS.items())
+
+
+def _run(step: Step) -> None:
+    command = [sys.executable, "-m", step.module, *step.arguments]
+    result = subprocess.run(
+        command, stdout=None if step.shown else subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
+    )
+    if result.returncode == 0:
+        return
+    if result.stdout:
+        say(result.stdout.decode(errors="replace"))
+    raise WorkError(
+        f"`{step.command_line}` ended with exit code {result.returncode}; what was measured is kept: "
+        "run the same command again to go on"
+    )
+
+
+@click.command("quickstart")
+@click.option("-o", "--output", default="quickstart", show_default=True, type=click.Path(path_type=Path))
+def COMMAND(output: Path) -> None:  # noqa: N802
+    """Profile three small models on two CPU cores, sweep, calibrate, predict, train for real, and compare."""
+    run_quickstart(output)

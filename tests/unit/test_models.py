@@ -1,0 +1,67 @@
+"""Models by name: torchvision's, a user's factory, and what goes wrong with either."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paradl_bench.models.catalog import load_model, model_names
+from paradl_bench.spec.errors import UserError
+
+FACTORY = """
+import torch
+def build():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    net.input_shape = (1, 8, 8)
+    return net
+def wrong(): return 7
+def needs(x): return x
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "user_nets_of_a_test.py").write_text(FACTORY)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    sys.modules.pop("user_nets_of_a_test", None)
+    return "user_nets_of_a_test"
+
+
+def test_a_factory_brings_its_input_shape_and_classes(user_module: str) -> None:
+    model = load_model(f"{user_module}:build")
+    inputs, targets = model.make_batch(5, seed=0)
+    assert model.input_shape == (1, 8, 8)
+    assert tuple(inputs.shape) == (5, 1, 8, 8)
+    assert int(targets.max()) < 3
+    assert model.loss(model.module(inputs), targets).dim() == 0
+
+
+def test_batches_and_weights_repeat_with_their_seed() -> None:
+    first, second = load_model("squeezenet1_1", (3, 32, 32)), load_model("squeezenet1_1", (3, 32, 32))
+    for mine, other in zip(first.module.parameters(), second.module.parameters(), strict=True):
+        assert bool((mine == other).all())
+    assert bool((first.make_batch(2, 3)[0] == second.make_batch(2, 3)[0]).all())
+    assert not bool((first.make_batch(2, 3)[0] == second.make_batch(2, 4)[0]).all())
+
+
+def test_unknown_names_come_with_choices(user_module: str) -> None:
+    with pytest.raises(UserError, match="did you mean resnet18"):
+        load_model("resnet81")
+    with pytest.raises(UserError, match="build"):
+        load_model(f"{user_module}:buidl")
+    with pytest.raises(UserError, match="cannot import"):
+        load_model("no_such_module_here:build")
+    with pytest.raises(UserError, match="returns an nn.Module"):
+        load_model(f"{user_module}:wrong")
+    with pytest.raises(UserError, match="calling needs"):
+        load_model(f"{user_module}:needs")
+
+
+def test_all_papers_networks_are_known() -> None:
+    assert {"alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet152", "googlenet", "densenet121"} <= set(
+        model_names()
+    )
