@@ -37,7 +37,7 @@ types: $(VENV)/.test ## mypy, strict
 	$(BIN)/mypy
 
 contracts: $(VENV)/.test ## which module may import which
-	$(BIN)/lint-imports --verbose
+	$(BIN)/lint-imports --no-logo
 
 unit: $(VENV)/.test ## the tests, all but the slow ones
 	$(BIN)/python -m pytest -m "not slow"

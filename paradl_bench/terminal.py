@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from paradl_bench.spec.errors import ParadlError, UserError
+from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 from paradl_bench.spec.storage import write_bytes_atomically
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ def run_command(command: click.Command, program: str) -> None:
         code = _fail(program, error.format_message(), 2, debug)
     except ParadlError as error:
         code = _fail(program, str(error), error.exit_code, debug)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torchvision"):
+            raise
+        wanted = f"{error.name} is not installed, and this command needs it: pip install 'paradl[bench]'"
+        code = _fail(program, wanted, WorkError.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
         code = _fail(program, "interrupted; what was measured is kept: run the same command again to go on", 3, debug)
     except BrokenPipeError:

@@ -19,18 +19,18 @@ def COMMAND(as_json: bool) -> None:  # noqa: N802
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
         return
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "found", "without it")
     for finding in findings:
-        missing = finding.found is None
         table.add_row(
             finding.name,
-            "[yellow]missing[/]" if missing else finding.found,
-            f"no {finding.without}"
-            if missing and not finding.without.startswith(("only", "nothing"))
-            else finding.without
-            if missing
-            else "",
+            "[yellow]missing[/]" if finding.found is None else escape(finding.found),
+            escape(_cost(finding.without)) if finding.found is None else "",
         )
     open_console().print(table)
+
+
+def _cost(without: str) -> str:
+    return without if without.startswith(("only", "nothing")) else f"no {without}"

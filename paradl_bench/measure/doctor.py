@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
 
 
 def _packages() -> list[Finding]:
-    found = versions() if util.find_spec("torch") else {}
+    found = versions()
     costs = {
         "python": "",
         "torch": "nothing can be measured: pip install 'paradl[bench]' (calibrate and predict work without)",
