@@ -1,0 +1,104 @@
+"""``calibrate``: fit a profile, show it, compare two."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from paradl_bench.terminal import open_console, refuse_overwrite, run_command, say, write_output
+
+_PATH = click.Path(path_type=Path)
+_SHOWN_MOVEMENTS = 25
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="paradl", prog_name="calibrate")
+def group() -> None:
+    """Fit measurements to one profile, explain it, compare two. Add --debug to any command for tracebacks."""
+
+
+@group.command()
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=_PATH)
+@click.option("-o", "--output", required=True, metavar="PROFILE", help="Where to write the profile; - for stdout.")
+@click.option("--force", is_flag=True, help="Merge unlike environments, and replace an existing profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was fitted as JSON.")
+def fit(directories: tuple[Path, ...], output: str, force: bool, as_json: bool) -> None:
+    """Fit measurement directories of paradl-bench layers and collectives to one profile.
+
+    Directories measured in unlike environments are refused, training runs always: predictions are checked against
+    those.
+    """
+    if as_json and output == "-":
+        raise click.UsageError("-o - and --json both want standard output; give one of them")
+    refuse_overwrite(output, force=force)
+    from calibrate.fit import fit_profile
+    from paradl_bench.spec.storage import encode_pretty
+
+    profile = fit_profile(directories, command_line=("calibrate", *sys.argv[1:]), force=force)
+    write_output(output, encode_pretty(profile), force=force)
+    for note in profile.notes:
+        say(f"note: {note}")
+    if as_json:
+        from calibrate.show import explanation
+
+        _print_json({"profile": output, **explanation(profile)})
+    elif output != "-":
+        models = sorted({time.model for time in profile.model_times})
+        collectives = sorted({f"{f.library} {f.operation}" for f in profile.communication})
+        say(
+            f"wrote {output}: {len(profile.layer_times)} layer times of {', '.join(models) or 'no model'}; "
+            f"{', '.join(collectives) or 'no collectives'}; next: calibrate show {output}"
+        )
+
+
+@group.command()
+@click.argument("profile", metavar="PROFILE", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def show(profile: Path, as_json: bool) -> None:
+    """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
+    from calibrate.profile import read_profile
+    from calibrate.show import explanation, print_profile
+
+    found = read_profile(profile)
+    if as_json:
+        _print_json(explanation(found))
+    else:
+        print_profile(found, open_console())
+
+
+@group.command()
+@click.argument("first", metavar="A", type=_PATH)
+@click.argument("second", metavar="B", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """What moved from profile A to profile B beyond its 90% interval, worst first."""
+    from calibrate.diff import compare
+    from calibrate.profile import read_profile
+    from calibrate.show import print_difference
+
+    found = compare(read_profile(first), read_profile(second))
+    if as_json:
+        _print_json(found)
+    else:
+        print_difference(found, open_console(), shown=_SHOWN_MOVEMENTS)
+
+
+@group.command()
+@click.argument("name", metavar="FORMAT")
+def schema(name: str) -> None:
+    """Print the JSON Schema of FORMAT: profile, manifest, or a file of a measurement directory (layers, ...)."""
+    from calibrate.schema import schema_of
+
+    _print_json(schema_of(name))
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+
+
+def main() -> None:
+    """Entry point of ``calibrate``."""
+    run_command(group, "calibrate")

@@ -1,0 +1,229 @@
+"""What a profile says of itself: how layers add up, where it is weak, and which command would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from calibrate.profile import LayerTime, ModelTime, Profile
+from paradl_bench.spec.measurement import PhaseName
+from paradl_bench.spec.network import Network
+
+WeaknessKind = Literal["missing", "inaccurate", "untested"]
+_ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
+
+
+class ModelSums(msgspec.Struct, frozen=True, kw_only=True):
+    """How the layers of a model add up at one local batch, in seconds.
+
+    Attributes:
+        layers_measured, layers: how many of the network's layers have a forward time, of how many.
+        fw_layers_s, bw_layers_s: sums of the layers' medians, in situ.
+        sum_s: layers, time between operations and weight update. Its layers are sums of medians; the remainder beside
+            it is a median over pairs of iterations, so that the two differ where times are skewed.
+    """
+
+    model: str
+    batch: int
+    dtype: str
+    optimizer: str
+    ranks_on_host: int
+    layers_measured: int
+    layers: int
+    fw_layers_s: float
+    bw_layers_s: float
+    fw_between_s: float
+    bw_between_s: float
+    wu_s: float
+    sum_s: float
+    iteration_s: float
+    remainder_relative: float
+    remainder_interval: tuple[float, float]
+    noise_floor_relative: float
+    common_relative_sd: float
+
+
+class Weakness(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a profile is weak.
+
+    Attributes:
+        kind: ``missing`` (a prediction fails without, or assumes), ``inaccurate`` by ``size`` (relative), or
+            ``untested``.
+        command: what would help.
+    """
+
+    kind: WeaknessKind
+    text: str
+    command: str
+    size: float | None = None
+
+
+def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
+    """Sums of the layers of every model and local batch that the profile holds."""
+    times = {
+        (time.operation, time.phase, time.batch, time.dtype, time.ranks_on_host): time
+        for time in profile.layer_times
+        if time.mode == "in_situ" and not time.shard
+    }
+    return tuple(_sums(whole, profile.network.get(whole.model), times) for whole in profile.model_times)
+
+
+def _sums(
+    whole: ModelTime,
+    network: Network | None,
+    times: dict[tuple[str, PhaseName, int, str, int], LayerTime],
+) -> ModelSums:
+    layers = network.layers if network else ()
+
+    def medians(phase: PhaseName) -> list[float]:
+        keys = [(layer.operation, phase, whole.batch, whole.dtype, whole.ranks_on_host) for layer in layers]
+        return [times[key].time.median_s for key in keys if key in times]
+
+    fw, bw = medians("FW"), medians("BW")
+    between_s = whole.fw_between.median_s + whole.bw_between.median_s
+    return ModelSums(
+        model=whole.model,
+        batch=whole.batch,
+        dtype=whole.dtype,
+        optimizer=whole.optimizer,
+        ranks_on_host=whole.ranks_on_host,
+        layers_measured=len(fw),
+        layers=len(layers),
+        fw_layers_s=sum(fw),
+        bw_layers_s=sum(bw),
+        fw_between_s=whole.fw_between.median_s,
+        bw_between_s=whole.bw_between.median_s,
+        wu_s=whole.wu.median_s,
+        sum_s=sum(fw) + sum(bw) + between_s + whole.wu.median_s,
+        iteration_s=whole.iteration.median_s,
+        remainder_relative=whole.remainder_relative,
+        remainder_interval=whole.remainder_interval,
+        noise_floor_relative=whole.noise_floor_relative,
+        common_relative_sd=whole.common_relative_sd,
+    )
+
+
+def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
+    """Where the profile is weak: first what is missing, then what is inaccurate by size, then what is untested."""
+    found = [
+        *_incomplete(profile),
+        *_weak_models(profile),
+        *_weak_communication(profile),
+        *_weak_overlap(profile),
+    ]
+    return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
+
+
+def _incomplete(profile: Profile) -> Iterator[Weakness]:
+    for source in profile.sources:
+        if not source.complete:
+            yield Weakness(
+                kind="missing", text=f"{source.path} was not finished", command=" ".join(source.command_line)
+            )
+
+
+def _weak_models(profile: Profile) -> Iterator[Weakness]:
+    if not profile.model_times:
+        yield Weakness(
+            kind="missing",
+            text="no layers: nothing can be predicted",
+            command="paradl-bench layers MODEL --batch N -o DIR",
+        )
+    for sums in model_sums(profile):
+        again = f"paradl-bench layers {sums.model} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
+        where = f"{sums.model}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
+        if sums.layers_measured < sums.layers or not sums.layers:
+            text = f"{where}: {sums.layers_measured} of {sums.layers or 'unknown'} layers have a forward time"
+            yield Weakness(kind="missing", text=text, command=f"{again} -o DIR")
+        low, high = sums.remainder_interval
+        if abs(sums.remainder_relative) > sums.noise_floor_relative and not low <= 0 <= high:
+            yield Weakness(
+                kind="inaccurate",
+                text=f"{where}: {sums.remainder_relative:+.1%} of the iteration is unexplained by its parts",
+                command=f"{again} --blocks 10 -o DIR",
+                size=abs(sums.remainder_relative),
+            )
+        yield Weakness(
+            kind="inaccurate",
+            text=f"{where}: blocks of iterations differ from each other",
+            command=f"{again} --blocks 10 -o DIR, on a quieter machine",
+            size=sums.common_relative_sd,
+        )
+    for model in sorted({time.model for time in profile.model_times}):
+        batches = {time.batch for time in profile.model_times if time.model == model}
+        if len(batches) == 1:
+            batch = batches.pop()
+            yield Weakness(
+                kind="untested",
+                text=f"{model}: one local batch ({batch}); any other is scaled from it",
+                command=f"paradl-bench layers {model} --batch {max(batch // 2, 1)},{batch * 2} -o DIR",
+            )
+
+
+def _weak_communication(profile: Profile) -> Iterator[Weakness]:
+    if not profile.communication:
+        yield Weakness(
+            kind="missing",
+            text="no collectives: only serial training can be predicted",
+            command="paradl-bench collectives --ranks 2 --backend gloo -o DIR",
+        )
+    untested: dict[tuple[str, str, int], list[str]] = {}
+    for fit in profile.communication:
+        name = f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}"
+        command = f"paradl-bench collectives --ranks {fit.ranks_range[1]} --backend {fit.library} --ops {fit.operation}"
+        yield Weakness(
+            kind="inaccurate",
+            text=f"{name}: error at sizes that the fit had not seen",
+            command=f"{command} --sizes {fit.bytes_range[0]}:{fit.bytes_range[1]}:1.4 -o DIR",
+            size=fit.held_out_relative_error,
+        )
+        if fit.held_out_ranks_relative_error is None:
+            operations = untested.setdefault((fit.library, fit.level, fit.ranks_range[1]), [])
+            operations += [] if fit.operation in operations else [fit.operation]
+    for (library, level, ranks), operations in untested.items():
+        listed = ",".join(operations)
+        yield Weakness(
+            kind="untested",
+            text=f"{library} {listed}, level {level}: one rank count ({ranks}); growth with ranks is the algorithm's",
+            command=f"paradl-bench collectives --ranks {2 * ranks} --backend {library} --ops {listed} -o DIR",
+        )
+
+
+def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
+    on_host = {time.ranks_on_host for time in profile.model_times}
+    groups = {point.ranks for fit in profile.communication for point in fit.measured if fit.level == "node"}
+    for ranks in sorted(groups - on_host if on_host else ()):
+        models = ",".join(sorted({time.model for time in profile.model_times}))
+        batches = ",".join(map(str, sorted({time.batch for time in profile.model_times})))
+        yield Weakness(
+            kind="missing",
+            text=f"no layers measured on {ranks} ranks of the host at once, which slow each other",
+            command=f"paradl-bench layers {models} --batch {batches} --ranks-on-host {ranks} -o DIR",
+        )
+    libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
+    for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
+        command = f"paradl-bench collectives --ranks {libraries[library]} --backend {library} --beside-compute -o DIR"
+        yield Weakness(
+            kind="missing",
+            text=f"{library}: interference of compute and communication was not measured; overlap would be free",
+            command=command,
+        )
+    for entry in profile.interference:
+        yield Weakness(
+            kind="inaccurate",
+            text=f"{entry.library} {entry.operation} beside compute, {entry.ranks} ranks: slow-down of compute varies",
+            command=(
+                f"paradl-bench collectives --ranks {entry.ranks} --backend {entry.library} --ops {entry.operation} "
+                "--beside-compute -o DIR"
+            ),
+            size=entry.compute_slowdown_iqr / 1.349 / entry.compute_slowdown,
+        )
+    for copy in profile.copies:
+        yield Weakness(
+            kind="inaccurate",
+            text=f"copies {copy.direction} buckets, {copy.ranks_on_host} ranks on the host: blocks differ from the fit",
+            command="paradl-bench layers of more models, -o DIR",
+            size=copy.relative_sd,
+        )

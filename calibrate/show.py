@@ -1,0 +1,244 @@
+"""A profile in words and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from calibrate.diff import Difference
+from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
+from calibrate.profile import CommunicationFit, Profile
+from paradl_bench.spec.measurement import Environment
+from paradl_bench.spec.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_SHOWN_WEAKNESSES = 8
+
+
+def explanation(profile: Profile) -> dict[str, object]:
+    """What ``calibrate show --json`` prints: the profile's statistics but for its long tables, and what follows."""
+    return {
+        "created_utc": profile.created_utc,
+        "sources": profile.sources,
+        "environments": profile.environments,
+        "devices": profile.devices,
+        "cluster": profile.cluster,
+        "layer_times": len(profile.layer_times),
+        "models": model_sums(profile),
+        "copies": profile.copies,
+        "communication": profile.communication,
+        "interference": profile.interference,
+        "notes": profile.notes,
+        "weaknesses": weaknesses(profile),
+    }
+
+
+def print_profile(profile: Profile, console: Console) -> None:
+    """Explain a profile to a person."""
+    _print_origin(profile, console)
+    sums = model_sums(profile)
+    if sums:
+        _print_models(sums, console)
+    if profile.copies:
+        _print_copies(profile, console)
+    if profile.communication:
+        _print_communication(profile, console)
+    if profile.interference:
+        _print_interference(profile, console)
+    for note in profile.notes:
+        console.print(f"note: {note}", markup=False)
+    _print_weaknesses(weaknesses(profile), console)
+
+
+def _print_origin(profile: Profile, console: Console) -> None:
+    console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}", markup=False)
+    for environment in profile.environments:
+        console.print(f"Measured on {_environment(environment)}", markup=False)
+    for device in profile.devices:
+        rates = []
+        if device.peak_flops:
+            rates.append(f"{device.peak_flops / 1e9:.3g} GFLOP/s")
+        if device.memory_bandwidth_bytes_per_s:
+            rates.append(f"{device.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s of memory")
+        if rates:
+            console.print(f"Layers reached {' and '.join(rates)} on {device.name}: at least so much", markup=False)
+    table = _table("Measurements", ("directory", "kind", "when", "complete", "command"))
+    for source in profile.sources:
+        complete = "yes" if source.complete else "no"
+        table.add_row(source.path, source.kind, source.created_utc, complete, " ".join(source.command_line))
+    console.print(table)
+
+
+def _environment(environment: Environment) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    return (
+        f"{environment.hostname}: {environment.device_count} x {environment.device_name} ({environment.device}), "
+        f"{format_bytes(environment.memory_bytes)}; {versions}"
+    )
+
+
+_WORDS = frozenset(
+    (
+        "directory", "kind", "command", "model", "copy", "operation", "library", "level", "regime", "algorithm", "beside",
+        "", "what",
+    )
+)  # fmt: skip
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """An empty table; columns of words run from the left, those of numbers from the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
+    return table
+
+
+def _print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
+    table = _table(
+        "Layers: how they add up to an iteration that nobody probed (medians)",
+        (
+            "model", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration", "remainder",
+            "noise floor", "blocks",
+        ),
+    )  # fmt: skip
+    for each in sums:
+        low, high = each.remainder_interval
+        table.add_row(
+            each.model,
+            str(each.batch),
+            str(each.ranks_on_host),
+            f"{each.layers_measured}/{each.layers}",
+            format_seconds(each.fw_layers_s),
+            format_seconds(each.bw_layers_s),
+            format_seconds(each.fw_between_s + each.bw_between_s),
+            format_seconds(each.wu_s),
+            format_seconds(each.sum_s),
+            format_seconds(each.iteration_s),
+            f"{each.remainder_relative:+.1%} [{low:+.1%}, {high:+.1%}]",
+            f"{each.noise_floor_relative:.1%}",
+            f"±{each.common_relative_sd:.1%}",
+        )
+    console.print(table)
+    console.print(
+        "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
+        "and 90% interval; blocks: standard deviation between blocks spread over time."
+    )
+
+
+def _print_copies(profile: Profile, console: Console) -> None:
+    table = _table("Copies of gradients into and out of buckets", ("copy", "ranks on host", "a tensor", "a byte", "sd"))
+    for copy in profile.copies:
+        table.add_row(
+            copy.direction,
+            str(copy.ranks_on_host),
+            format_seconds(copy.alpha_s),
+            _per_byte(copy.beta_s_per_byte),
+            f"±{copy.relative_sd:.1%}",
+        )
+    console.print(table)
+
+
+def _print_communication(profile: Profile, console: Console) -> None:
+    table = _table(
+        "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)",
+        (
+            "operation", "library", "level", "regime", "algorithm", "alpha", "beta", "fitted on", "ranks", "residual",
+            "held out", "held-out ranks", "blocks",
+        ),
+    )  # fmt: skip
+    for fit in profile.communication:
+        table.add_row(
+            fit.operation,
+            fit.library,
+            fit.level,
+            fit.regime,
+            fit.algorithm,
+            _alpha(fit),
+            _beta(fit),
+            f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
+            "-".join(map(str, dict.fromkeys(fit.ranks_range))),
+            f"{fit.residual_relative_median:.1%}",
+            f"{fit.held_out_relative_error:.1%}",
+            "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
+            f"±{fit.block_relative_sd:.1%}",
+        )
+    console.print(table)
+    console.print(
+        "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
+        "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
+    )
+
+
+def _alpha(fit: CommunicationFit) -> str:
+    return f"{format_seconds(fit.alpha_s)} ± {format_seconds(math.sqrt(max(fit.covariance[0][0], 0.0)))}"
+
+
+def _beta(fit: CommunicationFit) -> str:
+    sd = math.sqrt(max(fit.covariance[1][1], 0.0))
+    relative = f" ± {sd / fit.beta_s_per_byte:.1%}" if fit.beta_s_per_byte else ""
+    reduction = f", reduction {_per_byte(fit.gamma_s_per_byte)}" if fit.gamma_s_per_byte else ""
+    return f"{_per_byte(fit.beta_s_per_byte)}{relative}{reduction}"
+
+
+def _per_byte(seconds: float) -> str:
+    return f"{1e-9 / seconds:.3g} GB/s" if seconds else "0 s"
+
+
+def _print_interference(profile: Profile, console: Console) -> None:
+    table = _table(
+        "Side by side, compute and communication slow each other (times as long; interquartile range)",
+        ("operation", "library", "level", "ranks", "sizes", "compute", "communication", "beside"),
+    )
+    for entry in profile.interference:
+        sizes = " to ".join(format_bytes(size) for size in dict.fromkeys(entry.message_bytes))
+        table.add_row(
+            entry.operation,
+            entry.library,
+            entry.level,
+            str(entry.ranks),
+            sizes,
+            f"{entry.compute_slowdown:.2f} ({entry.compute_slowdown_iqr:.2f})",
+            f"{entry.communication_slowdown:.2f} ({entry.communication_slowdown_iqr:.2f})",
+            ", ".join(entry.kernels),
+        )
+    console.print(table)
+
+
+def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:
+    if not found:
+        return
+    table = _table("Where this profile is weak, and what would help most", ("", "what", "size", "command"))
+    for weakness in found[:_SHOWN_WEAKNESSES]:
+        size = "" if weakness.size is None else f"{weakness.size:.1%}"
+        table.add_row(weakness.kind, weakness.text, size, weakness.command)
+    console.print(table)
+    if len(found) > _SHOWN_WEAKNESSES:
+        console.print(f"{len(found) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")
+
+
+def print_difference(difference: Difference, console: Console, *, shown: int) -> None:
+    """What moved between two profiles, the worst ``shown`` of it."""
+    if difference.environment:
+        console.print(f"Unlike environments: {', '.join(difference.environment)}", markup=False)
+    if difference.moved:
+        table = _table("Beyond the 90% interval, worst first", ("what", "A", "B", "change", "interval"))
+        for movement in difference.moved[:shown]:
+            values = (movement.first, movement.second)
+            table.add_row(
+                movement.what,
+                *(format_seconds(v) if movement.unit == "s" else f"{v:.2f}" for v in values),
+                f"{movement.relative:+.1%}",
+                f"±{movement.interval_relative:.1%}",
+            )
+        console.print(table)
+    for count, where in ((len(difference.only_in_first), "first"), (len(difference.only_in_second), "second")):
+        if count:
+            console.print(f"{count} numbers are only in the {where} profile")
+    more = max(len(difference.moved) - shown, 0)
+    rest = f" ({more} not shown: --json)" if more else ""
+    console.print(f"{len(difference.moved)} of {difference.compared} numbers moved beyond their interval{rest}")
