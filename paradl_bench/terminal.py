@@ -85,6 +85,8 @@ class _Bar:
 
     def advance(self, units: float = 1) -> None:
         self._bar.advance(self._task, units)
+        if not self._bar.live.auto_refresh:
+            self._bar.refresh()
 
     def describe(self, text: str) -> None:
         self._bar.update(self._task, description=text)
@@ -95,6 +97,7 @@ def progress(title: str, total: float) -> Iterator[Progress]:
     """A progress bar on stderr, or nothing where stderr is no terminal.
 
     ``PARADL_PROGRESS`` 1 or 0 decides instead: a rank's stderr is a file that its launcher passes on to the terminal.
+    A rank draws its bar only when it advances: a thread that redraws it would run beside what is measured.
     """
     wanted = os.environ.get("PARADL_PROGRESS")
     if wanted == "0" or (wanted != "1" and not sys.stderr.isatty()):
@@ -105,7 +108,8 @@ def progress(title: str, total: float) -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, console=Console(stderr=True, force_terminal=True)) as bar:
+    console = Console(stderr=True, force_terminal=True)
+    with RichProgress(*columns, console=console, auto_refresh=wanted != "1") as bar:
         yield _Bar(bar, bar.add_task(title, total=total))
 
 

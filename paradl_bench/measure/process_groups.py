@@ -11,6 +11,7 @@ import ctypes
 import datetime
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, unknown_choice
+from paradl_bench.terminal import say
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,8 @@ _MARK = "PARADL_LAUNCHER"
 _LISTENER = "PARADL_LISTEN_FD"
 _PEER_LOST = "lost the connection to another rank"
 _POLL_S = 0.05
+# Beyond this, ranks that share cores say nothing about ranks that do not, and may exhaust the host's memory.
+_RANKS_PER_CORE = 8
 # A rank whose peer failed by an exception often exits before that peer does: wait for the one to blame.
 _BLAME_S = 2.0
 _TERMINATE_S = 5.0
@@ -146,7 +150,7 @@ def _whole_number(name: str, text: str) -> int:
 
 
 def check_backend(backend: str, device: str) -> None:
-    """Refuse a backend that is unknown or can't work on the device; imports torch only to look for a GPU.
+    """Refuse a backend that is unknown or does not serve the device; whether torch has it, ranks find out.
 
     Raises:
         UserError: says what would be right.
@@ -155,12 +159,32 @@ def check_backend(backend: str, device: str) -> None:
         raise unknown_choice("backend", backend, BACKENDS)
     if backend == "nccl" and device != "cuda":
         raise UserError(f"backend nccl moves data between GPUs, not on device {device}; use --backend gloo")
+
+
+def _check_backend_built(backend: str) -> None:
     import torch.distributed as dist
 
     available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
     if not available[backend]():
         present = ", ".join(name for name in BACKENDS if available[name]())
         raise UserError(f"backend {backend} is not built into this torch; present are {present}")
+
+
+def check_ranks_fit(ranks: int, device: str) -> None:
+    """Refuse to start on this host many more ranks than it has cores; say so where ranks share cores.
+
+    Raises:
+        UserError: more than 8 ranks a core.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if device != "cpu" or ranks <= cores:
+        return
+    if ranks > _RANKS_PER_CORE * cores:
+        raise UserError(
+            f"{ranks} ranks on the {cores} cores of this host: at most {_RANKS_PER_CORE} a core are started here;"
+            " start them on several hosts through srun or torchrun"
+        )
+    say(f"{ranks} ranks share {cores} cores: times are not those of ranks with a core each")
 
 
 # --- The launcher's side ---------------------------------------------------------------------------------------------
@@ -286,6 +310,7 @@ def _rank_variables(
     )
     if rank == 0:
         variables[_LISTENER] = str(listener.fileno())
+        variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
     return variables
 
 
@@ -322,8 +347,9 @@ def _watch(started: list[_Started], deadline: float | None, timeout_s: float | N
         now = time.monotonic()
         if failed and blame_at is None:
             blame_at = now + _BLAME_S
-        # A rank killed by a signal is the cause, not a consequence: its death is seen before its peers can fail.
-        clear = any((item.process.returncode or 0) < 0 for item in failed) or None not in codes
+        # A rank killed by a signal, or that reports a mistake, is the cause and not a consequence of another's failure.
+        blamed = any(code is not None and (code < 0 or code == UserError.exit_code) for code in codes)
+        clear = blamed or None not in codes
         if blame_at is not None and (clear or now >= blame_at):
             raise _failure(failed)
         if None not in codes:
@@ -430,6 +456,7 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
         raise UserError("device cuda: torch sees no GPU here; run on a GPU machine, or with --device cpu")
     if backend != NO_BACKEND:
         check_backend(backend, device)
+        _check_backend_built(backend)
     elif place.ranks != 1:
         raise UserError(f"{place.ranks} ranks were started, but this run takes one")
     core = _settle(place, device)

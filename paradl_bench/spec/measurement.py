@@ -359,6 +359,21 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     losses: tuple[float, ...] = ()
 
 
+def read_run(directory: Path) -> TrainingRun:
+    """Read and validate the description of a training run.
+
+    Raises:
+        UserError: unreadable, or a wrong field (named by its path).
+    """
+    path = directory / RUN_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrainingRun)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest of a measurement directory atomically."""
     write_bytes_atomically(directory / MANIFEST_NAME, encode_pretty(manifest))

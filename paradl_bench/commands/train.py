@@ -1,0 +1,96 @@
+"""``paradl-bench train``: real training of a strategy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from paradl_bench.spec.units import parse_shape
+
+# How long one collective may wait: a rank that hangs is noticed by the others long before the whole run's limit.
+_COLLECTIVE_TIMEOUT_S = 300.0
+
+
+@click.command("train")
+@click.argument("model")
+@click.option("--strategy", required=True, metavar="S", help="serial, or data parallel over N ranks: d2, d4, ...")
+@click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
+@click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
+@click.option(
+    "--warmup",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Iterations before them; in the first three collectives are recorded.",
+)
+@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
+@click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
+@click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
+@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds that the whole run may take.")
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def COMMAND(  # noqa: N802
+    model: str,
+    strategy: str,
+    batch: int,
+    iterations: int,
+    warmup: int,
+    input_shape: str | None,
+    optimizer: str,
+    bucket_cap_mb: float | None,
+    device: str,
+    dtype: str,
+    backend: str | None,
+    launcher: str | None,
+    timeout_s: float,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
+
+    Every collective that is issued is recorded and compared with the plan that predictions read. An interrupted run
+    goes on when the same command is given again.
+    """
+    from paradl_bench.measure import process_groups
+    from paradl_bench.measure.training_request import TrainingRequest
+    from paradl_bench.spec.strategy import parse_strategy
+
+    request = TrainingRequest(
+        model=model,
+        input_shape=parse_shape(input_shape) if input_shape else None,
+        strategy=parse_strategy(strategy),
+        batch=batch,
+        device=device,
+        dtype=dtype,
+        optimizer=optimizer,
+        bucket_cap_mb=bucket_cap_mb,
+        iterations=iterations,
+        warmup=warmup,
+    )
+    request.check()
+    backend = backend or ("nccl" if device == "cuda" else "gloo")
+    process_groups.check_backend(backend, device)
+    place = process_groups.launcher_of_environment(launcher)
+    ranks = request.strategy.ranks
+    if place is None:
+        process_groups.check_ranks_fit(ranks, device)
+        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
+        process_groups.launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s)
+    else:
+        from paradl_bench.measure.training import measure_training
+
+        used = backend if request.strategy.axes else process_groups.NO_BACKEND
+        limit_s = min(timeout_s, _COLLECTIVE_TIMEOUT_S)
+        with process_groups.join_ranks(used, device, timeout_s=limit_s, launcher=launcher) as context:
+            measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
+        if place.launcher == "own" or place.rank > 0:
+            return
+    from paradl_bench.measure.training_summary import print_training_summary
+
+    print_training_summary(output, as_json=as_json)

@@ -1,0 +1,359 @@
+"""Real training of a strategy: phases of every iteration on every rank, and every collective that it issued.
+
+The first three iterations are recorded instead of timed: collectives are seen at the dispatcher (DDP sends one bucket
+in the first and rebuilds its buckets in the second), and which gradient arrives last is found. After the rest of the
+warm-up, ranks run chunks of timed iterations, without a barrier between iterations, as real training does. A chunk
+starts from a barrier and one iteration that is not timed, since rank 0 writes the chunk before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.environment import capture_environment
+from paradl_bench.measure.optimizers import build_optimizer
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.recorder import (
+    CollectiveRecorder,
+    SequenceCounter,
+    differences,
+    planned_collectives,
+)
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.training_request import RECORDED, TrainingRequest
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.measurement import (
+    RUN_NAME,
+    TRAINING_FILE,
+    IssuedCollective,
+    TrainingIterations,
+    TrainingRun,
+    read_run,
+)
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.strategies.catalog import planner_for, runner_for
+from paradl_bench.terminal import progress, say
+
+CHUNK_ITERATIONS = 10
+"""Timed iterations between two writes: what an interruption loses at most."""
+
+
+def measure_training(
+    request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+) -> None:
+    """Train on this rank, together with the others; rank 0 writes ``run.json`` and ``training.jsonl``.
+
+    Raises:
+        UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
+        WorkError: a loss that is not finite, or control flow that varies between iterations.
+    """
+    wanted = request.strategy.ranks
+    if context.ranks != wanted:
+        raise UserError(f"strategy {request.strategy} takes {wanted} ranks; {context.launcher} started {context.ranks}")
+    writer = _Writer.open(request, context, output, command_line) if context.rank == 0 else None
+    done = context.share(writer.done if writer else 0)
+    if done >= request.iterations:
+        return
+    model = load_model(request.model, request.input_shape)
+    network = trace_network(model)
+    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    model.module.to(context.device)
+    trainer = Trainer(model, request, context)
+    issued = trainer.prepare(network)
+    planned = planned_collectives(plan)
+    found = _differences(context, issued, planned)
+    cores = tuple(core for core in context.gather(context.core) if core is not None)
+    if writer is not None:
+        writer.describe(network, context, cores, issued, planned)
+        writer.write(found)
+    with progress(f"{request.model} {request.strategy}, batch {request.batch}", request.iterations) as bar:
+        bar.advance(done)
+        for _ in range(request.warmup - len(RECORDED)):
+            trainer.iterate()
+        while done < request.iterations:
+            count = min(CHUNK_ITERATIONS, request.iterations - done)
+            chunk, losses = trainer.run_chunk(done, count)
+            found += _count_differences(context, chunk, trainer.recorded_count)
+            chunks = context.gather(chunk)
+            if writer is not None:
+                writer.append(chunks, losses)
+                writer.write(found)
+            done += count
+            bar.advance(count)
+    if writer is not None:
+        writer.finish()
+
+
+def _differences(
+    context: RankContext, issued: tuple[IssuedCollective, ...], planned: tuple[IssuedCollective, ...]
+) -> list[str]:
+    """What any rank issued other than planned, each line once; on every rank."""
+    lines = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
+    return [line for found in context.gather(lines) for line in found]
+
+
+def _count_differences(context: RankContext, chunk: TrainingIterations, recorded: int | None) -> list[str]:
+    wrong = [] if recorded is None else [count for count in chunk.collectives_issued if count != recorded]
+    lines = []
+    if wrong:
+        lines = [
+            f"rank {context.rank}, timed iterations from {chunk.first_iteration} on: {len(wrong)} issued {wrong[0]}"
+            f" collectives where the recorded one issued {recorded}"
+        ]
+    return [line for found in context.gather(lines) for line in found]
+
+
+class _Stamps(msgspec.Struct, frozen=True):
+    """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device."""
+
+    begin: Any
+    forward_end: Any
+    last_gradient: Any
+    backward_end: Any
+    end: Any
+    loss: torch.Tensor
+
+
+class Trainer:
+    """One rank's model, data and optimizer, and its iterations.
+
+    Attributes:
+        recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
+            backend does not count.
+    """
+
+    def __init__(self, model: LoadedModel, request: TrainingRequest, context: RankContext) -> None:
+        self._model = model
+        self._request = request
+        self._context = context
+        self._clock: Clock = clock_for(context.device)
+        torch.manual_seed(context.rank)
+        # Each rank has its own samples, the same ones in every run; reading input is not part of the iteration.
+        local = request.batch // context.ranks
+        self._inputs, self._targets = (
+            tensor.to(context.device) for tensor in model.make_batch(local, seed=context.rank)
+        )
+        self._optimizer = build_optimizer(request.optimizer, model.module.parameters())
+        self._parallel = model.module
+        self._counter = SequenceCounter()
+        self._last_gradient: Any = None
+        self._watches_gradients = False
+        self.recorded_count: int | None = None
+
+    def prepare(self, network: Network) -> tuple[IssuedCollective, ...]:
+        """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that."""
+        runner = runner_for(self._request.strategy)
+        with CollectiveRecorder() as recorder:
+            self._parallel = runner.build(self._model.module, network, self._request.settings, self._context.device)
+        issued = list(recorder.issued("setup"))
+        last: str | None = None
+        for when in RECORDED:
+            with CollectiveRecorder() as recorder, _GradientOrder(self._model.module) as order:
+                self._counter.since_last()
+                self.iterate()
+                self.recorded_count = self._counter.since_last()
+            issued += recorder.issued(when)
+            last = order.names[-1] if order.names else None
+        if last is None:
+            raise UserError(
+                f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
+            )
+        if runner.needs_process_group:
+            self._watch(last)
+        return tuple(issued)
+
+    def _watch(self, last: str) -> None:
+        """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
+        stamp = self._clock.stamp
+
+        def arrived(_: torch.Tensor) -> None:
+            self._last_gradient = stamp()
+
+        parameter = dict(self._model.module.named_parameters())[last]
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        self._watches_gradients = True
+
+    def iterate(self) -> _Stamps:
+        """Forward, loss, backward and weight update, once."""
+        stamp = self._clock.stamp
+        self._last_gradient = None
+        begin = stamp()
+        loss = self._model.loss(self._parallel(self._inputs), self._targets)
+        forward_end = stamp()
+        loss.backward()  # type: ignore[no-untyped-call]
+        backward_end = stamp()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        end = stamp()
+        last = self._last_gradient if self._watches_gradients else backward_end
+        return _Stamps(begin, forward_end, last, backward_end, end, loss.detach())
+
+    def run_chunk(self, first: int, count: int) -> tuple[TrainingIterations, tuple[float, ...]]:
+        """Timed iterations ``first`` to ``first + count - 1``, and their losses.
+
+        Raises:
+            WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
+        """
+        self._context.barrier()
+        self.iterate()
+        self._counter.since_last()
+        stamps, counts = [], []
+        for _ in range(count):
+            stamps.append(self.iterate())
+            counts.append(self._counter.since_last())
+        self._clock.synchronise()
+        losses = tuple(float(item.loss) for item in stamps)
+        for index, (loss, item) in enumerate(zip(losses, stamps, strict=True), start=first):
+            self._check(index, loss, item)
+        return self._seconds(first, stamps, counts), losses
+
+    def _check(self, index: int, loss: float, stamps: _Stamps) -> None:
+        rank, model = self._context.rank, self._request.model
+        if not math.isfinite(loss):
+            raise WorkError(
+                f"{model} on rank {rank}: the loss of iteration {index} is {loss}; iterations before are kept"
+            )
+        if stamps.last_gradient is None:
+            raise WorkError(
+                f"{model} on rank {rank}: gradients of iteration {index} differ from the recorded iterations'"
+            )
+
+    def _seconds(self, first: int, stamps: list[_Stamps], counts: list[int | None]) -> TrainingIterations:
+        seconds = self._clock.seconds
+        known = tuple(count for count in counts if count is not None)
+        return TrainingIterations(
+            rank=self._context.rank,
+            first_iteration=first,
+            iteration_s=tuple(seconds(item.begin, item.end) for item in stamps),
+            fw_s=tuple(seconds(item.begin, item.forward_end) for item in stamps),
+            bw_s=tuple(seconds(item.forward_end, item.last_gradient) for item in stamps),
+            exposed_ge_s=tuple(seconds(item.last_gradient, item.backward_end) for item in stamps),
+            wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
+            collectives_issued=known if len(known) == len(counts) else (),
+        )
+
+
+class _GradientOrder:
+    """While active, notes the parameters in the order in which their gradients arrive."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._handles: list[Any] = []
+        self.names: list[str] = []
+
+    def __enter__(self) -> _GradientOrder:
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: self.names.append(name)
+                )
+                self._handles.append(hook)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@dataclass(slots=True)
+class _Writer:
+    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
+
+    directory: MeasurementDirectory
+    request: TrainingRequest
+    done: int
+    run: TrainingRun | None = None
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls, request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+    ) -> _Writer:
+        settings = {"dtype": request.dtype}
+        if context.core is not None:
+            settings["pinned"] = "one core a rank"
+        directory = MeasurementDirectory.open(
+            output,
+            kind="training",
+            arguments=request.arguments(context),
+            command_line=command_line,
+            environment=capture_environment(request.device, settings=settings),
+        )
+        records = directory.records(TRAINING_FILE, TrainingIterations)
+        done = [0] * context.ranks
+        for record in records:
+            done[record.rank] = max(done[record.rank], record.first_iteration + len(record.iteration_s))
+        writer = cls(directory, request, min(done))
+        if writer.done:
+            writer._resume(records)
+        return writer
+
+    def _resume(self, records: list[TrainingIterations]) -> None:
+        self.losses = list(read_run(self.directory.path).losses[: self.done])
+        whole = [record for record in records if record.first_iteration < self.done]
+        if len(whole) < len(records):
+            # The last chunk was written for some ranks only: it is measured again for all.
+            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
+            write_bytes_atomically(self.directory.path / TRAINING_FILE, lines)
+        if self.done >= self.request.iterations:
+            say(f"{self.directory.path} holds all {self.done} iterations already")
+            self.directory.finish()
+        else:
+            say(f"going on in {self.directory.path}: {self.done} iterations were measured before")
+
+    def describe(
+        self,
+        network: Network,
+        context: RankContext,
+        cores: tuple[int, ...],
+        issued: tuple[IssuedCollective, ...],
+        planned: tuple[IssuedCollective, ...],
+    ) -> None:
+        """Set what is known of the run before its timed iterations."""
+        request, settings = self.request, self.request.settings
+        self.run = TrainingRun(
+            model=request.model,
+            input_shape=network.input_shape,
+            strategy=str(request.strategy),
+            ranks=context.ranks,
+            batch=request.batch,
+            dtype=request.dtype,
+            optimizer=request.optimizer,
+            backend=context.backend,
+            launcher=context.launcher,
+            iterations=request.iterations,
+            warmup=request.warmup,
+            bucket_cap_bytes=settings.bucket_cap_bytes,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            network_digest=network.digest,
+            cores=cores,
+            issued=issued,
+            planned=planned,
+        )
+
+    def append(self, chunks: list[TrainingIterations], losses: tuple[float, ...]) -> None:
+        """Keep a chunk of every rank."""
+        self.directory.append(TRAINING_FILE, chunks)
+        self.losses += losses
+
+    def write(self, found: list[str]) -> None:
+        """Replace the run's description by what is known now."""
+        assert self.run is not None
+        run = msgspec.structs.replace(
+            self.run, losses=tuple(self.losses), issued_equals_plan=not found, differences=tuple(found)
+        )
+        write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
+
+    def finish(self) -> None:
+        """Mark the measurement complete."""
+        self.directory.finish()

@@ -1,0 +1,74 @@
+"""What a training run is asked to do; torch-free, so that a launcher refuses a mistake before it starts any rank."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.catalog import planner_for
+
+RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
+"""What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
+
+
+class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``paradl-bench train`` is asked to run.
+
+    Attributes:
+        batch: global mini-batch.
+        iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
+        bucket_cap_mb: MiB; None for torch's default.
+    """
+
+    model: str
+    input_shape: tuple[int, ...] | None
+    strategy: Strategy
+    batch: int
+    device: str
+    dtype: str = "fp32"
+    optimizer: str = "sgd"
+    bucket_cap_mb: float | None = None
+    iterations: int = 30
+    warmup: int = 5
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What a plan of this run needs."""
+        first, cap = bucket_limits(self.bucket_cap_mb)
+        return PlanSettings(batch=self.batch, optimizer=self.optimizer, first_bucket_bytes=first, bucket_cap_bytes=cap)
+
+    def check(self) -> None:
+        """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.
+
+        Raises:
+            UserError: says what would be right.
+        """
+        nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
+        planner_for(self.strategy).plan(nothing, self.strategy, self.settings)
+        if self.warmup < len(RECORDED):
+            raise UserError(
+                f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
+            )
+
+    def arguments(self, context: RankContext) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        return {
+            "model": self.model,
+            "input_shape": shape,
+            "strategy": str(self.strategy),
+            "batch": str(self.batch),
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "backend": context.backend,
+            "launcher": context.launcher,
+            "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
+            "iterations": str(self.iterations),
+            "warmup": str(self.warmup),
+        }

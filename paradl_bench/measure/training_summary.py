@@ -1,0 +1,129 @@
+"""What a training run shows at once: phases of each rank, and whether it issued what its plan holds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paradl_bench.spec.measurement import (
+    TRAINING_FILE,
+    IssuedCollective,
+    TrainingIterations,
+    TrainingRun,
+    read_records,
+    read_run,
+)
+from paradl_bench.spec.statistics import Summary, summarise
+from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.terminal import open_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PHASES = {"iteration": "iteration_s", "FW": "fw_s", "BW": "bw_s", "exposed GE": "exposed_ge_s", "WU": "wu_s"}
+"""Columns, and the field of :class:`TrainingIterations` that each summarises."""
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of one rank's timed iterations, by phase."""
+
+    rank: int
+    core: int | None
+    phases: dict[str, Summary]
+
+
+class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and its statistics."""
+
+    run: TrainingRun
+    ranks: tuple[RankSummary, ...]
+
+
+def summarise_training(directory: Path) -> TrainingSummary:
+    """Statistics of a training run.
+
+    Raises:
+        UserError: the directory holds none, or a damaged one.
+    """
+    run = read_run(directory)
+    records = read_records(directory, TRAINING_FILE, TrainingIterations)
+    summaries = []
+    for rank in sorted({record.rank for record in records}):
+        own = [record for record in records if record.rank == rank]
+        phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in PHASES.items()}
+        core = run.cores[rank] if rank < len(run.cores) else None
+        summaries.append(RankSummary(rank=rank, core=core, phases=phases))
+    return TrainingSummary(run=run, ranks=tuple(summaries))
+
+
+def print_training_summary(directory: Path, *, as_json: bool) -> None:
+    """Print the summary to standard output, as a table or as JSON."""
+    summary = summarise_training(directory)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
+        return
+    console = open_console()
+    console.print(_phase_table(summary))
+    run = summary.run
+    if run.losses:
+        console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
+    if run.issued:
+        console.print(_collective_table(run.issued, run.planned))
+    console.print(_verdict(run), style="bold red" if run.differences else "", soft_wrap=True)
+
+
+def _phase_table(summary: TrainingSummary) -> Table:
+    from rich.table import Table
+
+    run = summary.run
+    shape = "x".join(map(str, run.input_shape))
+    table = Table(
+        title=f"{run.model} {run.strategy}, batch {run.batch}, input {shape}, {run.optimizer}, {run.backend}: "
+        "median (interquartile range) of an iteration"
+    )
+    for column in ("rank", "core", "iterations", *PHASES):
+        table.add_column(column, justify="right")
+    for rank in summary.ranks:
+        cells = [
+            f"{format_seconds(item.median_s)} ({format_seconds(item.iqr_s)})" if item.median_s else "-"
+            for item in rank.phases.values()
+        ]
+        core = "-" if rank.core is None else str(rank.core)
+        table.add_row(str(rank.rank), core, str(rank.phases["iteration"].samples), *cells)
+    return table
+
+
+def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="collectives, as issued by rank 0 and as planned")
+    for column in ("when", "operation", "bytes", "", "ranks", "issued", "planned"):
+        table.add_column(column, justify="left" if column in ("when", "operation") else "right")
+    counts: dict[tuple[str, str, int, tuple[int, ...]], list[int]] = {}
+    for side, items in enumerate((issued, planned)):
+        for item in items:
+            key = (item.when, item.operation, item.message_bytes, item.group)
+            counts.setdefault(key, [0, 0])[side] += item.count
+    for (when, operation, size, group), (have, want) in counts.items():
+        style = None if have == want else "bold red"
+        row = (when, operation, f"{size:,}", format_bytes(size), str(len(group)), str(have), str(want))
+        table.add_row(*row, style=style)
+    return table
+
+
+def _verdict(run: TrainingRun) -> str:
+    if run.issued_equals_plan is None:
+        return "collectives were not recorded"
+    if run.differences:
+        found = "\n".join(f"  {line}" for line in run.differences)
+        return f"COLLECTIVES DIFFER FROM THE PLAN, which predictions read; {len(run.differences)} differences:\n{found}"
+    total = sum(item.count for item in run.issued if item.when == "iteration")
+    if not total:
+        return "no collectives were issued, and none are planned"
+    size = math.fsum(item.count * item.message_bytes for item in run.issued if item.when == "iteration")
+    return f"every collective agrees with the plan to the byte: {total} an iteration, {format_bytes(size)}"
