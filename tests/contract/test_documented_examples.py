@@ -1,0 +1,64 @@
+"""The examples of docs/extending.md are whole files that do what the page says: they are run from the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from paradl_bench.collectives import contents
+from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.layers.kind import Call, LayerKind, TensorArgument, kind_of_function
+from paradl_bench.spec.cost_terms import CollectiveOperation
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+EXAMPLES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> ModuleType:
+    path = tmp_path / Path(request.param).name
+    path.write_text(EXAMPLES[request.param])
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("example", ["paradl_bench/layers/pixel_shuffle.py"], indirect=True)
+def test_the_layer_kind(example: ModuleType) -> None:
+    kind = example.KIND
+    assert isinstance(kind, LayerKind)
+    assert not set(kind.functions) & set(kind_of_function()), "an example covers what is not covered yet"
+    call = Call("pixel_shuffle", (TensorArgument((2, 8, 3, 3)), 2), {}, ((2, 2, 6, 6),), batch=2)
+    assert kind.facts(call).attributes == {"factor": 2}
+    assert kind.build is not None
+    batch = torch.rand(2, 8, 3, 3)
+    output = kind.build({"factor": 2})([batch], [])
+    assert torch.equal(output, torch.nn.PixelShuffle(2)(batch))
+
+
+@pytest.mark.parametrize("example", ["paradl_bench/collectives/reduce.py"], indirect=True)
+def test_the_collective(example: ModuleType) -> None:
+    operation, routine = example.OPERATION, example.ROUTINE
+    assert isinstance(operation, CollectiveOperation)
+    assert isinstance(routine, Routine)
+    terms = operation.algorithms[operation.default_algorithm].terms(np.array([1, 2, 4]), 1000)
+    assert terms.beta_bytes.tolist() == [0.0, 1000.0, 3000.0]
+    inputs, outputs = routine.elements(600, 2)
+    buffers = Buffers(torch.zeros(inputs), torch.zeros(outputs))
+    routine.fill(buffers, 0, 2)
+    assert not routine.correct(buffers, 0, 2)
+    contents.write_period(buffers.output, contents.sum_period(range(2)))
+    assert routine.correct(buffers, 0, 2)
+
+
+def test_no_example_is_left_untried() -> None:
+    assert set(EXAMPLES) == {"paradl_bench/layers/pixel_shuffle.py", "paradl_bench/collectives/reduce.py"}
