@@ -1,0 +1,154 @@
+"""``paradl-bench layers`` as a user calls it: on one rank and two at once, resumed, and given wrong input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from paradl_bench.measure.layer_summary import closures
+from paradl_bench.spec.measurement import (
+    COPIES_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    CopySamples,
+    IterationSamples,
+    LayerSamples,
+    read_manifest,
+    read_records,
+)
+from paradl_bench.spec.network import Network
+
+FACTORY = """
+import torch
+class Net(torch.nn.Module):
+    input_shape = (3, 12, 12)
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.two = torch.nn.Conv2d(6, 6, 3, padding=1)
+        self.three = torch.nn.Conv2d(6, 6, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(6)
+        self.head = torch.nn.Linear(6, 4)
+    def forward(self, x):
+        x = torch.relu(self.one(x))
+        x = self.three(torch.relu(self.norm(self.two(x)))) + x
+        return self.head(x.mean((2, 3)))
+"""
+SETTINGS = ("--batch", "3,5", "--blocks", "2", "--iterations", "2", "--warmup", "1")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "nets_of_layers_test.py").write_text(FACTORY)
+    # A user's own predict.py must not shadow the project's package.
+    (tmp_path / "predict.py").write_text("raise SystemExit('shadowed')")
+    return tmp_path
+
+
+def layers(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paradl_bench", "layers", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+
+
+def read(directory: Path) -> tuple[list[LayerSamples], list[IterationSamples], list[CopySamples]]:
+    return (
+        read_records(directory, LAYERS_FILE, LayerSamples),
+        read_records(directory, ITERATIONS_FILE, IterationSamples),
+        read_records(directory, COPIES_FILE, CopySamples),
+    )
+
+
+@pytest.mark.distributed
+def test_every_layer_and_phase_is_measured_and_resumed(workplace: Path) -> None:
+    model = "nets_of_layers_test:Net"
+    done = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = workplace / "out"
+    network = msgspec.json.decode((directory / "network-nets_of_layers_test_Net.json").read_bytes(), type=Network)
+    samples, iterations, copies = read(directory)
+    in_situ = [s for s in samples if s.mode == "in_situ"]
+    assert {(s.layer, s.phase, s.batch, s.block) for s in in_situ} == {
+        (layer.name, phase, batch, block)
+        for layer in network.layers
+        for phase in ("FW", "BW")
+        for batch in (3, 5)
+        for block in (0, 1)
+    }
+    assert {len(s.samples_s) for s in in_situ} == {2}
+    assert sum(sum(s.samples_s) for s in in_situ if s.layer == "two" and s.phase == "BW") > 0
+    isolated = {(s.operation, s.phase) for s in samples if s.mode == "isolated"}
+    twins = [layer for layer in network.layers if layer.name in ("two", "three")]
+    assert twins[0].operation == twins[1].operation
+    assert {s.layer for s in samples if s.mode == "isolated" and s.operation == twins[0].operation} == {"two"}
+    # The first convolution reads the input, which needs no gradient.
+    assert {p for o, p in isolated if o == network.layers[0].operation} == {"FW", "BW_weight"}
+    assert {p for o, p in isolated if o == twins[0].operation} == {"FW", "BW_input", "BW_weight"}
+    assert len(iterations) == 4
+    assert {(c.direction, c.bytes) for c in copies} == {
+        ("into", network.parameter_bytes), ("out", network.parameter_bytes),
+    }  # fmt: skip
+    assert len(json.loads(done.stdout)) == len(closures(directory)) == 2
+    manifest = read_manifest(directory)
+    assert manifest.complete
+    assert manifest.environment.settings["threads"] == "1"
+    assert manifest.environment.settings["MALLOC_MMAP_THRESHOLD_"] != "default"
+    _resume(workplace, model, directory)
+
+
+def _resume(workplace: Path, model: str, directory: Path) -> None:
+    """Take the last block and half a line away, as an interruption would have, and go on."""
+    lines = (directory / ITERATIONS_FILE).read_bytes().splitlines(keepends=True)
+    (directory / ITERATIONS_FILE).write_bytes(b"".join(lines[:-1]) + lines[-1][:50])
+    again = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out")
+    assert again.returncode == 0, again.stderr
+    assert "3 blocks were measured before" in again.stderr
+    blocks = [(i.batch, i.block) for i in read(directory)[1]]
+    assert sorted(blocks) == [(3, 0), (3, 1), (5, 0), (5, 1)]
+    other = layers(workplace, model, *SETTINGS, "--isolated", "none", "-o", "out")
+    assert other.returncode == 2
+    assert "was measured with isolated all, not none" in other.stderr
+
+
+@pytest.mark.distributed
+def test_two_ranks_at_once_keep_both_ranks_samples(workplace: Path) -> None:
+    done = layers(workplace, "nets_of_layers_test:Net", *SETTINGS, "--ranks-on-host", "2", "-o", "two")
+    assert done.returncode == 0, done.stderr
+    samples, iterations, _ = read(workplace / "two")
+    assert {(s.rank, s.ranks_on_host) for s in samples} == {(0, 2), (1, 2)}
+    assert {(i.rank, i.batch, i.block) for i in iterations} == {
+        (r, n, b) for r in (0, 1) for n in (3, 5) for b in (0, 1)
+    }
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet19", "--batch", "2", "-o", "x"), "did you mean resnet18"),
+        (("resnet18", "--batch", "0", "-o", "x"), "not a positive whole number"),
+        (("resnet18", "--batch", "2", "--input-shape", "3x0x4", "-o", "x"), "write it as 3x224x224"),
+        (("resnet18", "--batch", "2", "--input-shape", "5x32x32", "-o", "x"), "does not run on an input of 5x32x32"),
+        (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
+        (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
+        (("resnet18", "--batch", "2", "-o", "nets_of_layers_test.py"), "is a file"),
+        (("resnet18", "--batch", "2", "-o", "."), "holds no measurement"),
+        (("resnet18", "--batch", "2", "--device", "cuda", "-o", "x"), "cuda"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(workplace: Path, arguments: tuple[str, ...], message: str) -> None:
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = layers(workplace, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (workplace / "x").exists()
