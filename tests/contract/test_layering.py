@@ -80,6 +80,10 @@ def test_packages_hold_their_code_in_modules() -> None:
         assert not defined, f"{path.relative_to(ROOT)} defines something"
 
 
+def test_every_folder_is_a_package_and_gets_installed() -> None:
+    assert not [path for path in SOURCES if not (path.parent / "__init__.py").is_file()]
+
+
 def test_every_file_has_a_place_that_says_what_is_in_it() -> None:
     vague = {"utils", "util", "common", "helpers", "misc"}
     assert not [path for path in SOURCES if path.stem in vague or vague & set(path.relative_to(ROOT).parts)]
