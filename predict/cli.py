@@ -1,0 +1,122 @@
+"""``predict``: predictions from a profile, and their validation against real runs.
+
+Loads numpy, and neither torch nor pandas nor scipy: a prediction takes milliseconds, so starting is what one waits for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from paradl_bench.terminal import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from predict.prediction import Prediction
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate ...]")
+@click.version_option(package_name="paradl", prog_name="predict")
+@click.option("--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote.")
+@click.option("--model", metavar="M", help="A model of the profile, or the one that --network describes.")
+@click.option("--strategy", metavar="S[,S...]", help="Fixed degrees (serial, d4), or kinds whose ranks --ranks sets.")
+@click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling that of the fewest ranks.")
+@click.option("--ranks", metavar="2:1024:x2", help="Rank counts of strategies given as kinds (data).")
+@click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True)
+@click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe.")
+@click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch.")
+@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
+@click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl or csf.")
+@click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
+@click.option("--dtype", help="fp32, ... Default: the one that was measured.")
+@click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device.")
+@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
+@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
+@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@click.pass_context
+def group(ctx: click.Context, /, **options: Any) -> None:
+    """Predict iteration time, memory and scaling from a profile. Add --debug to any command for tracebacks.
+
+    \b
+    predict --from-profile p.json --model resnet50 --strategy data --ranks 2:1024:x2 --batch 64
+    predict --from-profile p.json --model resnet50 --strategy serial,d2,d4 --batch 64 --evaluator paradl
+    """
+    given = [name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if ctx.invoked_subcommand is not None:
+        if given:
+            raise click.UsageError(f"options go behind {ctx.invoked_subcommand}, not before it")
+        return
+    if not given:
+        raise click.exceptions.NoArgsIsHelpError(ctx)
+    for name, flag in (
+        ("profile", "--from-profile"),
+        *((name, f"--{name}") for name in ("model", "strategy", "batch")),
+    ):
+        if options[name] is None:
+            raise click.UsageError(f"Missing option '{flag}'.")
+    _predict(options)
+
+
+def _predict(options: dict[str, Any]) -> None:
+    """Run a prediction and write it where the options say."""
+    from paradl_bench.spec.errors import UserError
+    from paradl_bench.terminal import refuse_overwrite, say
+    from predict.request import predict_request
+
+    if options["as_json"] and options["as_csv"]:
+        raise UserError("--json and --csv exclude each other: give one")
+    if options["output"]:
+        refuse_overwrite(options["output"], force=options["force"])
+    predictions, left_out = predict_request(options)
+    for line in left_out:
+        say(f"predict: left out: {line}")
+    _write(predictions, options)
+
+
+def _write(predictions: Sequence[Prediction], options: dict[str, Any]) -> None:
+    from paradl_bench.terminal import write_output
+    from predict.presentation import predictions_csv, predictions_json, print_table
+
+    output, as_csv = options["output"], options["as_csv"]
+    content = predictions_csv(predictions) if as_csv else predictions_json(predictions)
+    if output:
+        write_output(output, content, force=options["force"])
+    if as_csv or options["as_json"]:
+        if output is None:
+            write_output("-", content)
+    elif output != "-":
+        print_table(predictions)
+
+
+@group.command("validate", context_settings=_CONTEXT)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN_DIR...", type=click.Path(path_type=Path))
+@click.option(
+    "--from-profile", "profile", required=True, type=click.Path(path_type=Path), help="Profile to predict from."
+)
+@click.option("-o", "--output", required=True, metavar="REPORT_DIR", type=click.Path(path_type=Path))
+@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@click.option("--force", is_flag=True, help="Replace a report, and compare runs of another environment.")
+def validate(
+    runs: tuple[Path, ...], profile: Path, output: Path, cluster: Path | None, as_json: bool, force: bool
+) -> None:
+    """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
+    from predict.report import print_report, refuse_existing, write_report
+    from predict.validation import validate_runs
+
+    refuse_existing(output, force=force)
+    report = validate_runs(profile, runs, cluster_path=cluster, force=force)
+    paths = write_report(output, report)
+    print_report(report, paths, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point of ``predict``."""
+    run_command(cast(click.Command, group), "predict")

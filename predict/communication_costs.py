@@ -1,0 +1,224 @@
+"""Seconds of collectives: the profile's fit at the level that the group spans, and what overlap costs.
+
+A flat ring runs at the slowest level that it crosses (MODELS.md, "Collectives"). A cluster file may state alpha and
+beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
+that name, else at the outermost measured level, which is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
+from calibrate.profile import CommunicationFit, Interference, Profile
+from paradl_bench.collectives.catalog import operations
+from paradl_bench.spec.cluster import Cluster, Level
+from paradl_bench.spec.cost_terms import CollectiveOperation
+from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.plan import Collective
+from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.units import format_bytes
+from predict.costs import IQR_TO_SD, MAD_TO_SD, Cost, Remark, Source
+
+DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+class CommunicationCost(NamedTuple):
+    """Cost of a collective, and what one standard deviation of each of its modes adds to its seconds."""
+
+    cost: Cost
+    modes: tuple[tuple[str, float], ...]
+
+
+class Slowdown(NamedTuple):
+    """How much slower compute and the collective each are side by side, with standard deviations over what ran."""
+
+    compute: float
+    communication: float
+    compute_sd: float
+    communication_sd: float
+    remarks: tuple[Remark, ...]
+
+
+class CommunicationCosts:
+    """Costs of collectives through one library on one cluster.
+
+    Args:
+        cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
+        backend: library; None takes the one that suits the profile's device.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster | None, backend: str | None) -> None:
+        self._profile = profile
+        self._given = cluster is not None
+        self.cluster = cluster or profile.cluster
+        self.backend = _choose_backend(profile, backend)
+        self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
+        for fit in profile.communication:
+            if fit.library == self.backend:
+                self._fits.setdefault((fit.operation, fit.level), []).append(fit)
+
+    def cost(self, work: Collective, strategy: Strategy) -> CommunicationCost:
+        """Seconds of a collective.
+
+        Raises:
+            UserError: the profile holds no fit of the operation and the cluster states none, or the cluster given holds
+                fewer ranks.
+        """
+        if work.ranks <= 1:
+            return CommunicationCost(Cost(0.0, Source.MEASURED), ())
+        level, remarks = self.level(work, strategy)
+        fits, more = self._fits_at(work, level)
+        remarks += more
+        collective = lookup(operations(), work.operation, "collective")
+        stated = level.alpha_s is not None and level.beta_s_per_byte is not None
+        pieces = _pieces(collective, fits, level)
+        seconds = float(piecewise_seconds(pieces, work.ranks, work.message_bytes))
+        if stated:
+            return CommunicationCost(Cost(seconds, Source.STATED, remarks=remarks), ())
+        beyond = _beyond_remarks(work, fits)
+        source = Source.SCALED if beyond else Source.REGRESSED
+        cost = Cost(seconds, source, remarks=(*remarks, *beyond))
+        return CommunicationCost(cost, _modes(work, fits, collective, level, seconds))
+
+    def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
+        """The level that the group spans: an axis strides over the ranks of the axes inside it."""
+        stride = math.prod(axis.degree for axis in strategy.axes[work.axis + 1 :])
+        span = work.ranks * stride
+        outermost = self.cluster.levels[-1]
+        if span > outermost.ranks and not self._given:
+            text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
+            return outermost, (Remark(text, True),)
+        return self.cluster.level_of(span), ()
+
+    def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
+        """What compute and the collective cost each other; factors of 1, and a remark, where it was not measured."""
+        found = [entry for entry in self._profile.interference if entry.library == self.backend]
+        if not found:
+            text = "no interference was measured, overlap is taken as free: paradl-bench collectives --beside-compute"
+            return Slowdown(1.0, 1.0, 0.0, 0.0, (Remark(text, True),))
+        level, _ = self.level(work, strategy)
+        entry = min(found, key=lambda each: _unlikeness(each, work, level.name))
+        remarks = []
+        if entry.operation != work.operation:
+            text = f"interference of {work.operation}: as measured for {entry.operation}"
+            remarks.append(Remark(text, True))
+        if entry.ranks < work.ranks:
+            remarks.append(Remark(f"interference beyond the {entry.ranks} ranks that it was measured with", True))
+        return Slowdown(
+            entry.compute_slowdown,
+            entry.communication_slowdown,
+            entry.compute_slowdown_iqr * IQR_TO_SD,
+            entry.communication_slowdown_iqr * IQR_TO_SD,
+            tuple(remarks),
+        )
+
+    def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
+        own = self._fits.get((work.operation, level.name))
+        if own:
+            return own, ()
+        if level.alpha_s is not None and level.beta_s_per_byte is not None:
+            return [], ()
+        order = {each.name: index for index, each in enumerate(self._profile.cluster.levels)}
+        others = [name for operation, name in self._fits if operation == work.operation]
+        if not others:
+            raise UserError(
+                f"the profile holds no fit of {work.operation} through {self.backend}; measure it: paradl-bench "
+                f"collectives --ranks 2 --backend {self.backend} --ops {work.operation} -o DIR, then calibrate fit"
+            )
+        outermost = max(others, key=lambda name: order.get(name, -1))
+        text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
+        return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _choose_backend(profile: Profile, backend: str | None) -> str:
+    measured = sorted({fit.library for fit in profile.communication})
+    if backend is not None:
+        if backend not in measured:
+            raise unknown_choice("backend", backend, measured or ["none: the profile holds no collectives"])
+        return backend
+    by_device = DEFAULT_BACKENDS.get(profile.devices[0].kind, "gloo") if profile.devices else "gloo"
+    return measured[0] if len(measured) == 1 else by_device
+
+
+def _pieces(collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level) -> tuple[Piece, ...]:
+    """The fit's pieces, with what the level states in their place and its contention on beta."""
+    if level.alpha_s is not None and level.beta_s_per_byte is not None:
+        algorithm = fits[0].algorithm if fits else collective.default_algorithm
+        stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
+        return (Piece(stated, 1.0, 1.0, level.alpha_s, level.contention * level.beta_s_per_byte, 0.0),)
+    return tuple(
+        piece._replace(
+            alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
+            beta_s_per_byte=level.contention
+            * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
+        )
+        for piece in pieces_of(collective, fits)
+    )
+
+
+def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:
+    remarks = []
+    low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
+    if not low <= work.ranks <= high:
+        side = f"beyond {high}" if work.ranks > high else f"below {low}"
+        remarks.append(Remark(f"{work.operation} {side} ranks", True))
+    smallest, largest = min(fit.bytes_range[0] for fit in fits), max(fit.bytes_range[1] for fit in fits)
+    if not smallest <= work.message_bytes <= largest:
+        above = work.message_bytes > largest
+        side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
+        remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
+    return tuple(remarks)
+
+
+def _modes(
+    work: Collective,
+    fits: Sequence[CommunicationFit],
+    collective: CollectiveOperation,
+    level: Level,
+    seconds: float,
+) -> tuple[tuple[str, float], ...]:
+    """Two independent directions of (alpha, beta), drift between blocks, and rank counts left out of the fit."""
+    fit = min(fits, key=lambda each: _outside(work.message_bytes, each.bytes_range))
+    terms = collective.algorithms[fit.algorithm].terms(work.ranks, work.message_bytes)
+    where = f"{work.operation} at {fit.level} {fit.regime}"
+    modes = [
+        (
+            f"fit of {where}, {number}",
+            float(terms.alpha_count) * alpha_s + level.contention * float(terms.beta_bytes) * beta_s_per_byte,
+        )
+        for number, (alpha_s, beta_s_per_byte) in enumerate(_directions(fit.covariance), start=1)
+    ]
+    modes.append(("drift of communication", seconds * fit.block_relative_sd))
+    if fit.held_out_ranks_relative_error is not None and work.ranks > fit.ranks_range[1]:
+        modes.append(("communication beyond ranks", seconds * MAD_TO_SD * fit.held_out_ranks_relative_error))
+    return tuple((name, shift) for name, shift in modes if shift)
+
+
+def _directions(
+    covariance: tuple[tuple[float, float], tuple[float, float]],
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Columns of the covariance's Cholesky factor: alpha and beta differ by ten orders, which eigenvectors lose."""
+    (alpha, both), (_, beta) = covariance
+    first = math.sqrt(max(alpha, 0.0))
+    along = both / first if first else 0.0
+    return (first, along), (0.0, math.sqrt(max(beta - along**2, 0.0)))
+
+
+def _outside(value: int, span: tuple[int, int]) -> float:
+    """How far a size lies outside a range, as a ratio's logarithm; 0 inside."""
+    low, high = span
+    inside = min(max(value, low), high)
+    return abs(math.log(max(value, 1) / max(inside, 1)))
+
+
+def _unlikeness(entry: Interference, work: Collective, level: str) -> tuple[bool, bool, float, float]:
+    return (
+        entry.operation != work.operation,
+        entry.level != level,
+        abs(math.log(entry.ranks / work.ranks)),
+        _outside(work.message_bytes, entry.message_bytes),
+    )

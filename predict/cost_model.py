@@ -1,0 +1,217 @@
+"""The cost model: seconds, sources and spread of every distinct work of a plan, and of a model's sums.
+
+Works are priced once per (local batch, ranks on the host); the closed forms read sums over the same prices, so that
+they and the simulation differ by what they assume, never by what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.profile import CopyTime, Profile
+from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import (
+    Between,
+    BucketCopy,
+    Collective,
+    Compute,
+    Plan,
+    PlanSettings,
+    WeightUpdate,
+    Work,
+)
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.catalog import planner_for
+from predict.assembly import Priced, add_up, assemble
+from predict.communication_costs import CommunicationCosts
+from predict.costs import Cost, Costs, Remark, Remarks, Source
+from predict.layer_costs import LayerCosts, nearest_count
+from predict.model_costs import ModelCosts, Spread, Straggler
+
+
+class Place(NamedTuple):
+    """What, besides the work itself, decides its seconds."""
+
+    local_batch: int
+    ranks: int
+    ranks_on_host: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan with the costs of its works, in the order of ``plan.works``."""
+
+    plan: Plan
+    place: Place
+    costs: Costs
+    straggler: Straggler
+    spread: Spread
+    remarks: Remarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedSums:
+    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`."""
+
+    costs: Costs
+    spread: Spread
+    remarks: tuple[Remark, ...]
+
+
+SUMS = ("FW", "BW", "FW between", "BW between", "WU")
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Prices works for one network, dtype and optimizer, on one cluster through one library.
+
+    Args:
+        cluster: of a cluster file; None takes the profile's own, and goes on beyond its ranks.
+        backend: library of the collectives; None takes the one that suits the profile's device.
+    """
+
+    profile: Profile
+    network: Network
+    optimizer: str = "sgd"
+    dtype: str = "fp32"
+    cluster: Cluster | None = None
+    backend: str | None = None
+    communication: CommunicationCosts = field(init=False)
+    _layers: LayerCosts = field(init=False)
+    _model: ModelCosts = field(init=False)
+    _serial: Plan = field(init=False)
+    _updated_elements: int = field(init=False)
+    _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._layers = LayerCosts(self.profile, self.network, self.dtype)
+        self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
+        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend)
+        # A plan's works do not depend on the batch.
+        settings = PlanSettings(batch=1, optimizer=self.optimizer)
+        self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
+        self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
+
+    def place(self, strategy: Strategy, local_batch: int) -> Place:
+        """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""
+        ranks = strategy.ranks
+        return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
+
+    def price(self, plan: Plan) -> PricedPlan:
+        """Costs of all works of a plan.
+
+        Raises:
+            UserError: a work that the profile has nothing for; the message names the command that would measure it.
+            NotImplementedError: the plan has several roles.
+        """
+        if len(plan.roles) != 1:
+            raise NotImplementedError(
+                f"a plan of {len(plan.roles)} roles can't be priced: one role stands for all ranks"
+            )
+        place = self.place(plan.strategy, plan.local_batch)
+        priced = self._priced_works(plan, place)
+        remarks = Remarks()
+        remarks.add(*(remark for part in priced for remark in part.cost.remarks))
+        straggler = self._model.straggler(place.ranks, place.local_batch, place.ranks_on_host)
+        remarks.add(*straggler.remarks)
+        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        return PricedPlan(
+            plan=plan,
+            place=place,
+            costs=assemble(priced, spread.common_relative_sd),
+            straggler=straggler,
+            spread=spread,
+            remarks=remarks,
+        )
+
+    def sums(self, place: Place) -> PricedSums:
+        """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
+        key = place.local_batch, place.ranks_on_host
+        if key not in self._sums:
+            self._sums[key] = self._sum_up(place)
+        return self._sums[key]
+
+    def collective(self, work: Collective, strategy: Strategy) -> tuple[Costs, tuple[Remark, ...]]:
+        """Costs of one collective that no compute runs beside."""
+        found = self.communication.cost(work, strategy)
+        part = Priced(found.cost, 1, work, True, found.modes)
+        return assemble([part], 0.0), found.cost.remarks
+
+    def _sum_up(self, place: Place) -> PricedSums:
+        groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
+        for work, part in zip(self._serial.works, self._priced_works(self._serial, place), strict=True):
+            groups[_sum_of(work)].append(part)
+        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        return PricedSums(
+            costs=add_up([assemble(group, spread.common_relative_sd) for group in groups.values()]),
+            spread=spread,
+            remarks=tuple(remark for group in groups.values() for part in group for remark in part.cost.remarks),
+        )
+
+    def _priced_works(self, plan: Plan, place: Place) -> list[Priced]:
+        """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks."""
+        counts = np.bincount(plan.roles[0].work, minlength=len(plan.works)).tolist()
+        between: dict[str, int] = {
+            work.phase: count for work, count in zip(plan.works, counts, strict=True) if isinstance(work, Between)
+        }
+        return [
+            self._priced(work, count, place, plan.strategy, between)
+            for work, count in zip(plan.works, counts, strict=True)
+        ]
+
+    def _priced(self, work: Work, count: float, place: Place, strategy: Strategy, between: Mapping[str, int]) -> Priced:
+        batch, on_host = place.local_batch, place.ranks_on_host
+        if isinstance(work, Compute):
+            cost = self._layers.cost(work.operation, work.phase, work.shard, batch, on_host)
+            return Priced(cost, count, (work.operation, work.phase, work.shard))
+        if isinstance(work, Between):
+            return Priced(_share(self._model.between(work.phase, batch, on_host), between[work.phase]), count, work)
+        if isinstance(work, WeightUpdate):
+            whole = self._model.weight_update(batch, on_host)
+            return Priced(_share(whole, self._updated_elements / max(work.elements, 1)), count, work)
+        if isinstance(work, BucketCopy):
+            return self._priced_copy(work, count, on_host)
+        found = self.communication.cost(work, strategy)
+        slowdown = self.communication.slowdown(work, strategy)
+        cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
+        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
+
+    def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
+        copies = [copy for copy in self.profile.copies if copy.direction == work.direction]
+        if not copies:
+            raise UserError(
+                f"the profile holds no times of copying gradients {work.direction} buckets; measure a model anew: "
+                f"paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
+            )
+        measured = nearest_count([copy.ranks_on_host for copy in copies], ranks_on_host)
+        copy: CopyTime = next(copy for copy in copies if copy.ranks_on_host == measured)
+        seconds = work.tensors * copy.alpha_s + work.bytes * copy.beta_s_per_byte
+        text = f"bucket copies were measured with {measured} ranks on a host, and stand for {ranks_on_host}"
+        other_host = measured != ranks_on_host
+        cost = Cost(
+            seconds,
+            Source.SCALED if other_host else Source.REGRESSED,
+            remarks=(Remark(text, True),) if other_host else (),
+        )
+        return Priced(cost, count, work, modes=((f"copies {work.direction} buckets", seconds * copy.relative_sd),))
+
+
+def _sum_of(work: Work) -> str:
+    if isinstance(work, Compute):
+        return work.phase
+    return f"{work.phase} between" if isinstance(work, Between) else "WU"
+
+
+def _share(cost: Cost, parts: float) -> Cost:
+    return cost._replace(
+        seconds=cost.seconds / parts,
+        independent_sd_s=cost.independent_sd_s / parts,
+        batch_sd_s=cost.batch_sd_s / parts,
+        method_sd_s=cost.method_sd_s / parts,
+    )

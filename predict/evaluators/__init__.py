@@ -1,0 +1,1 @@
+"""Ways from costs to an iteration: one file each, found by discovery."""

@@ -1,0 +1,54 @@
+"""What the closed forms share: sums, one all-reduce, and the limits of serial and data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.strategies.catalog import planner_for
+from predict.assembly import join
+from predict.closed_forms import ClosedForm, gradient_exchange
+from predict.cost_model import CostModel
+from predict.costs import Floats, Remarks
+from predict.memory import MemoryUse
+from predict.workload import Point, Timing, Workload
+
+KINDS = ("serial", "data")
+
+
+def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Point, memory: MemoryUse) -> Workload:
+    """A workload of six sums.
+
+    Raises:
+        UserError: the strategy is neither serial nor data.
+    """
+    kinds = point.strategy.name
+    if kinds not in KINDS or any(axis.zero_stage for axis in point.strategy.axes):
+        raise UserError(f"{name} has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+    sums = model.sums(model.place(point.strategy, point.local_batch))
+    exchange, exchange_remarks = model.collective(
+        gradient_exchange(model.network, point.strategy.ranks), point.strategy
+    )
+    remarks = Remarks()
+    remarks.add(*sums.remarks, *exchange_remarks)
+
+    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        forward, backward, exchanged, update = map(float, form(np.asarray(seconds)))
+        return Timing(forward, backward, exchanged, update, exposed_communication_s=exchanged, overlap_s=0.0)
+
+    costs = join([sums.costs, exchange])
+    return Workload(
+        costs=dataclasses.replace(costs, counts=_used(form, len(costs.seconds))),
+        spread=sums.spread,
+        remarks=remarks,
+        memory=memory,
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        time=time,
+    )
+
+
+def _used(form: ClosedForm, parts: int) -> Floats:
+    """Which of the sums a form reads, as 1 and 0: a form is linear, so ask it about each alone."""
+    return np.asarray(sum(form(np.eye(parts))), float)

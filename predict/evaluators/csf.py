@@ -1,0 +1,22 @@
+"""``csf``: no overlap; all of compute, then one all-reduce of everything. The baseline to beat."""
+
+from __future__ import annotations
+
+from predict.closed_forms import csf
+from predict.cost_model import CostModel
+from predict.evaluators.closed_form import prepare_closed_form
+from predict.memory import per_phase_memory
+from predict.workload import Evaluator, Point, Workload
+
+
+def prepare(model: CostModel, point: Point) -> Workload:
+    """The sums, time between operations included."""
+    memory = per_phase_memory(model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks)
+    return prepare_closed_form("csf", csf, model, point, memory)
+
+
+EVALUATOR = Evaluator(
+    name="csf",
+    summary="no overlap: all of compute, then one all-reduce of everything",
+    prepare=prepare,
+)

@@ -1,0 +1,81 @@
+"""What a prediction is made from: profile, network and cluster files, and the choices that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from calibrate.profile import Profile
+from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.network import Network
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster file (YAML; INTERFACE.md, "Files").
+
+    Raises:
+        UserError: unreadable, no YAML, or a wrong field, named by its path.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read cluster {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"cluster {path} is no valid YAML: {error}") from None
+    try:
+        # YAML 1.1 reads 16e9 as text: numbers are taken from text as well.
+        return msgspec.convert(raw, Cluster, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"cluster {path}: {error}") from None
+
+
+def read_network(path: Path) -> Network:
+    """A network as ``paradl-bench describe`` writes it.
+
+    Raises:
+        UserError: unreadable, no JSON, or a wrong field, named by its path.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Network)
+    except OSError as error:
+        raise UserError(f"cannot read network {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"network {path}: {error}") from None
+
+
+def choose_network(profile: Profile, model: str, path: Path | None) -> Network:
+    """The network of a model: from a file, else as profiled.
+
+    Raises:
+        UserError: the profile does not hold the model (names those it holds), or the file describes another one.
+    """
+    if path is not None:
+        network = read_network(path)
+        if network.name != model:
+            raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
+        return network
+    if model not in profile.network:
+        error = unknown_choice("model", model, profile.network)
+        raise UserError(f"{error}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
+    return profile.network[model]
+
+
+def choose_measured(what: str, given: str | None, measured: Iterable[str], default: str) -> str:
+    """What was given, else the only one that was measured, else the default where that was measured.
+
+    Raises:
+        UserError: several were measured and the default is none of them.
+    """
+    choices = sorted(set(measured))
+    if given is not None:
+        return given
+    if len(choices) == 1:
+        return choices[0]
+    if choices and default not in choices:
+        raise UserError(f"the profile holds several {what}s ({', '.join(choices)}): say which by --{what}")
+    return default

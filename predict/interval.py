@@ -1,0 +1,57 @@
+"""The 90% interval of a prediction, from the spread of its parts (docs/model.md, "Interval").
+
+The interval is for the median of a run's iterations: the spread of single iterations is no part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.spec.statistics import Z90
+from predict.costs import Costs, Mode
+from predict.workload import Workload
+
+
+class Interval(NamedTuple):
+    """Bounds in seconds, and the half-width that each source of error alone would have (its larger side)."""
+
+    low_s: float
+    high_s: float
+    spread_s: dict[str, float]
+
+
+def interval(workload: Workload) -> Interval:
+    """90% interval of the iteration.
+
+    Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
+    and loses are added in quadrature over the modes, each side by itself. Parts' own spreads are taken at full weight,
+    as if nothing hid them. The remainder that closure left unexplained moves one end, by itself.
+    """
+    costs = workload.costs
+    point = workload.timing().iteration_s
+    own = Z90 * costs.independent_total_sd_s * workload.lag
+    above, below = own**2, own**2
+    spread = {"each layer": own}
+    for mode in costs.modes:
+        gains = [_shifted(workload, costs, mode, sign * Z90) - point for sign in (1.0, -1.0)]
+        up, down = max(0.0, *gains), max(0.0, *(-gain for gain in gains))
+        above += up**2
+        below += down**2
+        spread[mode.name] = max(up, down)
+    remainder = workload.spread.remainder_relative
+    unexplained = remainder / (1 - remainder) * costs.compute_s * workload.lag
+    spread["remainder of closure"] = abs(unexplained)
+    low = point - math.sqrt(below) + min(unexplained, 0.0)
+    high = point + math.sqrt(above) + max(unexplained, 0.0)
+    return Interval(max(low, 0.0), high, {name: value for name, value in spread.items() if value})
+
+
+def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:
+    return workload.time(
+        np.maximum(costs.seconds + by * mode.seconds, 0.0),
+        np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
+        np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
+    ).iteration_s

@@ -1,0 +1,306 @@
+"""Seconds of a layer's forward or backward: measured, else scaled from a neighbour, else a roofline.
+
+The order for one operation, phase and local batch:
+
+1. Its own times, those measured with as many ranks on the host as the prediction puts there. A batch between measured
+   ones is interpolated, one beyond is scaled (:mod:`predict.batch_scaling`).
+2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
+3. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
+   ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
+4. The roofline: the larger of FLOPs over the highest rate, and bytes over the highest bandwidth, that any layer of the
+   profile reached. How far layers stay above it is read from the measured ones.
+
+An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.profile import Device, LayerTime, Profile
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import PhaseName
+from paradl_bench.spec.network import Layer, Network
+from predict.batch_scaling import Knot, at_batch, batch_remark
+from predict.costs import MAD_TO_SD, Cost, Remark, Source
+
+Key = tuple[str, PhaseName, str]
+"""(operation, phase, shard)."""
+Series = dict[int, dict[int, LayerTime]]
+"""By ranks on the host, then by local batch."""
+
+UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
+"""Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
+
+
+class _Ratio(NamedTuple):
+    value: float
+    relative_sd: float
+
+
+class LayerCosts:
+    """Costs of layers from a profile, for the layers of one network. Answers are kept.
+
+    Args:
+        network: the network that is predicted; it may hold operations that the profile lacks.
+    """
+
+    def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+        self._network = network
+        self._in_situ: dict[Key, Series] = {}
+        self._isolated: dict[Key, Series] = {}
+        for time in profile.layer_times:
+            if time.dtype == dtype:
+                table = self._in_situ if time.mode == "in_situ" else self._isolated
+                series = table.setdefault((time.operation, time.phase, time.shard), {})
+                series.setdefault(time.ranks_on_host, {})[time.batch] = time
+        self._roofline = Roofline(profile, network)
+        self._known: dict[tuple[Key, int, int], Cost] = {}
+        self._ratios: dict[tuple[int, int], _Ratio | None] = {}
+        self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
+
+    def cost(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
+        """Seconds of one operation and phase on a local batch.
+
+        Raises:
+            UserError: the profile holds neither the operation, nor a neighbour, nor what a roofline needs.
+        """
+        key = (operation, phase, shard)
+        known = self._known.get((key, batch, ranks_on_host))
+        if known is None:
+            known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
+        return known
+
+    def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
+        operation, phase, shard = key
+        if key in self._in_situ:
+            return self._own(self._in_situ[key], batch, ranks_on_host)
+        if phase == "BW" and (operation, "FW", shard) in self._in_situ:
+            return Cost(0.0, Source.MEASURED)
+        if key in self._isolated:
+            cost = self._own(self._isolated[key], batch, ranks_on_host)
+            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+        parts = [(operation, part, shard) for part in _parts_of(phase) if (operation, part, shard) in self._isolated]
+        if parts:
+            cost = _added([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
+            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+        return self._derived(operation, phase, shard, batch, ranks_on_host)
+
+    def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
+        measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
+        knots = [
+            Knot(at, time.time.median_s, time.time.median_s * time.block_relative_sd)
+            for at, time in sorted(series[measured].items())
+        ]
+        estimate = at_batch(knots, batch, proportional=True)
+        cost = Cost(
+            estimate.seconds,
+            estimate.source,
+            estimate.sd_s,
+            estimate.batch_sd_s,
+            remarks=batch_remark("compute", knots, batch),
+        )
+        return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
+
+    def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:
+        ratio = self._host_ratio(measured, ranks_on_host)
+        beside = f"with {measured} rank{'s' * (measured > 1)} on a host"
+        if ratio is None:
+            text = f"compute was measured {beside}, and stands for {ranks_on_host}; the interval does not cover this"
+            return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
+        text = f"compute measured {beside} is scaled to {ranks_on_host} by {ratio.value:.3f}, the ratio of the others"
+        return Cost(
+            cost.seconds * ratio.value,
+            Source.SCALED,
+            cost.independent_sd_s * ratio.value,
+            cost.batch_sd_s * ratio.value,
+            cost.seconds * ratio.value * ratio.relative_sd,
+            (*cost.remarks, Remark(text, True)),
+        )
+
+    def _host_ratio(self, measured: int, wanted: int) -> _Ratio | None:
+        if (measured, wanted) not in self._ratios:
+            pairs = [
+                (series[measured][batch].time.median_s, series[wanted][batch].time.median_s)
+                for series in self._in_situ.values()
+                if measured in series and wanted in series
+                for batch in series[measured].keys() & series[wanted].keys()
+            ]
+            self._ratios[measured, wanted] = _ratio(pairs)
+        return self._ratios[measured, wanted]
+
+    def _derived(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
+        layer = self._roofline.layers.get(operation)
+        if layer is None or shard:
+            what = f"shard {shard} of {operation}" if shard else operation
+            raise UserError(f"the profile holds no time of {what}, and no network that says what it is")
+        neighbour = self._neighbour(layer, phase)
+        if neighbour is not None:
+            return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
+        bound_s = self._roofline.seconds(layer, phase, batch)
+        if bound_s is None:
+            raise UserError(
+                f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
+                f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
+            )
+        remark = Remark("no operation of the kind was measured, a roofline stands for it", True, layer.name)
+        return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * self._roofline_error(phase), remarks=(remark,))
+
+    def _from_neighbour(self, layer: Layer, neighbour: Layer, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
+        cost = self.cost(neighbour.operation, phase, "", batch, ranks_on_host)
+        factor = self._roofline.ratio(layer, neighbour, phase)
+        error = self._neighbour_error(layer.kind, phase)
+        remark = Remark("not measured, scaled from the nearest operation of the kind", True, layer.name)
+        return Cost(
+            cost.seconds * factor,
+            Source.SCALED,
+            cost.independent_sd_s * factor,
+            cost.batch_sd_s * factor,
+            math.hypot(cost.method_sd_s * factor, cost.seconds * factor * error),
+            (*cost.remarks, remark),
+        )
+
+    def _neighbour(self, layer: Layer, phase: PhaseName, *, without: str = "") -> Layer | None:
+        """The measured operation of the same kind, equal settings first, whose work is nearest."""
+        found = [
+            other
+            for other in self._roofline.layers.values()
+            if other.kind == layer.kind
+            and other.operation != without
+            and ((other.operation, phase, "") in self._in_situ or (other.operation, phase, "") in self._isolated)
+        ]
+        alike = [other for other in found if other.attributes == layer.attributes]
+        return min(
+            alike or found,
+            key=lambda other: abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
+            default=None,
+        )
+
+    def _neighbour_error(self, kind: str, phase: PhaseName) -> float:
+        """Relative standard deviation of scaling from a neighbour, over the measured operations of the kind."""
+        if (kind, phase) not in self._neighbour_errors:
+            errors = []
+            for layer in self._roofline.layers.values():
+                measured_s = self._any_seconds(layer, phase) if layer.kind == kind else 0.0
+                other = self._neighbour(layer, phase, without=layer.operation) if measured_s else None
+                if other is not None:
+                    predicted_s = self._any_seconds(other, phase) * self._roofline.ratio(layer, other, phase)
+                    errors.append(abs(predicted_s / measured_s - 1))
+            self._neighbour_errors[kind, phase] = (
+                MAD_TO_SD * float(np.median(errors)) if errors else UNKNOWN_RELATIVE_SD
+            )
+        return self._neighbour_errors[kind, phase]
+
+    def _any_seconds(self, layer: Layer, phase: PhaseName) -> float:
+        """Seconds a sample of a measured operation, at its largest batch; 0 where it was not measured."""
+        key: Key = (layer.operation, phase, "")
+        series = self._in_situ.get(key) or self._isolated.get(key)
+        if not series:
+            return 0.0
+        times = series[min(series)]
+        return times[max(times)].time.median_s / max(times)
+
+    def _roofline_error(self, phase: PhaseName) -> float:
+        """Root mean square of (measured - roofline) / roofline over measured layers."""
+        excess = []
+        for layer in self._roofline.layers.values():
+            measured_s = self._any_seconds(layer, phase)
+            bound_s = self._roofline.seconds(layer, phase, 1)
+            if measured_s and bound_s:
+                excess.append(measured_s / bound_s - 1)
+        return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
+
+
+class Roofline:
+    """Lower bound of a layer's time from FLOPs and bytes (Williams et al. 2009; KernelMLP's what-if).
+
+    Bytes of backward are taken as twice those of forward: it reads what forward read and the gradient of the output,
+    and writes the gradients of its inputs. Parameters are read forward; backward reads them and writes their gradients.
+
+    Attributes:
+        layers: by operation, of the predicted network first, then of the profile's.
+    """
+
+    def __init__(self, profile: Profile, network: Network) -> None:
+        self.layers: dict[str, Layer] = {}
+        self._parameter_bytes: dict[str, int] = {}
+        for each in (network, *profile.network.values()):
+            sizes = {parameter.name: parameter.bytes for parameter in each.parameters}
+            for layer in each.layers:
+                if layer.operation not in self.layers:
+                    self.layers[layer.operation] = layer
+                    self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
+        self._device = _rated_device(profile.devices)
+
+    def seconds(self, layer: Layer, phase: PhaseName, batch: int) -> float | None:
+        """max(FLOPs / rate, bytes / bandwidth) on a local batch; None where the profile has neither."""
+        if self._device is None:
+            return None
+        flops, moved = self._work(layer, phase, batch)
+        peak, bandwidth = self._device
+        return max(flops / peak, moved / bandwidth)
+
+    def ratio(self, layer: Layer, other: Layer, phase: PhaseName) -> float:
+        """How much longer one layer should take than another; by FLOPs, else bytes, where no device rates are known."""
+        if self._device is not None:
+            mine, theirs = self.seconds(layer, phase, 1) or 0.0, self.seconds(other, phase, 1) or 0.0
+            return mine / theirs if mine and theirs else 1.0
+        pairs = zip(self._work(layer, phase, 1), self._work(other, phase, 1), strict=True)
+        return next((mine / theirs for mine, theirs in pairs if mine and theirs), 1.0)
+
+    def _work(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
+        weights = self._parameter_bytes.get(layer.operation, 0)
+        if phase == "FW":
+            return layer.fw_flops * batch, layer.fw_bytes * batch + weights
+        flops = {"BW_input": layer.bw_input_flops, "BW_weight": layer.bw_weight_flops}.get(
+            phase, layer.bw_input_flops + layer.bw_weight_flops
+        )
+        return flops * batch, 2 * layer.fw_bytes * batch + 2 * weights
+
+
+def nearest_count(measured: Mapping[int, object] | Sequence[int], wanted: int) -> int:
+    """The number nearest to ``wanted`` by ratio; the smaller of two as near."""
+    return min(sorted(measured), key=lambda count: abs(math.log(count / wanted)))
+
+
+def _rated_device(devices: Sequence[Device]) -> tuple[float, float] | None:
+    for device in devices:
+        if device.peak_flops and device.memory_bandwidth_bytes_per_s:
+            return device.peak_flops, device.memory_bandwidth_bytes_per_s
+    return None
+
+
+def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
+    return ("BW_input", "BW_weight") if phase == "BW" else ()
+
+
+def _isolated_remark(operation: str) -> Remark:
+    return Remark("times of the operation alone, not inside an iteration", False, operation.split("(", 1)[0])
+
+
+def _added(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        sum(cost.seconds for cost in costs),
+        max(cost.source for cost in costs),
+        math.hypot(*(cost.independent_sd_s for cost in costs)),
+        sum(cost.batch_sd_s for cost in costs),
+        sum(cost.method_sd_s for cost in costs),
+        tuple(dict.fromkeys(remark for cost in costs for remark in cost.remarks)),
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> _Ratio | None:
+    """Ratio of the sums, and the spread of the single ratios round it, each weighed by its time."""
+    base = np.array([pair[0] for pair in pairs])
+    other = np.array([pair[1] for pair in pairs])
+    if not base.sum():
+        return None
+    value = float(other.sum() / base.sum())
+    known = base > 0
+    deviations = other[known] / base[known] - value
+    variance = float(np.average(deviations**2, weights=base[known]))
+    return _Ratio(value, math.sqrt(variance) / value if value else 0.0)

@@ -1,0 +1,218 @@
+"""What belongs to a whole model: weight update, time between operations, and how iterations spread.
+
+From the model's own measurement, at the nearest number of ranks on the host and over its measured batches; else (a
+network that was described and not measured) from the profile's other models, by operations and by parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from calibrate.profile import ModelTime, Profile
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.statistics import Summary
+from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
+from predict.costs import IQR_TO_SD, MEDIAN_ERROR, Cost, Remark, Source
+from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
+
+
+class Spread(NamedTuple):
+    """How iterations of the model spread, and what its parts left unexplained.
+
+    Attributes:
+        common_relative_sd: what all layers share, between blocks of time.
+        remainder_relative: 1 - parts / iteration, from closure.
+        quantiles: of single iterations over their median, at evenly spaced probabilities.
+        samples: how many iterations the quantiles rest on.
+    """
+
+    common_relative_sd: float
+    remainder_relative: float
+    quantiles: tuple[float, ...]
+    samples: int
+
+
+class Straggler(NamedTuple):
+    """How much longer the slowest of the ranks computes than a median one, and what to say of it."""
+
+    factor: float
+    remarks: tuple[Remark, ...]
+
+
+class ModelCosts:
+    """Costs that a model has as a whole.
+
+    Args:
+        network: of the model; where the profile has no times of a model of this name, other models stand for it.
+
+    Raises:
+        UserError: the profile holds no iteration of any model in this dtype.
+    """
+
+    def __init__(self, profile: Profile, network: Network, *, dtype: str, optimizer: str) -> None:
+        self._network = network
+        self._networks = profile.network
+        self._optimizer = optimizer
+        # A network that was changed since, or another one of that name, is another model.
+        known = profile.network.get(network.name)
+        self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
+        self._times = [time for time in profile.model_times if time.dtype == dtype]
+        if not self._times:
+            raise UserError(
+                f"the profile holds no iterations in {dtype}; measure some: "
+                f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
+            )
+
+    def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int) -> Cost:
+        """Seconds between operations in the whole phase: framework, engine, allocator."""
+
+        def summary(time: ModelTime) -> Summary:
+            return time.fw_between if phase == "FW" else time.bw_between
+
+        own = self._of_model(self._own_name)
+        if own:
+            return self._own(own, summary, batch, ranks_on_host, f"time between operations ({phase})")
+        return self._from_others(
+            self._times, summary, lambda network: len(network.layers), batch, ranks_on_host, "time between operations"
+        )
+
+    def weight_update(self, batch: int, ranks_on_host: int) -> Cost:
+        """Seconds of the optimizer step and zero_grad.
+
+        Raises:
+            UserError: the optimizer was not measured for any model.
+        """
+        updated = [time for time in self._times if time.optimizer == self._optimizer]
+        if not updated:
+            measured = ", ".join(sorted({time.optimizer for time in self._times}))
+            raise UserError(
+                f"the profile holds no weight update by {self._optimizer!r}, only by {measured}; measure it: "
+                f"paradl-bench layers {self._network.name} --optimizer {self._optimizer} --batch {batch} -o DIR"
+            )
+        own = [time for time in updated if time.model == self._own_name]
+        if own:
+            return self._own(own, lambda time: time.wu, batch, ranks_on_host, "weight update")
+        return self._from_others(
+            updated,
+            lambda time: time.wu,
+            lambda network: network.parameter_elements,
+            batch,
+            ranks_on_host,
+            "weight update",
+        )
+
+    def spread(self, batch: int, ranks_on_host: int) -> Spread:
+        """Spread at the nearest measured batch; of the median model where this one was not measured."""
+        own = self._of_model(self._own_name)
+        if own:
+            near = _nearest(own, batch, ranks_on_host)
+            return Spread(
+                near.common_relative_sd,
+                near.remainder_relative,
+                near.iteration_relative_quantiles,
+                near.iteration.samples,
+            )
+        others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
+        middle = sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
+        return Spread(
+            middle.common_relative_sd,
+            float(np.median([time.remainder_relative for time in others])),
+            middle.iteration_relative_quantiles,
+            middle.iteration.samples,
+        )
+
+    def straggler(self, ranks: int, batch: int, ranks_on_host: int) -> Straggler:
+        """Median of the slowest of ``ranks`` independent draws from the spread of single iterations.
+
+        The maximum of p independent draws is below x with probability F(x)^p, so its median is the quantile at
+        0.5^(1/p). Beyond as many ranks as there are samples the quantile would rest on nothing: p is clipped there.
+        """
+        if ranks <= 1:
+            return Straggler(1.0, ())
+        spread = self.spread(batch, ranks_on_host)
+        resolved = min(ranks, spread.samples)
+        probabilities = np.linspace(0.0, 1.0, len(spread.quantiles))
+        factor = float(np.interp(0.5 ** (1 / resolved), probabilities, spread.quantiles))
+        remarks = [Remark("the slowest rank's lag takes ranks as slow independently of each other", False)]
+        if resolved < ranks:
+            text = f"lag of the slowest rank beyond {resolved} ranks: as many iterations were measured"
+            remarks.append(Remark(text, True))
+        return Straggler(factor, tuple(remarks))
+
+    def _of_model(self, model: str) -> list[ModelTime]:
+        """Times of a model; those with the optimizer asked for, if there are any."""
+        found = [time for time in self._times if time.model == model]
+        return [time for time in found if time.optimizer == self._optimizer] or found
+
+    def _models(self) -> list[str]:
+        return sorted({time.model for time in self._times})
+
+    def _own(
+        self,
+        times: Sequence[ModelTime],
+        summary: Callable[[ModelTime], Summary],
+        batch: int,
+        ranks_on_host: int,
+        what: str,
+    ) -> Cost:
+        measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
+        knots = _knots([time for time in times if time.ranks_on_host == measured], summary)
+        estimate = at_batch(knots, batch, proportional=False)
+        remarks = batch_remark(what, knots, batch)
+        source = estimate.source
+        if measured != ranks_on_host:
+            source = Source.SCALED
+            text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
+            remarks = (*remarks, Remark(text, True))
+        return Cost(estimate.seconds, source, estimate.sd_s, estimate.batch_sd_s, remarks=remarks)
+
+    def _from_others(
+        self,
+        times: Sequence[ModelTime],
+        summary: Callable[[ModelTime], Summary],
+        units: Callable[[Network], int],
+        batch: int,
+        ranks_on_host: int,
+        what: str,
+    ) -> Cost:
+        per_unit = []
+        for model in sorted({time.model for time in times} & self._networks.keys()):
+            of_model = [time for time in times if time.model == model]
+            estimate = _estimate(of_model, summary, batch, ranks_on_host)
+            per_unit.append(estimate.seconds / max(units(self._networks[model]), 1))
+        if not per_unit:
+            raise UserError(f"the profile holds no {what} of a model whose network it knows: fit it anew")
+        middle = float(np.median(per_unit))
+        seconds = middle * units(self._network)
+        relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
+        remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)
+        return Cost(seconds, Source.SCALED, method_sd_s=seconds * relative_sd, remarks=(remark,))
+
+
+def _estimate(
+    times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary], batch: int, ranks_on_host: int
+) -> BatchEstimate:
+    measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
+    return at_batch(_knots([t for t in times if t.ranks_on_host == measured], summary), batch, proportional=False)
+
+
+def _knots(times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary]) -> list[Knot]:
+    found = {time.batch: Knot(time.batch, summary(time).median_s, _standard_error(summary(time))) for time in times}
+    return [found[batch] for batch in sorted(found)]
+
+
+def _standard_error(summary: Summary) -> float:
+    """Standard error of the median."""
+    return MEDIAN_ERROR * summary.iqr_s * IQR_TO_SD / math.sqrt(summary.samples)
+
+
+def _nearest(times: Sequence[ModelTime], batch: int, ranks_on_host: int) -> ModelTime:
+    measured = nearest_count([time.ranks_on_host for time in times], ranks_on_host)
+    near = [time for time in times if time.ranks_on_host == measured]
+    at = nearest_count([time.batch for time in near], batch)
+    return next(time for time in near if time.batch == at)

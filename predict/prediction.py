@@ -1,0 +1,150 @@
+"""Predictions: what ``predict`` prints and writes, one object a strategy, rank count and batch.
+
+A prediction is a type of its own, which nothing that calibrates reads (DESIGN.md, idea 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from predict.cost_model import CostModel
+from predict.interval import interval
+from predict.workload import Evaluator, Point, Workload
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One predicted configuration; seconds and bytes.
+
+    Attributes:
+        batch: global mini-batch. local_batch: samples a rank computes.
+        iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
+        breakdown_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add
+            up to the iteration; exposed_communication lies inside of them.
+        compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
+        overlap_s: both at once.
+        straggler: the slowest rank's compute over a median one's.
+        speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks.
+        memory_bytes: peak of one rank. fits: in the cluster's memory per rank; null where that is not known.
+        sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
+        spread_s: half-width of the interval that each source of error alone would give.
+    """
+
+    strategy: str
+    ranks: int
+    batch: int
+    evaluator: str
+    model: str
+    input_shape: tuple[int, ...]
+    local_batch: int
+    dtype: str
+    optimizer: str
+    backend: str
+    bucket_cap_bytes: int
+    iteration_s: float
+    interval_s: tuple[float, float]
+    epoch_s: float | None
+    samples_per_s: float
+    breakdown_s: dict[str, float]
+    compute_s: float
+    communication_s: float
+    overlap_s: float
+    straggler: float
+    speedup: float
+    efficiency: float
+    speedup_batch: int
+    memory_bytes: int
+    memory_parts_bytes: dict[str, int]
+    fits: bool | None
+    limits: tuple[str, ...]
+    sources: dict[str, float]
+    extrapolated: tuple[str, ...]
+    notes: tuple[str, ...]
+    spread_s: dict[str, float]
+
+
+@dataclass(slots=True)
+class Predictor:
+    """Predicts points of one model with one evaluator.
+
+    Args:
+        dataset_samples: D; an epoch has ceil(D/B) iterations.
+        strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
+    """
+
+    model: CostModel
+    evaluator: Evaluator
+    dataset_samples: int | None = None
+    strong_scaling: bool = False
+    _serial: dict[int, tuple[float, bool]] = field(init=False, default_factory=dict)
+
+    def predict(self, point: Point) -> Prediction:
+        """One prediction.
+
+        Raises:
+            UserError: the strategy has no plan or closed form, a limit is exceeded, or the profile lacks a part.
+        """
+        workload = self.evaluator.prepare(self.model, point)
+        timing = workload.timing()
+        iteration_s, batch = timing.iteration_s, point.settings.batch
+        bounds = interval(workload)
+        reference = batch if self.strong_scaling else point.local_batch
+        speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
+        costs = workload.costs
+        return Prediction(
+            strategy=str(point.strategy),
+            ranks=point.strategy.ranks,
+            batch=batch,
+            evaluator=self.evaluator.name,
+            model=self.model.network.name,
+            input_shape=self.model.network.input_shape,
+            local_batch=point.local_batch,
+            dtype=self.model.dtype,
+            optimizer=self.model.optimizer,
+            backend=self.model.communication.backend,
+            bucket_cap_bytes=point.settings.bucket_cap_bytes,
+            iteration_s=iteration_s,
+            interval_s=(bounds.low_s, bounds.high_s),
+            epoch_s=None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s,
+            samples_per_s=batch / iteration_s,
+            breakdown_s={
+                "FW": timing.fw_s,
+                "BW": timing.bw_s,
+                "GE": timing.ge_s,
+                "WU": timing.wu_s,
+                "exposed_communication": timing.exposed_communication_s,
+            },
+            compute_s=costs.compute_s,
+            communication_s=costs.communication_s,
+            overlap_s=timing.overlap_s,
+            straggler=workload.lag,
+            speedup=speedup,
+            efficiency=speedup / point.strategy.ranks,
+            speedup_batch=reference,
+            memory_bytes=workload.memory.peak_bytes,
+            memory_parts_bytes=workload.memory.parts_bytes,
+            fits=self._fits(workload),
+            limits=workload.limits,
+            sources=costs.source_shares(),
+            extrapolated=workload.remarks.extrapolated(),
+            notes=(*workload.remarks.notes(), *notes),
+            spread_s=bounds.spread_s,
+        )
+
+    def _fits(self, workload: Workload) -> bool | None:
+        limit = self.model.communication.cluster.memory_bytes_per_rank
+        return None if limit is None else workload.memory.peak_bytes <= limit
+
+    def _speedup(
+        self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
+    ) -> tuple[float, tuple[str, ...]]:
+        if reference not in self._serial:
+            serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
+            workload = self.evaluator.prepare(self.model, serial)
+            self._serial[reference] = workload.timing().iteration_s, bool(workload.remarks.extrapolated())
+        serial_s, beyond = self._serial[reference]
+        text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
+        return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())

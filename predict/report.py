@@ -1,0 +1,189 @@
+"""Writes a validation as Markdown, CSV and JSON, and prints its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.spec.units import format_seconds
+from paradl_bench.terminal import open_console, refuse_overwrite, write_output
+from predict.presentation import flat_row, rows_csv
+from predict.runs import PHASES
+from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report
+
+FILES = ("report.md", "pairs.csv", "report.json")
+_RUN_TITLES = (
+    *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
+    *(f"{name} error" for name in EVALUATORS[1:]),
+)
+_SCORE_TITLES = (
+    *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
+    "noise floor",
+    *PHASES,
+)
+
+
+def refuse_existing(directory: Path, *, force: bool) -> None:
+    """Raise before any work is done where a report stands that may not be replaced."""
+    for name in FILES:
+        refuse_overwrite(str(directory / name), force=force)
+
+
+def write_report(directory: Path, report: Report) -> Path:
+    """Write report.md, pairs.csv and report.json; returns the first."""
+    write_text_atomically(directory / "report.md", markdown(report))
+    write_bytes_atomically(directory / "pairs.csv", rows_csv([flat_row(pair) for pair in report.pairs]))
+    write_bytes_atomically(directory / "report.json", encode_pretty(report))
+    return directory / "report.md"
+
+
+def print_report(report: Report, path: Path, *, as_json: bool) -> None:
+    """The tables, what stands out, and where the report is; or the report as JSON."""
+    if as_json:
+        write_output("-", encode_pretty(report))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = open_console()
+    tables = (
+        ("Predicted against measured", _RUN_TITLES, _run_rows(report)),
+        ("Accuracy", _SCORE_TITLES, _score_rows(report)),
+    )
+    for title, titles, rows in tables:
+        table = Table(title=title)
+        for column in titles:
+            table.add_column(column, justify="left" if column in ("model", "strategy", "evaluator") else "right")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for line in _findings(report):
+        console.print(escape(line), highlight=False)
+    click.echo(f"Report: {path}")
+
+
+def markdown(report: Report) -> str:
+    """The whole report for a person."""
+    lines = [
+        "# Predicted against measured",
+        "",
+        f"Profile: `{report.profile}`. Every run is predicted by `{PREDICTOR}`; {' and '.join(EVALUATORS[1:])} are "
+        "baselines from the same profile. Error is (predicted - measured) / measured, accuracy 1 - |error|; measured "
+        "is the median over iterations of the slowest rank, the noise floor its run-to-run spread.",
+        "",
+        *_markdown_table(_RUN_TITLES, _run_rows(report)),
+        "",
+        "## Accuracy",
+        "",
+        "Phases: accuracy of forward, backward, what is left of the gradient exchange after it, and weight update.",
+        "",
+        *_markdown_table(_SCORE_TITLES, _score_rows(report)),
+        "",
+        "## Findings",
+        "",
+        *(f"- {line}" for line in _findings(report)),
+        "",
+        "## Phases",
+        "",
+        *_markdown_table(("run", "phase", "predicted", "measured", "error"), _phase_rows(report)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return [line(titles), line(["---"] * len(titles)), *map(line, rows)]
+
+
+def _of(report: Report, evaluator: str) -> list[Pair]:
+    return [pair for pair in report.pairs if pair.evaluator == evaluator]
+
+
+def _run_rows(report: Report) -> list[list[str]]:
+    return [
+        [
+            pair.model,
+            pair.strategy,
+            str(pair.batch),
+            format_seconds(pair.measured_median_s),
+            format_seconds(pair.measured_iqr_s),
+            f"{pair.noise_floor:.1%}",
+            format_seconds(pair.predicted_s),
+            " to ".join(map(format_seconds, pair.interval_s)),
+            f"{pair.error:+.1%}",
+            "yes" if pair.covered else "no",
+            *(f"{baseline.error:+.1%}" for baseline in baselines),
+        ]
+        for pair, *baselines in zip(*(_of(report, name) for name in EVALUATORS), strict=True)
+    ]
+
+
+def _score_rows(report: Report) -> list[list[str]]:
+    scores = [(strategy, by_evaluator) for strategy, by_evaluator in report.strategies.items()]
+    scores.append(("all", {name: overall.score for name, overall in report.overall.items()}))
+    return [
+        [
+            strategy,
+            name,
+            str(score.runs),
+            f"{score.mean_accuracy:.1%}",
+            f"{score.worst_accuracy:.1%}",
+            f"{score.mean_error:+.1%}",
+            f"{score.interval_coverage:.0%}",
+            f"{score.median_half_width:.1%}",
+            f"{score.median_noise_floor:.1%}",
+            *(f"{score.phase_accuracy[phase]:.0%}" if phase in score.phase_accuracy else "" for phase in PHASES),
+        ]
+        for strategy, by_evaluator in scores
+        for name, score in by_evaluator.items()
+    ]
+
+
+def _phase_rows(report: Report) -> list[list[str]]:
+    return [
+        [
+            f"{pair.model} {pair.strategy} {pair.batch}",
+            name,
+            format_seconds(phase.predicted_s),
+            format_seconds(phase.measured_s),
+            "" if phase.error is None else f"{phase.error:+.1%}",
+        ]
+        for pair in _of(report, PREDICTOR)
+        for name, phase in pair.phases.items()
+    ]
+
+
+def _findings(report: Report) -> list[str]:
+    simulated = _of(report, PREDICTOR)
+    unlike = [pair.run for pair in simulated if pair.issued_equals_plan is False]
+    beyond = dict.fromkeys(line for pair in simulated for line in pair.extrapolated)
+    floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
+    return [
+        *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
+        *map(_outlier_line, report.outliers),
+        *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
+        *(f"extrapolated: {line}" for line in beyond),
+        f"noise floor from: {', '.join(floors)}",
+        *report.notes,
+    ]
+
+
+def _ranking_line(evaluator: str, ranking: Ranking) -> str:
+    correlation = "" if ranking.rank_correlation is None else f"rank correlation {ranking.rank_correlation:.2f}, "
+    regret = "" if ranking.top1_regret is None else f"regret of the strategy chosen {ranking.top1_regret:.1%}, "
+    return f"{evaluator}: {correlation}{regret}over {ranking.groups} (model, batch) with several strategies"
+
+
+def _outlier_line(outlier: Outlier) -> str:
+    direction = "more" if outlier.phase_difference_s > 0 else "less"
+    return (
+        f"outside its interval: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {outlier.error:+.1%} "
+        f"(noise floor {outlier.noise_floor:.1%}); most of it is {outlier.phase}, predicted "
+        f"{format_seconds(abs(outlier.phase_difference_s))} {direction} than measured"
+    )

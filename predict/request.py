@@ -1,0 +1,60 @@
+"""From the options of ``predict`` to predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrate.profile import Profile, read_profile
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from predict.cost_model import CostModel
+from predict.inputs import choose_measured, choose_network, read_cluster
+from predict.points import expand_points
+from predict.prediction import Prediction, Predictor
+from predict.workload import evaluator_named
+
+
+def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
+    """Predictions of every strategy, rank count and batch; and what a sweep had to leave out, and why.
+
+    Args:
+        options: of the command line, by the names of its parameters.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line.
+    """
+    evaluator = evaluator_named(options["evaluator"])
+    profile = read_profile(options["profile"])
+    network = choose_network(profile, options["model"], options["network"])
+    optimizer, dtype = _measured_choices(profile, network, options)
+    first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
+
+    def settings(batch: int) -> PlanSettings:
+        return PlanSettings(
+            batch=batch, optimizer=optimizer, first_bucket_bytes=first_bucket, bucket_cap_bytes=bucket_cap
+        )
+
+    chosen = expand_points(options["strategy"], options["batch"], options["ranks"], options["scaling"], settings)
+    cluster: Path | None = options["cluster"]
+    model = CostModel(
+        profile=profile,
+        network=network,
+        optimizer=optimizer,
+        dtype=dtype,
+        cluster=read_cluster(cluster) if cluster else None,
+        backend=options["backend"],
+    )
+    predictor = Predictor(
+        model, evaluator, dataset_samples=options["dataset_samples"], strong_scaling=options["scaling"] == "strong"
+    )
+    return tuple(predictor.predict(point) for point in chosen.points), chosen.left_out
+
+
+def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str]:
+    times = [time for time in profile.model_times if time.model == network.name] or list(profile.model_times)
+    return (
+        choose_measured("optimizer", options["optimizer"], [time.optimizer for time in times], "sgd"),
+        choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32"),
+    )

@@ -1,0 +1,125 @@
+"""Training runs as validation reads them: the iteration of the slowest rank, its phases, and the noise of the run.
+
+An iteration's time is that of its slowest rank. Its phases are those of the rank that finishes backward last: the
+others wait for it, and their wait is no exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import (
+    TRAINING_FILE,
+    Manifest,
+    TrainingIterations,
+    TrainingRun,
+    read_manifest,
+    read_records,
+    read_run,
+)
+from predict.costs import Floats
+
+MIN_ITERATIONS = 5
+"""A median of fewer says nothing of a run."""
+PHASES = ("FW", "BW", "GE", "WU")
+_FIELDS = ("fw_s", "bw_s", "exposed_ge_s", "wu_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run that was measured.
+
+    Attributes:
+        iteration_s: of the slowest rank, per iteration in order.
+        phase_s: medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
+    """
+
+    path: Path
+    manifest: Manifest
+    description: TrainingRun
+    iteration_s: Floats
+    phase_s: dict[str, float]
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """What two runs share that repeat each other."""
+        run = self.description
+        return (
+            *(run.model, run.input_shape, run.strategy, run.batch, run.dtype, run.optimizer, run.backend),
+            *(run.bucket_cap_bytes, run.first_bucket_bytes, run.network_digest),
+        )
+
+    @property
+    def median_s(self) -> float:
+        """Median iteration."""
+        return float(np.median(self.iteration_s))
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Runs of directories, and a line on each that is skipped or incomplete.
+
+    Raises:
+        UserError: a directory holds no training run, one that can't be read, or none has enough iterations.
+    """
+    runs: list[Run] = []
+    lines: list[str] = []
+    for path in paths:
+        manifest = read_manifest(path)
+        if manifest.kind != "training":
+            raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
+        times = _by_iteration(read_records(path, TRAINING_FILE, TrainingIterations))
+        if len(times) < MIN_ITERATIONS:
+            lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
+            continue
+        if not manifest.complete:
+            lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
+        runs.append(_run(path, manifest, read_run(path), times))
+    if not runs:
+        raise UserError(f"no run to compare with: {'; '.join(lines)}")
+    return tuple(runs), tuple(lines)
+
+
+def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
+    """Times of shape (iterations, ranks, 5) for the iterations that every rank holds: the whole, then its phases."""
+    found: dict[int, dict[int, tuple[float, ...]]] = {}
+    for record in records:
+        columns = (record.iteration_s, *(getattr(record, field) for field in _FIELDS))
+        for index, row in enumerate(zip(*columns, strict=True), start=record.first_iteration):
+            found.setdefault(index, {})[record.rank] = row
+    ranks = max((len(row) for row in found.values()), default=0)
+    whole = [row for _, row in sorted(found.items()) if len(row) == ranks]
+    return np.array([[row[rank] for rank in sorted(row)] for row in whole], float)
+
+
+def _run(path: Path, manifest: Manifest, description: TrainingRun, times: Floats) -> Run:
+    if times.shape[1] != description.ranks:
+        raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {description.ranks}")
+    last = np.argmax(times[:, :, 1] + times[:, :, 2], axis=1)
+    phases = times[np.arange(len(times)), last, 1:]
+    return Run(
+        path=path,
+        manifest=manifest,
+        description=description,
+        iteration_s=times[:, :, 0].max(axis=1),
+        phase_s=dict(zip(PHASES, map(float, np.median(phases, axis=0)), strict=True)),
+    )
+
+
+def noise_floor(run: Run, runs: Sequence[Run]) -> tuple[float, str]:
+    """Run-to-run spread of the measurement, relative to it, and what it was taken from.
+
+    Of runs with one configuration: the median over pairs of the difference of their medians. Of a single run: the
+    difference of the medians of its halves.
+    """
+    medians = [other.median_s for other in runs if other.configuration == run.configuration]
+    if len(medians) > 1:
+        pairs = [abs(a - b) / ((a + b) / 2) for i, a in enumerate(medians) for b in medians[i + 1 :]]
+        return float(np.median(pairs)), f"{len(medians)} runs"
+    half = len(run.iteration_s) // 2
+    first, second = np.median(run.iteration_s[:half]), np.median(run.iteration_s[half:])
+    return float(abs(first - second) / run.median_s), "halves of the run"

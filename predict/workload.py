@@ -1,0 +1,128 @@
+"""What an evaluator makes of a point: costs, and how they add up to an iteration.
+
+An evaluator is one file under :mod:`predict.evaluators` that declares ``EVALUATOR``. It prepares a workload once; the
+interval then asks the workload for its time under costs that are shifted by each mode of error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.registry import discover, lookup
+from paradl_bench.spec.strategy import Strategy
+from predict.cost_model import CostModel
+from predict.costs import Costs, Floats, Remarks
+from predict.memory import MemoryUse
+from predict.model_costs import Spread
+
+
+class Timing(NamedTuple):
+    """One iteration on the slowest rank, in seconds.
+
+    ``fw_s``, ``bw_s``, ``ge_s`` and ``wu_s`` follow each other and add up to the iteration: forward; backward until
+    the last gradient is there; what is left of the gradient exchange after it; the rest.
+
+    Attributes:
+        exposed_communication_s: communication active while compute is not, anywhere in the iteration.
+        overlap_s: both active.
+    """
+
+    fw_s: float
+    bw_s: float
+    ge_s: float
+    wu_s: float
+    exposed_communication_s: float
+    overlap_s: float
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of the iteration."""
+        return self.fw_s + self.bw_s + self.ge_s + self.wu_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A configuration to predict: a strategy and a global batch.
+
+    Raises:
+        UserError: the batch does not part into equal local batches.
+    """
+
+    strategy: Strategy
+    settings: PlanSettings
+
+    def __post_init__(self) -> None:
+        ranks, batch = self.data_degree, self.settings.batch
+        if batch < ranks:
+            raise UserError(
+                f"batch {batch} is smaller than the {ranks} ranks of {self.strategy}: give at least {ranks}"
+            )
+        if batch % ranks:
+            low, high = batch // ranks * ranks, -(-batch // ranks) * ranks
+            raise UserError(
+                f"batch {batch} does not part over the {ranks} ranks of {self.strategy}: {low} or {high} do"
+            )
+
+    @property
+    def data_degree(self) -> int:
+        """Parts into which the batch is split."""
+        return next((axis.degree for axis in self.strategy.axes if axis.kind == "data"), 1)
+
+    @property
+    def local_batch(self) -> int:
+        """Samples that a rank computes."""
+        return self.settings.batch // self.data_degree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Costs of a point and the way from costs to time.
+
+    Attributes:
+        time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
+        lag: how much longer the slowest rank computes than a median one.
+    """
+
+    costs: Costs
+    spread: Spread
+    remarks: Remarks
+    memory: MemoryUse
+    limits: tuple[str, ...]
+    time: Callable[[Floats, Floats, Floats], Timing]
+    lag: float = 1.0
+
+    def timing(self) -> Timing:
+        """The time under the costs as they are."""
+        return self.time(self.costs.seconds, self.costs.compute_slowdown, self.costs.communication_slowdown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """A way from costs to an iteration.
+
+    Attributes:
+        name: as ``--evaluator`` takes it. summary: one line for help.
+        prepare: raises UserError where it has nothing to say on the point's strategy.
+    """
+
+    name: str
+    summary: str
+    prepare: Callable[[CostModel, Point], Workload]
+
+
+def evaluators() -> dict[str, Evaluator]:
+    """All evaluators by name."""
+    return discover("predict.evaluators", "EVALUATOR", Evaluator)
+
+
+def evaluator_named(name: str) -> Evaluator:
+    """The evaluator of a name.
+
+    Raises:
+        UserError: there is none; the message names the choices.
+    """
+    return lookup(evaluators(), name, "evaluator")
