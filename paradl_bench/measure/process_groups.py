@@ -351,7 +351,7 @@ def _watch(started: list[_Started], deadline: float | None, timeout_s: float | N
         blamed = any(code is not None and (code < 0 or code == UserError.exit_code) for code in codes)
         clear = blamed or None not in codes
         if blame_at is not None and (clear or now >= blame_at):
-            raise _failure(failed)
+            raise _failure(failed, len(started))
         if None not in codes:
             return
         if deadline is not None and now >= deadline:
@@ -377,7 +377,7 @@ def _forward(first: _Started) -> None:
         sys.stderr.flush()
 
 
-def _failure(failed: list[_Started]) -> ParadlError:
+def _failure(failed: list[_Started], ranks: int) -> ParadlError:
     """The error of the rank that failed first as far as can be told: a signal, a mistake, a failure, a lost peer."""
 
     def order(item: _Started) -> tuple[int, int]:
@@ -393,10 +393,10 @@ def _failure(failed: list[_Started]) -> ParadlError:
     if code == UserError.exit_code and message:
         return UserError(message)
     how = f"was killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
+    if ranks > 1:
+        how += "; the other ranks were ended"
     last = message or item.last_words()
-    return WorkError(
-        f"rank {item.rank} {how}; the other ranks were ended" + (f"; its last words: {last}" if last else "")
-    )
+    return WorkError(f"rank {item.rank} {how}" + (f"; its last words: {last}" if last else ""))
 
 
 def _signal_name(number: int) -> str:

@@ -60,13 +60,14 @@ def measure_training(
     wanted = request.strategy.ranks
     if context.ranks != wanted:
         raise UserError(f"strategy {request.strategy} takes {wanted} ranks; {context.launcher} started {context.ranks}")
+    # The model comes first: a name that is wrong leaves no directory that the corrected command would not fit.
+    model = load_model(request.model, request.input_shape)
+    network = trace_network(model)
+    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     writer = _Writer.open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
-    model = load_model(request.model, request.input_shape)
-    network = trace_network(model)
-    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     model.module.to(context.device)
     trainer = Trainer(model, request, context)
     issued = trainer.prepare(network)
@@ -218,15 +219,11 @@ class Trainer:
         return self._seconds(first, stamps, counts), losses
 
     def _check(self, index: int, loss: float, stamps: _Stamps) -> None:
-        rank, model = self._context.rank, self._request.model
+        where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"
         if not math.isfinite(loss):
-            raise WorkError(
-                f"{model} on rank {rank}: the loss of iteration {index} is {loss}; iterations before are kept"
-            )
+            raise WorkError(f"{where}: the loss is {loss}; chunks of iterations before are kept")
         if stamps.last_gradient is None:
-            raise WorkError(
-                f"{model} on rank {rank}: gradients of iteration {index} differ from the recorded iterations'"
-            )
+            raise WorkError(f"{where}: the gradient that came last in the recorded iterations did not come")
 
     def _seconds(self, first: int, stamps: list[_Stamps], counts: list[int | None]) -> TrainingIterations:
         seconds = self._clock.seconds

@@ -1,0 +1,341 @@
+"""Real training on gloo ranks: what is issued against the plan, gradients against serial's, and the command as used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.training_summary import TrainingSummary, summarise_training
+from paradl_bench.spec.measurement import TRAINING_FILE, TrainingIterations, read_manifest, read_records, read_run
+
+pytestmark = pytest.mark.distributed
+
+NETWORKS = """
+import os, signal
+import torch
+from torch import nn
+
+class BatchNormed(nn.Module):
+    "Convolutions without biases, batch norm and a skip connection, as resnets have."
+    input_shape = (3, 12, 12)
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.two = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+    def forward(self, x):
+        x = torch.relu(self.norm(self.one(x)))
+        x = torch.relu(self.norm2(self.two(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+class Biased(nn.Module):
+    "Convolutions and fully connected layers with biases and no batch norm, as vgg has."
+    input_shape = (3, 12, 12)
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3)
+        self.hidden, self.head = nn.Linear(16 * 4 * 4, 32), nn.Linear(32, 10)
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu(self.one(x)), 2)
+        x = torch.relu(self.two(x))
+        x = nn.functional.interpolate(x, (4, 4))
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+class Shared(nn.Module):
+    "One layer that is used twice."
+    input_shape = (6,)
+    def __init__(self):
+        super().__init__()
+        self.twice, self.head = nn.Linear(6, 6), nn.Linear(6, 10)
+    def forward(self, x):
+        return self.head(torch.relu(self.twice(torch.relu(self.twice(x)))))
+
+class Unused(nn.Module):
+    "A head that the loss does not read."
+    input_shape = (6,)
+    def __init__(self):
+        super().__init__()
+        self.body, self.aside, self.head = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 10)
+    def forward(self, x):
+        x = torch.relu(self.body(x))
+        return self.head(x), self.aside(x)
+
+class Killed(Biased):
+    "Is killed on rank 1 in its 20th iteration."
+    calls = 0
+    def forward(self, x):
+        Killed.calls += x.device.type != "meta"
+        if Killed.calls == 20 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+class Diverging(Biased):
+    "Has a loss that is no number, from the 20th iteration on."
+    calls = 0
+    def forward(self, x):
+        Diverging.calls += x.device.type != "meta"
+        return super().forward(x) * (float("nan") if Diverging.calls >= 20 else 1.0)
+"""
+
+COMPARE = """
+import json, sys
+import torch
+from paradl_bench.measure.process_groups import join_ranks
+from paradl_bench.measure.recorder import differences, planned_collectives
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.training import Trainer
+from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import planner_for
+
+def compare(name, cap_mb, context):
+    strategy = parse_strategy(f"d{context.ranks}")
+    request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
+        device="cpu", bucket_cap_mb=cap_mb)
+    model = load_model(request.model)
+    network = trace_network(model)
+    trainer = Trainer(model, request, context)
+    issued = trainer.prepare(network)
+    plan = planner_for(strategy).plan(network, strategy, request.settings)
+    chunk, losses = trainer.run_chunk(0, 2)
+    return dict(differences=differences(issued, planned_collectives(plan)), counts=chunk.collectives_issued,
+        planned=sum(plan.collectives().values()), losses=losses,
+        all_reduces=sum(n for (op, _, _), n in plan.collectives().items() if op == "all_reduce"))
+
+sys.path.append(sys.argv[1])
+with join_ranks("gloo", "cpu", timeout_s=60) as context:
+    cases = [(name, cap) for name in ("BatchNormed", "Biased", "Shared", "Unused") for cap in (None, 0.001, 0.004)]
+    found = context.gather({f"{name} {cap}": compare(name, cap, context) for name, cap in cases})
+    if context.rank == 0:
+        open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))
+"""
+
+GRADIENTS = """
+import sys
+import torch
+from paradl_bench.measure.process_groups import join_ranks
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import runner_for
+
+def gradients(module, loss_of, inputs, targets):
+    module.zero_grad()
+    loss_of(module(inputs), targets).backward()
+    return {name.removeprefix("module."): p.grad.clone() for name, p in module.named_parameters()}
+
+def check(name, context, batch_norm):
+    model, serial = load_model(f"networks:{name}"), load_model(f"networks:{name}")
+    network = trace_network(model)
+    model.module.double(), serial.module.double()
+    inputs, targets = model.make_batch(4 * context.ranks, seed=7)
+    inputs = inputs.double()
+    settings = PlanSettings(batch=4 * context.ranks, first_bucket_bytes=1000, bucket_cap_bytes=1000)
+    parallel = runner_for(parse_strategy("d2")).build(model.module, network, settings, context.device)
+    parts = list(zip(inputs.chunk(context.ranks), targets.chunk(context.ranks)))
+    for _ in range(3):
+        found = gradients(parallel, model.loss, *parts[context.rank])
+        if batch_norm:
+            # Statistics are each rank's own: the exact answer is the mean of the parts' gradients.
+            of_parts = [gradients(serial.module, serial.loss, *part) for part in parts]
+            exact = {key: sum(g[key] for g in of_parts) / len(parts) for key in found}
+        else:
+            exact = gradients(serial.module, serial.loss, inputs, targets)
+        for key in exact:
+            torch.testing.assert_close(found[key], exact[key], rtol=1e-12, atol=1e-14)
+
+sys.path.append(sys.argv[1])
+with join_ranks("gloo", "cpu", timeout_s=60) as context:
+    check("Biased", context, batch_norm=False)
+    check("Shared", context, batch_norm=False)
+    check("BatchNormed", context, batch_norm=True)
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    return tmp_path
+
+
+def launch(where: Path, program: str, ranks: int = 2) -> None:
+    path = where / "program_of_test.py"
+    path.write_text(program)
+    launch_ranks([sys.executable, str(path), str(where)], ranks=ranks, device="cpu", timeout_s=200)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_issued_is_what_is_planned(workplace: Path, ranks: int) -> None:
+    launch(workplace, COMPARE, ranks)
+    of_ranks = json.loads((workplace / "found.json").read_text())
+    assert len(of_ranks) == ranks
+    for found in of_ranks:
+        for case, result in found.items():
+            assert result["differences"] == [], case
+            assert result["counts"] == [result["planned"]] * 2, case
+        assert found["Biased None"]["all_reduces"] == 1
+        assert found["Biased 0.001"]["all_reduces"] > found["Biased 0.004"]["all_reduces"] > 1
+
+
+def test_gradients_are_those_of_serial_training(workplace: Path) -> None:
+    launch(workplace, GRADIENTS)
+
+
+def train(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paradl_bench", "train", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+
+
+def check_whole(directory: Path, iterations: int, ranks: int) -> TrainingSummary:
+    """Every rank holds every iteration once, and its phases add up."""
+    records = read_records(directory, TRAINING_FILE, TrainingIterations)
+    for rank in range(ranks):
+        own = [record for record in records if record.rank == rank]
+        indices = [r.first_iteration + i for r in own for i in range(len(r.iteration_s))]
+        assert indices == list(range(iterations))
+        for record in own:
+            phases = zip(record.fw_s, record.bw_s, record.exposed_ge_s, record.wu_s, strict=True)
+            assert [sum(parts) for parts in phases] == pytest.approx(list(record.iteration_s))
+    assert read_manifest(directory).complete
+    assert len(read_run(directory).losses) == iterations
+    return summarise_training(directory)
+
+
+def test_a_run_as_a_user_makes_it(workplace: Path) -> None:
+    settings = (
+        "networks:BatchNormed",
+        "--strategy",
+        "d2",
+        "--batch",
+        "8",
+        "--iterations",
+        "12",
+        "--bucket-cap-mb",
+        "0.001",
+    )
+    result = train(workplace, *settings, "-o", "run", "--json")
+    assert result.returncode == 0, result.stderr
+    summary = check_whole(workplace / "run", 12, 2)
+    run = summary.run
+    assert (run.strategy, run.ranks, run.batch, run.backend, run.launcher) == ("d2", 2, 8, "gloo", "own")
+    assert (run.first_bucket_bytes, run.bucket_cap_bytes) == (1048, 1048)
+    assert run.issued_equals_plan
+    assert run.differences == ()
+    assert sum(item.count for item in run.issued if item.when == "iteration" and item.operation == "all_reduce") > 1
+    cores = sorted(os.sched_getaffinity(0))
+    assert [rank.core for rank in summary.ranks] == [cores[rank % len(cores)] for rank in range(2)]
+    assert read_manifest(workplace / "run").environment.settings["pinned"] == "one core a rank"
+    printed = json.loads(result.stdout)
+    assert printed["run"]["issued_equals_plan"] is True
+    assert [set(rank["phases"]) for rank in printed["ranks"]] == [{"iteration", "FW", "BW", "exposed GE", "WU"}] * 2
+
+    again = train(workplace, *settings, "-o", "run")
+    assert again.returncode == 0, again.stderr
+    assert "holds all 12 iterations already" in again.stderr
+    assert "every collective agrees with the plan to the byte" in again.stdout
+    check_whole(workplace / "run", 12, 2)
+
+    other = train(workplace, *settings[:5], "--iterations", "13", "-o", "run")
+    assert other.returncode == 2
+    assert other.stderr.strip().splitlines()[-1].startswith("paradl-bench: error: run was measured with")
+
+
+def test_serial_exchanges_nothing_and_goes_on_after_an_interruption(workplace: Path) -> None:
+    settings = ("networks:Biased", "--strategy", "serial", "--batch", "4", "--iterations", "2000", "-o", "run")
+    command = [sys.executable, "-m", "paradl_bench", "train", *settings]
+    with subprocess.Popen(
+        command, cwd=workplace, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as first:
+        wait_for(lambda: (workplace / "run" / TRAINING_FILE).exists())
+        first.send_signal(signal.SIGINT)
+        _, errors = first.communicate(timeout=60)
+    assert first.returncode == 3
+    assert "interrupted; what was measured is kept: run the same command again to go on" in errors
+    kept = len(read_run(workplace / "run").losses)
+    assert 0 < kept < 2000
+    assert not read_manifest(workplace / "run").complete
+    second = train(workplace, *settings)
+    assert second.returncode == 0, second.stderr
+    assert "iterations were measured before" in second.stderr
+    summary = check_whole(workplace / "run", 2000, 1)
+    assert (summary.run.backend, summary.run.issued, summary.run.planned) == ("none", (), ())
+    assert summary.ranks[0].phases["exposed GE"].median_s == 0
+    assert "no collectives were issued, and none are planned" in second.stdout
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 120) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_rank_that_dies_ends_the_run_and_what_was_measured_is_kept(workplace: Path) -> None:
+    result = train(workplace, "networks:Killed", "--strategy", "d2", "--batch", "4", "-o", "run")
+    assert result.returncode == 3
+    assert "error: rank 1 was killed by signal 9 (SIGKILL); the other ranks were ended" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert len(read_run(workplace / "run").losses) == 10
+    assert not read_manifest(workplace / "run").complete
+
+
+def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
+    result = train(workplace, "networks:Diverging", "--strategy", "serial", "--batch", "4", "-o", "run")
+    assert result.returncode == 3
+    assert "networks:Diverging, rank 0, iteration 12: the loss is nan" in result.stderr
+    assert len(read_run(workplace / "run").losses) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("resnet18 --strategy x2 --batch 8", "strategy 'x2' does not parse"),
+        (
+            "resnet18 --strategy f2 --batch 8",
+            "strategy f2 (filter) cannot be planned yet; those that can are data (d2)",
+        ),
+        ("resnet18 --strategy d4 --batch 3", "batch 3 is smaller than 4 ranks"),
+        ("resnet18 --strategy d2 --batch 7", "the nearest that do are 6 and 8"),
+        ("resnet18 --strategy d2 --batch 0", "--batch"),
+        ("resnet18 --strategy d2 --batch 8 --backend smoke", "unknown backend 'smoke': choices are gloo, mpi, nccl"),
+        ("resnet18 --strategy d2 --batch 8 --backend nccl", "use --backend gloo"),
+        ("resnet18 --strategy d2 --batch 8 --launcher srun", "SLURM_PROCID is not set"),
+        ("resnet18 --strategy d2 --batch 8 --warmup 2", "--warmup 2 is too short"),
+        ("resnet18 --strategy d2 --batch 8 --bucket-cap-mb 0", "--bucket-cap-mb 0 has to be a positive number"),
+        ("resnet18 --strategy d2 --batch 8 --input-shape 3x0", "'0' is not a positive whole number"),
+        ("resnet19 --strategy serial --batch 8", "unknown model 'resnet19'"),
+        ("networks:Nothing --strategy serial --batch 8", "Nothing"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(workplace: Path, arguments: str, message: str) -> None:
+    result = train(workplace, *arguments.split(), "-o", "run")
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("paradl-bench: error: ")
+    assert message in line
+    assert result.stdout == ""
+    assert not (workplace / "run").exists()
+
+
+def test_a_directory_of_something_else_is_not_touched(workplace: Path) -> None:
+    (workplace / "notes").mkdir()
+    (workplace / "notes" / "mine.txt").write_text("mine")
+    result = train(workplace, "networks:Biased", "--strategy", "serial", "--batch", "4", "-o", "notes")
+    assert result.returncode == 2
+    assert "notes is not empty and holds no measurement" in result.stderr
+    assert [path.name for path in (workplace / "notes").iterdir()] == ["mine.txt"]
