@@ -45,10 +45,12 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile interval of the median over all samples: blocks are drawn, then samples within each drawn block."""
     generator = np.random.default_rng(seed)
-    medians = np.empty(resamples)
-    for draw in range(resamples):
-        chosen = [blocks[index] for index in generator.integers(len(blocks), size=len(blocks))]
-        medians[draw] = np.median(np.concatenate([generator.choice(block, size=block.size) for block in chosen]))
+    # Blocks of unlike length repeat their samples up to the longest, so that all draws are one array.
+    longest = max(block.size for block in blocks)
+    table = np.stack([np.resize(block, longest) for block in blocks])
+    chosen = generator.integers(len(blocks), size=(resamples, len(blocks), 1))
+    within = generator.integers(longest, size=(resamples, len(blocks), longest))
+    medians = np.median(table[chosen, within].reshape(resamples, -1), axis=1)
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -20,7 +20,6 @@ from calibrate.communication_time import Piece, piecewise_seconds
 from calibrate.profile import CommunicationFit, CommunicationPoint
 from calibrate.regression import MAD_TO_SD, fit_relative, relative_covariance, told_apart
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
 
@@ -33,6 +32,8 @@ MAX_PIECES = 4
 MAX_FOLDS = 24
 """Each size is left out in turn; of longer sweeps every 24th size at once."""
 DRAWS = 200
+_ARITHMETIC = 1e-6
+"""Relative errors closer than this differ by rounding."""
 
 _TOOLS = ("torch", "nccl-tests", "rccl-tests", "osu", "imb")
 
@@ -81,7 +82,7 @@ def fit_communication(
         The fits, and what was left out and why.
 
     Raises:
-        UserError: an operation that has no cost terms, or samples that do not belong together.
+        UserError: an operation that has no cost terms.
     """
     fits: list[CommunicationFit] = []
     notes: list[str] = []
@@ -121,9 +122,6 @@ def _points(
     ]
     calls: dict[tuple[int, int], list[Floats]] = {}
     for sample in variants[chosen]:
-        if not sample.samples_s or len({len(rank) for rank in sample.samples_s}) != 1:
-            where = f"{sample.operation} of {sample.message_bytes} bytes on {sample.ranks} ranks, block {sample.block}"
-            raise UserError(f"{where}: the ranks hold different numbers of repetitions")
         calls.setdefault((sample.ranks, sample.message_bytes), []).append(operation.call_seconds(sample.samples_s))
     points = [Point(*place, tuple(blocks)) for place, blocks in sorted(calls.items())]
     timed = [point for point in points if point.seconds > 0 and point.message_bytes > 0]
@@ -256,8 +254,10 @@ class Fitter:
 def _splits(sizes: Floats, count: int) -> Iterable[tuple[int, ...]]:
     """Indices at which pieces after the first begin; of long sweeps, cuts near evenly spaced logarithms of size."""
     total = len(sizes)
+    if count == 1:
+        return [()]
     if total < count * MIN_SIZES_OF_PIECE:
-        return ()
+        return []
     cuts = list(range(MIN_SIZES_OF_PIECE, total - MIN_SIZES_OF_PIECE + 1))
     if len(cuts) > MAX_FOLDS:
         grid = np.geomspace(sizes[cuts[0]], sizes[cuts[-1]], MAX_FOLDS)
@@ -344,7 +344,7 @@ def _simplest(predicted: Sequence[Floats | None], curve: Curve, groups: Floats) 
             continue
         difference = row - best
         standard_error = float(np.std(difference, ddof=1)) / np.sqrt(len(distinct)) if len(distinct) > 1 else 0.0
-        if float(difference.mean()) <= standard_error:
+        if float(difference.mean()) <= max(standard_error, _ARITHMETIC):
             return index
     return 0
 

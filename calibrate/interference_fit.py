@@ -18,6 +18,10 @@ Key = tuple[str, str, str, int]
 """(library, operation, level, ranks)."""
 
 
+_MIN_BLOCKS = 3
+_CLEAR = 2.0
+
+
 class Ratios(NamedTuple):
     """Slow-downs of one record, one an A-B group."""
 
@@ -34,10 +38,10 @@ def fit_interference(
     """Median slow-downs per (library, operation, level, ranks), at least 1, over sizes, kernels, ranks and blocks.
 
     Sizes get entries of their own where that predicts blocks that it has not seen better than one entry for all does,
-    by more than a standard error. A dependence on the kernel is only noted: its spread is in the interquartile range.
+    clearly (:func:`depends_on`). A dependence on the kernel is only noted: its spread is in the interquartile range.
 
     Raises:
-        UserError: lists of a record, which belong together, differ in length, or a time alone is 0.
+        UserError: a time alone is 0.
     """
     groups: dict[Key, list[Ratios]] = {}
     for directory, record in records:
@@ -66,10 +70,8 @@ def _ratios(directory: int, record: InterferenceSamples) -> Ratios:
             record.communication_beside_s,
         )
     ]
-    where = f"interference of {record.operation} of {record.message_bytes} bytes with {record.kernel}"
-    if len({len(values) for values in lists}) != 1:
-        raise UserError(f"{where}: the lists of times alone and beside differ in length")
     if min(lists[0].min(), lists[2].min()) <= 0:
+        where = f"interference of {record.operation} of {record.message_bytes} bytes with {record.kernel}"
         raise UserError(f"{where}: a time alone of 0 seconds is no measurement")
     return Ratios(
         record.message_bytes, record.kernel, (directory, record.block), lists[1] / lists[0], lists[3] / lists[2]
@@ -77,12 +79,13 @@ def _ratios(directory: int, record: InterferenceSamples) -> Ratios:
 
 
 def depends_on(ratios: Sequence[Ratios], group_of: Callable[[Ratios], object]) -> bool:
-    """Whether slow-downs of blocks left out in turn are predicted better, by more than a standard error, within groups.
+    """Whether slow-downs of blocks left out in turn are predicted clearly better from their own group than from all.
 
-    Both slow-downs count, as logarithms. One block, or one group, shows no dependence.
+    Both slow-downs count, as logarithms; clearly is by more than two standard errors. Fewer than three blocks, or one
+    group, show no dependence.
     """
     blocks = sorted({ratio.block for ratio in ratios})
-    if len(blocks) < 2 or len({group_of(ratio) for ratio in ratios}) < 2:
+    if len(blocks) < _MIN_BLOCKS or len({group_of(ratio) for ratio in ratios}) < 2:
         return False
     gains = []
     for block in blocks:
@@ -94,7 +97,7 @@ def depends_on(ratios: Sequence[Ratios], group_of: Callable[[Ratios], object]) -
             error["group"] += _distance(left_out, own)
         gains.append((error["all"] - error["group"]) / sum(ratio.block == block for ratio in ratios))
     standard_error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
-    return bool(np.mean(gains) > standard_error)
+    return bool(np.mean(gains) > _CLEAR * standard_error)
 
 
 def _distance(left_out: Ratios, seen: Sequence[Ratios]) -> float:

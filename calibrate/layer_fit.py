@@ -25,11 +25,6 @@ Floats = NDArray[np.float64]
 QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
 
-_SEVERAL = (
-    "fw_s", "bw_s", "wu_s", "fw_layers_s", "bw_layers_s", "fw_between_s", "bw_between_s", "fw_instrumented_s",
-    "bw_instrumented_s",
-)  # fmt: skip
-
 
 class LayerKey(NamedTuple):
     """What decides an operation's time."""
@@ -117,25 +112,21 @@ def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime,
     """Whole iterations, the time between operations, weight update and closure of each model and local batch.
 
     Raises:
-        UserError: the lists of a record, which belong together pair by pair, differ in length.
+        UserError: an iteration of 0 seconds, or one without the time between operations.
     """
     groups: dict[ModelKey, list[Placed[IterationSamples]]] = {}
     for placed in records:
         record = placed.record
-        _check_pairs(record)
+        _check_timed(record)
         key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host)
         groups.setdefault(key, []).append(placed)
     return tuple(_model_time(key, groups[key]) for key in sorted(groups))
 
 
-def _check_pairs(record: IterationSamples) -> None:
-    lengths = {name: len(getattr(record, name)) for name in _SEVERAL}
-    if record.wu_instrumented_s:
-        lengths["wu_instrumented_s"] = len(record.wu_instrumented_s)
+def _check_timed(record: IterationSamples) -> None:
     where = f"iterations of {record.model}, batch {record.batch}, block {record.block}"
-    odd = next((name for name, length in lengths.items() if length != lengths["fw_s"]), None)
-    if odd:
-        raise UserError(f"{where}: {odd} holds {lengths[odd]} values and fw_s {lengths['fw_s']}; pairs need one each")
+    if not record.fw_between_s or not record.bw_between_s:
+        raise UserError(f"{where}: the time between operations was not measured")
     if min(f + b + w for f, b, w in zip(record.fw_s, record.bw_s, record.wu_s, strict=True)) <= 0:
         raise UserError(f"{where}: an iteration of 0 seconds is no measurement")
 

@@ -82,8 +82,8 @@ def _environment(environment: Environment) -> str:
 
 _WORDS = frozenset(
     (
-        "directory", "kind", "command", "model", "copy", "operation", "library", "level", "regime", "algorithm", "beside",
-        "", "what",
+        "", "directory", "kind", "command", "model", "copy", "operation", "library", "level", "regime", "algorithm",
+        "beside", "what",
     )
 )  # fmt: skip
 
