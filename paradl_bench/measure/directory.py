@@ -19,6 +19,7 @@ from paradl_bench.spec.measurement import (
     MeasurementKind,
     read_manifest,
     read_records,
+    stored_version,
     write_manifest,
 )
 from paradl_bench.spec.storage import append_lines
@@ -90,6 +91,11 @@ class MeasurementDirectory:
 def _check_same(
     path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str], environment: Environment
 ) -> None:
+    written = stored_version(path)
+    if written != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} was written in format {written}, this program writes {SCHEMA_VERSION}; give another one"
+        )
     if manifest.kind != kind:
         raise UserError(f"{path} holds a measurement of {manifest.kind}, not of {kind}; give another directory")
     names = sorted(manifest.arguments.keys() | arguments.keys())

@@ -17,6 +17,7 @@ from calibrate import profile as profile_module
 from calibrate.communication_time import communication_seconds, pieces_of
 from calibrate.profile import CommunicationFit, Interference, LayerTime, read_profile
 from paradl_bench.collectives.catalog import operations
+from paradl_bench.measure import directory
 from paradl_bench.spec import measurement
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CopySamples, read_manifest, read_records, stored_version
@@ -207,6 +208,22 @@ def test_an_older_measurement_is_migrated_record_by_record(tmp_path: Path, monke
     (tmp_path / "copies.jsonl").write_text(json.dumps({"model": "toy"}) + "\n")
     with pytest.raises(UserError, match=r"copies\.jsonl line 1, of version 1: 'size'"):
         read_records(tmp_path, "copies.jsonl", CopySamples)
+
+
+def test_a_measurement_of_an_older_version_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = read_manifest(DATA / "layers-v1")
+    measurement.write_manifest(tmp_path, manifest)
+    monkeypatch.setattr(measurement, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(directory, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(measurement, "MIGRATIONS", {1: lambda document: document})
+    with pytest.raises(UserError, match="was written in format 1, this program writes 2"):
+        directory.MeasurementDirectory.open(
+            tmp_path,
+            kind=manifest.kind,
+            arguments=manifest.arguments,
+            command_line=manifest.command_line,
+            environment=manifest.environment,
+        )
 
 
 def test_every_number_that_a_profile_holds_is_checked() -> None:
