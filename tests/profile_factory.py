@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def make_network(widths: Sequence[int] = (64, 128, 256, 32), *, name: str = "cha
     layers: list[Layer] = []
     parameters: list[Tensor] = []
     source = "input"
-    for index, (rows, columns) in enumerate(zip(widths, widths[1:], strict=False)):
+    for index, (rows, columns) in enumerate(itertools.pairwise(widths)):
         weight, bias = (
             Tensor(name=f"fc{index}.weight", shape=(columns, rows)),
             Tensor(name=f"fc{index}.bias", shape=(columns,)),
