@@ -1,0 +1,124 @@
+"""The 90% interval, against what can be computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from profile_factory import (
+    interference,
+    layer_times,
+    linear_seconds,
+    make_network,
+    make_profile,
+    model_times,
+    ring_fit,
+)
+
+from calibrate.profile import Profile
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.statistics import Z90
+from paradl_bench.spec.strategy import parse_strategy
+from predict.cost_model import CostModel
+from predict.prediction import Prediction, Predictor
+from predict.workload import Point, evaluator_named
+
+CHAIN = make_network()
+COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW"))
+
+
+def predict(profile: Profile, strategy: str = "serial", batch: int = 4, evaluator: str = "simulate") -> Prediction:
+    settings = PlanSettings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
+    model = CostModel(profile=profile, network=CHAIN)
+    return Predictor(model, evaluator_named(evaluator)).predict(
+        Point(strategy=parse_strategy(strategy), settings=settings)
+    )
+
+
+def sides(prediction: Prediction) -> tuple[float, float]:
+    low, high = prediction.interval_s
+    return prediction.iteration_s - low, high - prediction.iteration_s
+
+
+def test_without_any_spread_it_is_a_point() -> None:
+    assert sides(predict(make_profile())) == pytest.approx((0.0, 0.0), abs=1e-15)
+
+
+def test_layers_own_spreads_add_in_quadrature() -> None:
+    profile = make_profile(layer_times=layer_times(CHAIN, block_sd=0.1))
+    single = [0.1 * linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW")]
+    expected = Z90 * math.sqrt(sum(value**2 for value in single))
+    assert sides(predict(profile)) == pytest.approx((expected, expected))
+
+
+def test_what_all_layers_share_adds_up() -> None:
+    found = predict(make_profile(model_times=model_times(CHAIN, common_sd=0.03)))
+    expected = Z90 * 0.03 * (COMPUTE_S + 1e-4)
+    assert sides(found) == pytest.approx((expected, expected))
+    assert found.spread_s == pytest.approx({"compute, all layers": expected})
+
+
+def test_sources_of_error_add_in_quadrature() -> None:
+    profile = make_profile(layer_times=layer_times(CHAIN, block_sd=0.1), model_times=model_times(CHAIN, common_sd=0.03))
+    parts = predict(profile).spread_s
+    assert sides(predict(profile))[0] == pytest.approx(math.hypot(parts["each layer"], parts["compute, all layers"]))
+
+
+@pytest.mark.parametrize(("remainder", "side"), [(0.05, 1), (-0.05, 0)])
+def test_what_closure_left_unexplained_moves_one_side_and_never_the_point(remainder: float, side: int) -> None:
+    found = predict(make_profile(model_times=model_times(CHAIN, remainder=remainder)))
+    whole = (COMPUTE_S + 1e-4) / (1 - remainder)
+    assert found.iteration_s == pytest.approx(COMPUTE_S + 1e-4)
+    assert sides(found)[side] == pytest.approx(abs(whole - found.iteration_s))
+    assert sides(found)[1 - side] == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("evaluator", ["simulate", "paradl", "csf"])
+def test_the_covariance_of_the_fit_is_propagated(evaluator: str) -> None:
+    covariance = np.array([[1e-11, -2e-16], [-2e-16, 1e-20]])
+    fit = ring_fit(covariance=tuple(map(tuple, covariance.tolist())))
+    terms = np.array([2.0, CHAIN.parameter_bytes])
+    expected = Z90 * math.sqrt(terms @ covariance @ terms)
+    found = predict(make_profile(communication=(fit,)), "d2", 8, evaluator)
+    assert sides(found) == pytest.approx((expected, expected), rel=1e-6)
+
+
+def test_drift_of_communication_counts_where_it_is_exposed() -> None:
+    found = predict(make_profile(communication=(ring_fit(block_relative_sd=0.2),)), "d2", 8)
+    expected = Z90 * 0.2 * found.communication_s
+    assert sides(found) == pytest.approx((expected, expected))
+
+
+def hidden(profile: Profile) -> Prediction:
+    settings = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
+    model = CostModel(profile=profile, network=CHAIN)
+    return Predictor(model, evaluator_named("simulate")).predict(
+        Point(strategy=parse_strategy("d2"), settings=settings)
+    )
+
+
+def test_the_spread_of_interference_counts_where_there_is_overlap() -> None:
+    sure = hidden(make_profile(interference=(interference(1.5, 1.5),)))
+    unsure = hidden(
+        make_profile(interference=(interference(1.5, 1.5, compute_slowdown_iqr=0.4, communication_slowdown_iqr=0.4),))
+    )
+    assert sure.overlap_s > 0
+    assert "interference, compute" not in sure.spread_s
+    assert unsure.spread_s["interference, compute"] > 0
+    assert sides(unsure) > sides(sure)
+
+
+def test_the_slow_down_never_falls_below_one_inside_the_interval() -> None:
+    found = hidden(make_profile(interference=(interference(1.0, 1.0, compute_slowdown_iqr=1.0),)))
+    below, above = sides(found)
+    assert below == pytest.approx(0.0, abs=1e-12)
+    assert above > 0
+
+
+def test_the_lag_of_the_slowest_rank_is_in_the_point() -> None:
+    lagging = make_profile(model_times=model_times(CHAIN, quantiles=(0.8, 1.0, 1.2), samples=1000))
+    found = predict(lagging, "d2", 8, "simulate")
+    factor = 1 + 0.2 * (0.5**0.5 - 0.5) / 0.5
+    assert found.straggler == pytest.approx(factor)
+    assert found.iteration_s == pytest.approx(factor * found.compute_s + found.communication_s)

@@ -1,0 +1,240 @@
+"""Validation: what is measured of a run, what is compared, and what is refused or skipped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from profile_factory import ENVIRONMENT, make_network, make_profile, model_times, write_training_run
+
+from calibrate.profile import write_profile
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import TRAINING_FILE
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from predict.cost_model import CostModel
+from predict.prediction import Prediction, Predictor
+from predict.report import markdown, refuse_existing, write_report
+from predict.runs import noise_floor, read_runs
+from predict.validation import Pair, Report, rank, validate_runs
+from predict.workload import Point, evaluator_named
+
+CHAIN = make_network()
+PROFILE = make_profile(model_times=model_times(CHAIN, common_sd=0.02))
+Phases = tuple[float, float, float, float]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    write_profile(tmp_path / "profile.json", PROFILE)
+    return tmp_path / "profile.json"
+
+
+def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Prediction:
+    model = CostModel(profile=PROFILE, network=CHAIN)
+    settings = PlanSettings(batch=batch)
+    return Predictor(model, evaluator_named(evaluator)).predict(
+        Point(strategy=parse_strategy(strategy), settings=settings)
+    )
+
+
+def phases(strategy: str, batch: int, *, factor: float = 1.0, slow: str = "") -> Phases:
+    parts = predicted(strategy, batch).breakdown_s
+    found = {name: parts[name] * (factor if slow in ("", name) else 1.0) for name in ("FW", "BW", "GE", "WU")}
+    return found["FW"], found["BW"], found["GE"], found["WU"]
+
+
+def run_like(
+    directory: Path,
+    strategy: str,
+    batch: int,
+    *,
+    factor: float = 1.0,
+    slow: str = "",
+    iterations: int = 12,
+    **more: object,
+) -> Path:
+    """A run that takes what is predicted, times a factor (in one phase, or in all)."""
+    ranks = parse_strategy(strategy).ranks
+    rows = [phases(strategy, batch, factor=factor, slow=slow)] * iterations
+    return write_training_run(
+        directory, CHAIN, strategy=strategy, ranks=ranks, batch=batch, phases_s=[rows] * ranks, **more
+    )
+
+
+def validate(profile: Path, runs: Sequence[Path], *, force: bool = False) -> Report:
+    return validate_runs(profile, runs, cluster_path=None, force=force)
+
+
+def test_runs_that_take_what_is_predicted_are_predicted_exactly(profile: Path, tmp_path: Path) -> None:
+    runs = [run_like(tmp_path / strategy, strategy, 8) for strategy in ("serial", "d2")]
+    report = validate(profile, runs)
+    assert [(pair.strategy, pair.evaluator) for pair in report.pairs] == [
+        (strategy, name) for strategy in ("serial", "d2") for name in ("simulate", "paradl", "csf")
+    ]
+    score = report.overall["simulate"].score
+    assert score.mean_accuracy == pytest.approx(1)
+    assert score.interval_coverage == 1
+    assert score.phase_accuracy == pytest.approx({"FW": 1, "BW": 1, "GE": 1, "WU": 1})
+    assert report.outliers == ()
+    assert report.overall["simulate"].ranking.rank_correlation == pytest.approx(1)
+    assert report.overall["simulate"].ranking.top1_regret == 0
+
+
+def test_the_baselines_are_the_closed_forms(profile: Path, tmp_path: Path) -> None:
+    report = validate(profile, [run_like(tmp_path / "run", "d2", 8)])
+    for name in ("paradl", "csf"):
+        (pair,) = (pair for pair in report.pairs if pair.evaluator == name)
+        assert pair.predicted_s == pytest.approx(predicted("d2", 8, name).iteration_s)
+        assert pair.error == pytest.approx(pair.predicted_s / pair.measured_median_s - 1)
+
+
+def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path, tmp_path: Path) -> None:
+    report = validate(profile, [run_like(tmp_path / "run", "serial", 8, factor=1.5, slow="BW")])
+    pair = report.pairs[0]
+    parts = predicted("serial", 8).breakdown_s
+    assert pair.error == pytest.approx(-0.5 * parts["BW"] / pair.measured_median_s)
+    assert pair.accuracy == pytest.approx(1 + pair.error)
+    assert pair.phases["BW"].error == pytest.approx(1 / 1.5 - 1)
+    assert not pair.covered
+    (outlier,) = report.outliers
+    assert outlier.phase == pair.explained_by == "BW"
+    assert outlier.phase_difference_s == pytest.approx(-0.5 * parts["BW"])
+
+
+def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
+    fast, slow = (1.0, 2.0, 3.0, 1.0), (2.0, 3.0, 1.0, 1.5)
+    rows = [[fast, slow] * 3, [slow, fast] * 3]
+    (run,), _ = read_runs([write_training_run(tmp_path / "run", CHAIN, phases_s=rows)])
+    assert run.iteration_s.tolist() == [7.5] * 6
+    # Phases are those of the rank that finishes backward last.
+    assert run.phase_s == {"FW": 2.0, "BW": 3.0, "GE": 1.0, "WU": 1.5}
+
+
+def test_chunks_of_a_run_join_and_iterations_that_a_rank_lacks_are_left_out(tmp_path: Path) -> None:
+    path = write_training_run(tmp_path / "run", CHAIN, phases_s=[[(1.0, 1.0, 1.0, 1.0)] * 6] * 2)
+    lines = (path / TRAINING_FILE).read_bytes().splitlines(keepends=True)
+    later = [json.loads(line) | {"first_iteration": 9} for line in lines]
+    torn = {key: value[:4] if isinstance(value, list) else value for key, value in later[1].items()}
+    (path / TRAINING_FILE).write_bytes(
+        b"".join([*lines, *(json.dumps(record).encode() + b"\n" for record in (later[0], torn))])
+    )
+    (run,), _ = read_runs([path])
+    assert len(run.iteration_s) == 6 + 4
+
+
+def test_the_noise_floor_is_between_runs_or_else_between_halves(tmp_path: Path) -> None:
+    def steady(seconds: float, name: str, **more: object) -> Path:
+        return write_training_run(tmp_path / name, CHAIN, phases_s=[[(seconds, 0, 0, 0)] * 6] * 2, **more)
+
+    halves = write_training_run(
+        tmp_path / "h", CHAIN, batch=4, phases_s=[[(1.0, 0, 0, 0)] * 5 + [(1.2, 0, 0, 0)] * 5] * 2
+    )
+    runs, _ = read_runs([steady(1.0, "a"), steady(1.1, "b"), halves])
+    assert noise_floor(runs[0], runs) == (pytest.approx(0.1 / 1.05), "2 runs")
+    assert noise_floor(runs[2], runs) == (pytest.approx(0.2 / 1.1), "halves of the run")
+
+
+def test_incomplete_runs_are_used_with_a_note_and_short_ones_skipped(profile: Path, tmp_path: Path) -> None:
+    half = run_like(tmp_path / "half", "serial", 8, complete=False)
+    short = run_like(tmp_path / "short", "serial", 8, iterations=4)
+    report = validate(profile, [half, short])
+    assert len(report.pairs) == 3
+    assert not report.pairs[0].complete
+    assert any("half: incomplete, its 12 iterations are used" in line for line in report.notes)
+    assert any("short: skipped, 4 iterations" in line for line in report.notes)
+    with pytest.raises(UserError, match=r"no run to compare with: .*short: skipped"):
+        validate(profile, [short])
+
+
+def test_a_run_of_another_environment_is_refused_by_what_differs(profile: Path, tmp_path: Path) -> None:
+    other = msgspec.structs.replace(ENVIRONMENT, hostname="elsewhere", versions={"torch": "2.6"})
+    run = run_like(tmp_path / "run", "serial", 8, environment=other)
+    with pytest.raises(UserError, match=r"hostname 'test' against 'elsewhere'; versions.torch.*--force"):
+        validate(profile, [run])
+    report = validate(profile, [run], force=True)
+    assert any("compared by force" in line and "elsewhere" in line for line in report.notes)
+
+
+def test_a_run_of_another_network_is_refused(profile: Path, tmp_path: Path) -> None:
+    run = run_like(tmp_path / "run", "serial", 8, network_digest="0", input_shape=(32,))
+    with pytest.raises(UserError, match="input 64 against 32"):
+        validate(profile, [run])
+
+
+def test_a_run_of_a_model_that_the_profile_lacks_names_those_that_it_holds(profile: Path, tmp_path: Path) -> None:
+    run = run_like(tmp_path / "run", "serial", 8, model="other")
+    with pytest.raises(UserError, match="unknown model 'other': choices are chain"):
+        validate(profile, [run])
+
+
+def test_directories_of_something_else_are_refused(profile: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        validate(profile, [tmp_path / "nothing"])
+    run = run_like(tmp_path / "run", "serial", 8)
+    manifest = (run / "manifest.json").read_text()
+    (run / "manifest.json").write_text(manifest.replace('"kind": "training"', '"kind": "layers"'))
+    with pytest.raises(UserError, match="holds layers, no training run"):
+        validate(profile, [run])
+
+
+def test_collectives_unlike_the_plan_are_a_finding(profile: Path, tmp_path: Path) -> None:
+    report = validate(profile, [run_like(tmp_path / "run", "d2", 8, issued_equals_plan=False)])
+    assert "its collectives are not those of the plan" in markdown(report)
+
+
+def pair(strategy: str, predicted_s: float, measured_s: float, batch: int = 8) -> Pair:
+    return Pair(
+        **{name: 0 for name in Pair.__struct_fields__}
+        | {
+            "model": "m",
+            "input_shape": (1,),
+            "dtype": "fp32",
+            "optimizer": "sgd",
+            "strategy": strategy,
+            "batch": batch,
+            "predicted_s": predicted_s,
+            "measured_median_s": measured_s,
+        }
+    )
+
+
+def test_ranking_is_within_a_model_and_batch() -> None:
+    right = [pair("serial", 1.0, 1.1), pair("d2", 2.0, 2.2), pair("d4", 3.0, 3.3)]
+    wrong = [pair("serial", 1.0, 3.0, 16), pair("d2", 2.0, 1.5, 16)]
+    alone = [pair("serial", 1.0, 1.0, 32)]
+    found = rank([*right, *wrong, *alone])
+    assert found.groups == 2
+    assert found.rank_correlation == pytest.approx((1 + -1) / 2)
+    assert found.top1_regret == pytest.approx((0 + (3.0 / 1.5 - 1)) / 2)
+    assert rank(alone).rank_correlation is None
+
+
+def test_repeated_runs_of_a_strategy_count_once_in_the_ranking() -> None:
+    found = rank([pair("serial", 1.0, 1.0), pair("serial", 1.0, 9.0), pair("serial", 1.0, 1.1), pair("d2", 2.0, 2.0)])
+    assert found.rank_correlation == pytest.approx(1)
+    assert found.top1_regret == 0
+
+
+def test_the_report_is_markdown_csv_and_json_and_is_not_replaced_silently(profile: Path, tmp_path: Path) -> None:
+    report = validate(profile, [run_like(tmp_path / strategy, strategy, 8) for strategy in ("serial", "d2")])
+    directory = tmp_path / "report"
+    refuse_existing(directory, force=False)
+    assert write_report(directory, report) == directory / "report.md"
+    text = (directory / "report.md").read_text()
+    assert "| chain | d2 | 8 |" in text
+    assert "rank correlation 1.00" in text
+    rows = list(csv.DictReader(io.StringIO((directory / "pairs.csv").read_text())))
+    assert len(rows) == 6
+    assert float(rows[0]["phases.BW.predicted_s"]) == pytest.approx(float(rows[0]["phases.BW.measured_s"]))
+    stored = json.loads((directory / "report.json").read_text())
+    assert set(stored) >= {"pairs", "strategies", "overall"}
+    assert msgspec.json.decode((directory / "report.json").read_bytes(), type=Report) == report
+    with pytest.raises(UserError, match=r"report.md exists"):
+        refuse_existing(directory, force=False)
+    refuse_existing(directory, force=True)
