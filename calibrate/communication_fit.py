@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.blocks import between_block_sd
+from calibrate.blocks import between_block_sd, quantile_covariance
 from calibrate.communication_time import Piece, piecewise_seconds
 from calibrate.profile import CommunicationFit, CommunicationPoint
 from calibrate.regression import MAD_TO_SD, fit_relative, relative_covariance, told_apart
@@ -146,7 +146,7 @@ def build_curve(points: Sequence[Point], *, seed: int = 0) -> Curve:
     for index, point in enumerate(points):
         drawn[:, index] = _draw_medians(point.blocks, picks, generator)
     drawn = np.maximum(drawn, seconds * 1e-3)
-    relative_sd = np.std(drawn / seconds, axis=0)
+    relative_sd = np.sqrt(np.diag(quantile_covariance(drawn / seconds)))
     return Curve(
         ranks=np.array([point.ranks for point in points], float),
         message_bytes=np.array([point.message_bytes for point in points], float),
@@ -416,7 +416,7 @@ def _covariance(fitter: Fitter, piece: Piece, inside: Mask) -> tuple[tuple[float
     """Covariance of (alpha, beta): refits of resampled times, and what the line misses beyond their spread."""
     curve, design = fitter.curve, fitter.design(piece.algorithm)[inside]
     drawn = np.stack([fit_relative(design, times[inside], noise=curve.noise) for times in curve.drawn])
-    sampling = np.cov(drawn[:, :2].T)
+    sampling = quantile_covariance(drawn[:, :2])
     solution = np.array([piece.alpha_s, piece.beta_s_per_byte, piece.gamma_s_per_byte])
     free = solution > 0
     seconds = curve.seconds[inside]

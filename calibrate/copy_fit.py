@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.blocks import pull_in
 from calibrate.profile import CopyTime
 from calibrate.reading import Placed
 from calibrate.regression import fit_relative, told_apart
@@ -56,11 +57,14 @@ def _fit(direction: str, ranks_on_host: int, models: dict[_Model, list[Floats]])
 
 
 def _relative_sd(models: dict[_Model, list[Floats]], solution: Floats, parameters: int) -> float:
-    """How far the median of one block of one model lies from the fit: the fit's misses and the machine's drift."""
+    """How far the median of one block of one model lies from the fit: the fit's misses and the machine's drift.
+
+    Blocks that were held up count as in :func:`calibrate.blocks.block_sd`.
+    """
     residuals = []
     for model, blocks in models.items():
         fitted = model.tensors * solution[0] + model.bytes * solution[1]
         if fitted > 0:
             residuals += [float(np.median(block)) / fitted - 1 for block in blocks]
     spare = max(len(residuals) - parameters, 1)
-    return float(np.sqrt(np.sum(np.square(residuals)) / spare))
+    return float(np.sqrt(np.sum(np.square(pull_in(residuals, middle=0.0))) / spare))

@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from calibrate.profile import LayerTime, ModelTime, Profile
+from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
+IQR_TO_SD = 1 / 1.349
+"""Standard deviation over interquartile range of a normal distribution."""
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
 
 
@@ -132,7 +134,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             command="paradl-bench layers MODEL --batch N -o DIR",
         )
     for sums in model_sums(profile):
-        again = f"paradl-bench layers {sums.model} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
+        again = f"{_layers(profile, [sums.model])} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
         where = f"{sums.model}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
         if sums.layers_measured < sums.layers or not sums.layers:
             text = f"{where}: {sums.layers_measured} of {sums.layers or 'unknown'} layers have a forward time"
@@ -158,8 +160,15 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             yield Weakness(
                 kind="untested",
                 text=f"{model}: one local batch ({batch}); any other is scaled from it",
-                command=f"paradl-bench layers {model} --batch {max(batch // 2, 1)},{batch * 2} -o DIR",
+                command=f"{_layers(profile, [model])} --batch {max(batch // 2, 1)},{batch * 2} -o DIR",
             )
+
+
+def _layers(profile: Profile, models: list[str]) -> str:
+    """The command that measured these models; inputs of another shape would be another network."""
+    shapes = {"x".join(map(str, profile.network[m].input_shape)) for m in models if m in profile.network}
+    shape = f" --input-shape {shapes.pop()}" if len(shapes) == 1 else ""
+    return f"paradl-bench layers {','.join(models)}{shape}"
 
 
 def _weak_communication(profile: Profile) -> Iterator[Weakness]:
@@ -169,38 +178,47 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             text="no collectives: only serial training can be predicted",
             command="paradl-bench collectives --ranks 2 --backend gloo -o DIR",
         )
-    untested: dict[tuple[str, str, int], list[str]] = {}
+    groups: dict[tuple[str, str, int], list[CommunicationFit]] = {}
     for fit in profile.communication:
-        name = f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}"
-        command = f"paradl-bench collectives --ranks {fit.ranks_range[1]} --backend {fit.library} --ops {fit.operation}"
+        groups.setdefault((fit.library, fit.level, fit.ranks_range[1]), []).append(fit)
         yield Weakness(
             kind="inaccurate",
-            text=f"{name}: error at sizes that the fit had not seen",
-            command=f"{command} --sizes {fit.bytes_range[0]}:{fit.bytes_range[1]}:1.4 -o DIR",
+            text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes not fitted on",
+            command=f"{_sweep(fit)} --sizes {fit.bytes_range[0]}:{fit.bytes_range[1]}:1.4 -o DIR",
             size=fit.held_out_relative_error,
         )
-        if fit.held_out_ranks_relative_error is None:
-            operations = untested.setdefault((fit.library, fit.level, fit.ranks_range[1]), [])
-            operations += [] if fit.operation in operations else [fit.operation]
-    for (library, level, ranks), operations in untested.items():
-        listed = ",".join(operations)
+    for (library, level, ranks), fits in groups.items():
+        worst = max(fits, key=lambda fit: fit.block_relative_sd)
         yield Weakness(
-            kind="untested",
-            text=f"{library} {listed}, level {level}: one rank count ({ranks}); growth with ranks is the algorithm's",
-            command=f"paradl-bench collectives --ranks {2 * ranks} --backend {library} --ops {listed} -o DIR",
+            kind="inaccurate",
+            text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}",
+            command=f"{_sweep(worst)} --blocks 10 -o DIR, on a quieter machine",
+            size=worst.block_relative_sd,
         )
+        alone = sorted({fit.operation for fit in fits if fit.held_out_ranks_relative_error is None})
+        if alone:
+            listed = ",".join(alone)
+            yield Weakness(
+                kind="untested",
+                text=f"{library} {listed}, level {level}: one rank count ({ranks}); more follow the algorithm unchecked",
+                command=f"paradl-bench collectives --ranks {2 * ranks} --backend {library} --ops {listed} -o DIR",
+            )
+
+
+def _sweep(fit: CommunicationFit) -> str:
+    return f"paradl-bench collectives --ranks {fit.ranks_range[1]} --backend {fit.library} --ops {fit.operation}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
     on_host = {time.ranks_on_host for time in profile.model_times}
     groups = {point.ranks for fit in profile.communication for point in fit.measured if fit.level == "node"}
     for ranks in sorted(groups - on_host if on_host else ()):
-        models = ",".join(sorted({time.model for time in profile.model_times}))
+        models = sorted({time.model for time in profile.model_times})
         batches = ",".join(map(str, sorted({time.batch for time in profile.model_times})))
         yield Weakness(
             kind="missing",
             text=f"no layers measured on {ranks} ranks of the host at once, which slow each other",
-            command=f"paradl-bench layers {models} --batch {batches} --ranks-on-host {ranks} -o DIR",
+            command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o DIR",
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
@@ -210,20 +228,22 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
             text=f"{library}: interference of compute and communication was not measured; overlap would be free",
             command=command,
         )
+    beside: dict[tuple[str, str, int], float] = {}
     for entry in profile.interference:
+        key = entry.library, entry.operation, entry.ranks
+        spread = entry.compute_slowdown_iqr * IQR_TO_SD / entry.compute_slowdown
+        beside[key] = max(beside.get(key, 0.0), spread)
+    for (library, operation, ranks), spread in beside.items():
         yield Weakness(
             kind="inaccurate",
-            text=f"{entry.library} {entry.operation} beside compute, {entry.ranks} ranks: slow-down of compute varies",
-            command=(
-                f"paradl-bench collectives --ranks {entry.ranks} --backend {entry.library} --ops {entry.operation} "
-                "--beside-compute -o DIR"
-            ),
-            size=entry.compute_slowdown_iqr / 1.349 / entry.compute_slowdown,
+            text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
+            command=f"paradl-bench collectives --ranks {ranks} --backend {library} --beside-compute -o DIR",
+            size=spread,
         )
     for copy in profile.copies:
         yield Weakness(
             kind="inaccurate",
             text=f"copies {copy.direction} buckets, {copy.ranks_on_host} ranks on the host: blocks differ from the fit",
-            command="paradl-bench layers of more models, -o DIR",
+            command=f"paradl-bench layers MODEL,MODEL,... --batch N --ranks-on-host {copy.ranks_on_host} -o DIR",
             size=copy.relative_sd,
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.blocks import between_block_sd, bootstrap_interval, split_half_difference, unbiased_sd
+from calibrate.blocks import between_block_sd, block_sd, bootstrap_interval, split_half_difference
 from calibrate.profile import LayerTime, ModelTime
 from calibrate.reading import Placed
 from paradl_bench.measure.layer_summary import remainders
@@ -95,7 +95,7 @@ def _block_sd(places: Mapping[Place, Mapping[Block, list[float]]], medians_s: Ma
             expected[block] = expected.get(block, 0.0) + medians_s[place]
     if len(measured) == 1:
         return float(np.mean([between_block_sd([np.array(s)]) for blocks in places.values() for s in blocks.values()]))
-    return unbiased_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
+    return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
 
 
 class ModelKey(NamedTuple):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_measurements import LayersSpec, network, write_layers
 
-from calibrate.blocks import between_block_sd, bootstrap_interval, split_half_difference, unbiased_sd
+from calibrate.blocks import between_block_sd, block_sd, bootstrap_interval, quantile_covariance, split_half_difference
 from calibrate.copy_fit import fit_copies
 from calibrate.layer_fit import QUANTILES, layer_times, model_times, rates_reached
 from calibrate.reading import Placed, read_measurements
@@ -49,12 +49,12 @@ def test_blocks_and_ranks_of_one_place_are_pooled() -> None:
     records = [place(LAYER), place(LAYER, block=1, samples_s=(3.0,)), place(LAYER, rank=1, samples_s=(4.0,))]
     (time,) = layer_times(records)
     assert time.time.median_s == 3.0
-    assert time.block_relative_sd == pytest.approx(unbiased_sd([2 / 3, 3 / 3, 4 / 3]))
+    assert time.block_relative_sd == pytest.approx(block_sd([2 / 3, 3 / 3, 4 / 3]))
 
 
 def test_equal_blocks_of_two_directories_are_two_blocks() -> None:
     (apart,) = layer_times([place(LAYER, samples_s=(1.0,)), place(LAYER, 1, samples_s=(3.0,))])
-    assert apart.block_relative_sd == pytest.approx(unbiased_sd([0.5, 1.5]))
+    assert apart.block_relative_sd == pytest.approx(block_sd([0.5, 1.5]))
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,29 @@ def test_copies_of_one_model_are_all_bytes() -> None:
     assert 0.05 < fit.relative_sd < 0.2
 
 
-def test_unbiased_sd_is_unbiased() -> None:
+def test_the_spread_of_few_blocks_is_unbiased() -> None:
     generator = np.random.default_rng(0)
-    for count in (2, 3, 5):
-        estimates = [unbiased_sd(generator.standard_normal(count)) for _ in range(4000)]
-        assert np.mean(estimates) == pytest.approx(1, abs=0.04)
+    for count in (2, 3, 5, 8):
+        estimates = [block_sd(generator.standard_normal(count)) for _ in range(4000)]
+        assert np.mean(estimates) == pytest.approx(1, abs=0.05)
+
+
+def test_one_block_that_was_held_up_does_not_decide_the_spread() -> None:
+    assert block_sd([1.00, 1.02, 0.98, 1.01, 20.0]) < 0.15
+    even = [1.0, 1.3, 0.9, 1.2, 1.1]
+    assert block_sd(even) == pytest.approx(np.std(even, ddof=1) / 0.94, rel=1e-3)
+
+
+def test_covariance_from_quantiles_is_that_of_normal_draws_and_ignores_a_tail() -> None:
+    truth = np.array([[4.0, -1.5e-3], [-1.5e-3, 1e-6]])
+    draws = np.random.default_rng(0).multivariate_normal([0, 0], truth, size=20_000)
+    np.testing.assert_allclose(quantile_covariance(draws), truth, rtol=0.05)
+    draws[:600, 0] += 1e6
+    assert quantile_covariance(draws)[0, 0] < 8
 
 
 def test_a_single_block_is_taken_as_two_halves() -> None:
-    assert between_block_sd([np.array([1.0, 1.0, 3.0, 3.0])]) == pytest.approx(unbiased_sd([0.5, 1.5]))
+    assert between_block_sd([np.array([1.0, 1.0, 3.0, 3.0])]) == pytest.approx(block_sd([0.5, 1.5]))
     assert between_block_sd([np.array([1.0])]) == 0
 
 

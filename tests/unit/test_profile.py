@@ -216,7 +216,7 @@ def test_a_measurement_of_an_older_version_is_not_gone_on_with(tmp_path: Path, m
     monkeypatch.setattr(measurement, "SCHEMA_VERSION", 2)
     monkeypatch.setattr(directory, "SCHEMA_VERSION", 2)
     monkeypatch.setattr(measurement, "MIGRATIONS", {1: lambda document: document})
-    with pytest.raises(UserError, match="was written in format 1, not 2"):
+    with pytest.raises(UserError, match="was written in format 1, this program writes 2"):
         directory.MeasurementDirectory.open(
             tmp_path,
             kind=manifest.kind,
