@@ -200,7 +200,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             listed = ",".join(alone)
             yield Weakness(
                 kind="untested",
-                text=f"{library} {listed}, level {level}: one rank count ({ranks}); more follow the algorithm unchecked",
+                text=f"{library} {listed}, level {level}: one rank count ({ranks}); others are extrapolated",
                 command=f"paradl-bench collectives --ranks {2 * ranks} --backend {library} --ops {listed} -o DIR",
             )
 
