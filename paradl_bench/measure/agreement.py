@@ -1,0 +1,42 @@
+"""Small numbers on which the ranks of a measurement agree, exchanged through the process group that is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from paradl_bench.measure.process_groups import RankContext
+
+
+def largest(context: RankContext, value: float) -> float:
+    """The largest of all ranks' values, on every rank."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=context.device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor.item())
+
+
+def everyones(context: RankContext, values: Sequence[float]) -> list[tuple[float, ...]]:
+    """Every rank's values, equally many, on every rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=context.device)
+    all_of_them = [torch.empty_like(mine) for _ in range(context.ranks)]
+    dist.all_gather(all_of_them, mine)
+    return [tuple(map(float, row.tolist())) for row in all_of_them]
+
+
+def of_first(context: RankContext, values: Sequence[int]) -> list[int]:
+    """Rank 0's whole numbers on every rank; the others pass equally many, which are ignored."""
+    tensor = torch.tensor(list(values), dtype=torch.int64, device=context.device)
+    dist.broadcast(tensor, src=0)
+    return [int(value) for value in tensor.tolist()]
+
+
+def level_spanned(context: RankContext) -> str:
+    """``node`` where all ranks are on one host, else ``system``."""
+    digest = hashlib.sha256(platform.node().encode()).digest()
+    # 48 bits pass unchanged through the float64 that ranks exchange.
+    host = float(int.from_bytes(digest[:6], "big"))
+    return "node" if len(set(everyones(context, [host]))) == 1 else "system"

@@ -1,0 +1,93 @@
+"""What ``paradl-bench collectives`` is asked to measure; torch-free, so that the launcher's side checks it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from paradl_bench.collectives.catalog import operations, routines
+from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.units import format_bytes
+
+Point = tuple[str, int]
+"""An operation and a message's bytes."""
+
+
+class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep, and whether to measure interference with compute too.
+
+    Attributes:
+        operations: names; sizes: message bytes as each operation defines them.
+        blocks: how often the whole sweep is repeated, so that drift over time is seen.
+        point_s: seconds that the repetitions of one operation and size take in one block, about.
+
+    Raises:
+        UserError: an unknown operation, a size that is no whole number of elements, or a backend that does not fit.
+    """
+
+    ranks: int
+    backend: str
+    device: str
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    blocks: int
+    point_s: float
+    seed: int
+    beside_compute: bool
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2:
+            raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks")
+        if self.backend == "nccl" and self.device != "cuda":
+            raise UserError("--backend nccl moves data between GPUs: give --device cuda, or --backend gloo")
+        if self.beside_compute and self.device == "cuda" and self.backend != "nccl":
+            raise UserError(
+                f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+            )
+        for name in self.operations:
+            lookup(operations(), name, "operation")
+        for size in self.sizes:
+            if size % ELEMENT_BYTES:
+                raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
+
+    def arguments(self) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        return {
+            "ranks": str(self.ranks),
+            "backend": self.backend,
+            "tool": "torch",
+            "operations": ",".join(self.operations),
+            "sizes": ",".join(map(str, self.sizes)),
+            "blocks": str(self.blocks),
+            "point_s": str(self.point_s),
+            "seed": str(self.seed),
+            "beside_compute": str(self.beside_compute).lower(),
+        }
+
+    def order(self, block: int) -> list[Point]:
+        """Operations and sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
+        points = [(name, size) for name in self.operations for size in self.sizes]
+        random.Random(f"{self.seed} {block}").shuffle(points)
+        return points
+
+    def pool_elements(self) -> tuple[int, int]:
+        """Elements of the largest input and the largest output of a rank."""
+        largest = max(self.sizes) // ELEMENT_BYTES
+        pairs = [routines()[name].elements(largest, self.ranks) for name in self.operations]
+        return max(inputs for inputs, _ in pairs), max(outputs for _, outputs in pairs)
+
+    def check_memory(self, *, ranks_on_host: int, memory_bytes: int) -> None:
+        """Refuse a sweep whose buffers would fill the host.
+
+        Raises:
+            UserError: all ranks' buffers, twice since backends copy them, need over three quarters of the memory.
+        """
+        needed = 2 * sum(self.pool_elements()) * ELEMENT_BYTES * ranks_on_host
+        if needed > 0.75 * memory_bytes:
+            raise UserError(
+                f"--sizes: messages of {format_bytes(max(self.sizes))} on {ranks_on_host} ranks a host need"
+                f" {format_bytes(needed)} of its {format_bytes(memory_bytes)}; choose a smaller last size"
+            )
