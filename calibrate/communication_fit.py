@@ -22,6 +22,7 @@ from calibrate.regression import MAD_TO_SD, fit_relative, relative_covariance, t
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
+from paradl_bench.terminal import progress
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -86,15 +87,19 @@ def fit_communication(
     """
     fits: list[CommunicationFit] = []
     notes: list[str] = []
-    for key, group in sorted(_by_key(samples).items()):
-        operation = lookup(dict(operations), key[1], "collective")
-        points, more = _points(key, group, operation)
-        notes += more
-        sizes = len({point.message_bytes for point in points})
-        if sizes < MIN_SIZES_OF_PIECE:
-            notes.append(f"{' '.join(key)}: measured at {sizes} sizes; a fit needs {MIN_SIZES_OF_PIECE}: left out")
-            continue
-        fits += fit_points(key, points, operation)
+    groups = _by_key(samples)
+    with progress("fitting", len(groups)) as bar:
+        for key, group in sorted(groups.items()):
+            bar.describe(f"fitting {' '.join(key)}")
+            operation = lookup(dict(operations), key[1], "collective")
+            points, more = _points(key, group, operation)
+            notes += more
+            sizes = len({point.message_bytes for point in points})
+            if sizes >= MIN_SIZES_OF_PIECE:
+                fits += fit_points(key, points, operation)
+            else:
+                notes.append(f"{' '.join(key)}: measured at {sizes} sizes; a fit needs {MIN_SIZES_OF_PIECE}: left out")
+            bar.advance()
     return tuple(fits), tuple(notes)
 
 
