@@ -80,7 +80,7 @@ def steps(output: Path) -> list[Step]:
 
 def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
     """Directory and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
-    found = []
+    found: list[tuple[str, tuple[str, ...]]] = []
     for shape, models in SUBJECTS.items():
         for ranks in (1, 2):
             arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))

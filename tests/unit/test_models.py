@@ -55,7 +55,7 @@ def test_unknown_names_come_with_choices(user_module: str) -> None:
         load_model(f"{user_module}:buidl")
     with pytest.raises(UserError, match="cannot import"):
         load_model("no_such_module_here:build")
-    with pytest.raises(UserError, match="returns an nn.Module"):
+    with pytest.raises(UserError, match=r"returns an nn\.Module"):
         load_model(f"{user_module}:wrong")
     with pytest.raises(UserError, match="calling needs"):
         load_model(f"{user_module}:needs")
