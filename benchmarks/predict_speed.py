@@ -57,7 +57,13 @@ def synthetic_profile(path: Path, model: str, batch: int) -> None:
         network,
         layer_times=layer_times(network, batches=batches, seconds=roofline, block_sd=0.02),
         model_times=model_times(
-            network, batches=batches, between_s=1e-3, common_sd=0.02, quantiles=(0.9, 1.0, 1.1), samples=200
+            network,
+            batches=batches,
+            seconds=roofline,
+            between_s=1e-3,
+            common_sd=0.02,
+            quantiles=(0.9, 1.0, 1.1),
+            samples=200,
         ),
         communication=(
             ring_fit(covariance=((1e-12, 0.0), (0.0, 1e-22)), block_relative_sd=0.05),

@@ -88,6 +88,7 @@ class CostModel:
     _serial: Plan = field(init=False)
     _updated_elements: int = field(init=False)
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
+    _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
@@ -120,7 +121,7 @@ class CostModel:
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         straggler = self._model.straggler(place.ranks, place.local_batch, place.ranks_on_host)
         remarks.add(*straggler.remarks)
-        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        spread = self._spread(place)
         return PricedPlan(
             plan=plan,
             place=place,
@@ -147,12 +148,25 @@ class CostModel:
         groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
         for work, part in zip(self._serial.works, self._priced_works(self._serial, place), strict=True):
             groups[_sum_of(work)].append(part)
-        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        spread = self._spread(place)
         return PricedSums(
             costs=add_up([assemble(group, spread.common_relative_sd) for group in groups.values()]),
             spread=spread,
             remarks=tuple(remark for group in groups.values() for part in group for remark in part.cost.remarks),
         )
+
+    def _spread(self, place: Place) -> Spread:
+        """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
+        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        measured = self._model.nearest(place.local_batch, place.ranks_on_host)
+        if measured is None or not measured.iteration.median_s:
+            return spread
+        key = measured.batch, measured.ranks_on_host
+        if key not in self._remainders:
+            parts = self._priced_works(self._serial, Place(measured.batch, 1, measured.ranks_on_host))
+            added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
+            self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
+        return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
 
     def _priced_works(self, plan: Plan, place: Place) -> list[Priced]:
         """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.statistics import Z90
 from predict.costs import Costs, Mode
 from predict.workload import Workload
@@ -28,7 +29,11 @@ def interval(workload: Workload) -> Interval:
 
     Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
     and loses are added in quadrature over the modes, each side by itself. Parts' own spreads are taken at full weight,
-    as if nothing hid them. The remainder that closure left unexplained moves one end, by itself.
+    as if nothing hid them. What the parts left unexplained of the iteration that they were measured in moves the end on
+    its side, by itself.
+
+    Raises:
+        UserError: the profile's parts explain nothing of its iterations.
     """
     costs = workload.costs
     point = workload.timing().iteration_s
@@ -41,11 +46,10 @@ def interval(workload: Workload) -> Interval:
         above += up**2
         below += down**2
         spread[mode.name] = max(up, down)
-    remainder = workload.spread.remainder_relative
-    unexplained = remainder / (1 - remainder) * costs.compute_s * workload.lag
-    spread["remainder of closure"] = abs(unexplained)
-    low = point - math.sqrt(below) + min(unexplained, 0.0)
-    high = point + math.sqrt(above) + max(unexplained, 0.0)
+    unexplained = [_unexplained_s(remainder, workload) for remainder in workload.spread.remainders]
+    spread["remainder of closure"] = max((abs(value) for value in unexplained), default=0.0)
+    low = point - math.sqrt(below) + min(0.0, *unexplained)
+    high = point + math.sqrt(above) + max(0.0, *unexplained)
     return Interval(max(low, 0.0), high, {name: value for name, value in spread.items() if value})
 
 
@@ -55,3 +59,12 @@ def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:
         np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
         np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
     ).iteration_s
+
+
+def _unexplained_s(remainder: float, workload: Workload) -> float:
+    """What is missing from the parts, 1 - parts / iteration being the remainder."""
+    if remainder >= 1:
+        raise UserError(
+            "the profile's closure is broken: its layers explain nothing of its iterations; measure it anew"
+        )
+    return remainder / (1 - remainder) * workload.costs.compute_s * workload.lag

@@ -26,13 +26,15 @@ class Spread(NamedTuple):
 
     Attributes:
         common_relative_sd: what all layers share, between blocks of time.
-        remainder_relative: 1 - parts / iteration, from closure.
+        remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up
+            against the median iteration of the same measurement, where this model was measured. Medians do not add up
+            where noise falls on one layer at a time.
         quantiles: of single iterations over their median, at evenly spaced probabilities.
         samples: how many iterations the quantiles rest on.
     """
 
     common_relative_sd: float
-    remainder_relative: float
+    remainders: tuple[float, ...]
     quantiles: tuple[float, ...]
     samples: int
 
@@ -108,23 +110,19 @@ class ModelCosts:
 
     def spread(self, batch: int, ranks_on_host: int) -> Spread:
         """Spread at the nearest measured batch; of the median model where this one was not measured."""
+        near = self.nearest(batch, ranks_on_host)
+        if near is not None:
+            remainders = (near.remainder_relative,)
+        else:
+            others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
+            near = sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
+            remainders = (float(np.median([time.remainder_relative for time in others])),)
+        return Spread(near.common_relative_sd, remainders, near.iteration_relative_quantiles, near.iteration.samples)
+
+    def nearest(self, batch: int, ranks_on_host: int) -> ModelTime | None:
+        """The model's own measurement that is nearest in ranks on the host, then in batch."""
         own = self._of_model(self._own_name)
-        if own:
-            near = _nearest(own, batch, ranks_on_host)
-            return Spread(
-                near.common_relative_sd,
-                near.remainder_relative,
-                near.iteration_relative_quantiles,
-                near.iteration.samples,
-            )
-        others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
-        middle = sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
-        return Spread(
-            middle.common_relative_sd,
-            float(np.median([time.remainder_relative for time in others])),
-            middle.iteration_relative_quantiles,
-            middle.iteration.samples,
-        )
+        return _nearest(own, batch, ranks_on_host) if own else None
 
     def straggler(self, ranks: int, batch: int, ranks_on_host: int) -> Straggler:
         """Median of the slowest of ``ranks`` independent draws from the spread of single iterations.

@@ -135,6 +135,7 @@ def model_times(
     *,
     batches: Sequence[int] = (4, 8),
     ranks_on_host: Sequence[int] = (1, 2),
+    seconds: LayerSeconds = linear_seconds,
     between_s: float = 0.0,
     wu_s: float = 1e-4,
     common_sd: float = 0.0,
@@ -143,7 +144,15 @@ def model_times(
     optimizer: str = "sgd",
     samples: int = 20,
 ) -> tuple[ModelTime, ...]:
-    """Whole-model times at each batch and number of ranks on the host; ``between_s`` is FW's, BW has twice that."""
+    """Whole-model times at each batch and number of ranks on the host; ``between_s`` is FW's, BW has twice that.
+
+    Layers of ``seconds``, time between them and weight update add up to the iteration but for the remainder.
+    """
+
+    def iteration_s(batch: int) -> float:
+        layers = sum(seconds(layer, phase, batch) for layer in network.layers for phase in ("FW", "BW"))
+        return (layers + 3 * between_s + wu_s) / (1 - remainder)
+
     return tuple(
         ModelTime(
             model=network.name,
@@ -154,7 +163,7 @@ def model_times(
             fw=summary(1e-3),
             bw=summary(2e-3),
             wu=summary(wu_s),
-            iteration=summary(3e-3, samples=samples),
+            iteration=summary(iteration_s(batch), samples=samples),
             fw_between=summary(between_s),
             bw_between=summary(2 * between_s),
             remainder_relative=remainder,

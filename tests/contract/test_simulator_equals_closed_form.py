@@ -46,7 +46,7 @@ def profile_of(network: Network, **model: object) -> Profile:
     return make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),
-        model_times=model_times(network, **model),  # type: ignore[arg-type]
+        model_times=model_times(network, seconds=affine_seconds, **model),  # type: ignore[arg-type]
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from profile_factory import (
@@ -17,6 +18,8 @@ from profile_factory import (
 )
 
 from calibrate.profile import Profile
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Layer
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.strategy import parse_strategy
@@ -72,6 +75,21 @@ def test_what_closure_left_unexplained_moves_one_side_and_never_the_point(remain
     assert found.iteration_s == pytest.approx(COMPUTE_S + 1e-4)
     assert sides(found)[side] == pytest.approx(abs(whole - found.iteration_s))
     assert sides(found)[1 - side] == pytest.approx(0.0, abs=1e-15)
+
+
+def test_medians_that_do_not_add_up_to_the_median_iteration_widen_it_too() -> None:
+    def iteration(layer: Layer, phase: str, batch: int) -> float:
+        return 1.25 * linear_seconds(layer, phase, batch)
+
+    found = predict(make_profile(model_times=model_times(CHAIN, seconds=iteration)))
+    assert found.iteration_s == pytest.approx(COMPUTE_S + 1e-4)
+    assert sides(found) == pytest.approx((0.0, 0.25 * COMPUTE_S), abs=1e-15)
+
+
+def test_a_closure_that_explains_nothing_is_refused() -> None:
+    times = tuple(msgspec.structs.replace(time, remainder_relative=1.0) for time in model_times(CHAIN))
+    with pytest.raises(UserError, match="explain nothing of its iterations"):
+        predict(make_profile(model_times=times))
 
 
 @pytest.mark.parametrize("evaluator", ["simulate", "paradl", "csf"])
