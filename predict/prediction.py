@@ -13,7 +13,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from predict.cost_model import CostModel
 from predict.interval import interval
-from predict.workload import Evaluator, Point, Workload
+from predict.workload import Evaluator, Point, Timing, Workload
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,13 +110,7 @@ class Predictor:
             interval_s=(bounds.low_s, bounds.high_s),
             epoch_s=None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s,
             samples_per_s=batch / iteration_s,
-            breakdown_s={
-                "FW": timing.fw_s,
-                "BW": timing.bw_s,
-                "GE": timing.ge_s,
-                "WU": timing.wu_s,
-                "exposed_communication": timing.exposed_communication_s,
-            },
+            breakdown_s=_breakdown(timing),
             compute_s=costs.compute_s,
             communication_s=costs.communication_s,
             overlap_s=timing.overlap_s,
@@ -148,3 +142,13 @@ class Predictor:
         serial_s, beyond = self._serial[reference]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _breakdown(timing: Timing) -> dict[str, float]:
+    return {
+        "FW": timing.fw_s,
+        "BW": timing.bw_s,
+        "GE": timing.ge_s,
+        "WU": timing.wu_s,
+        "exposed_communication": timing.exposed_communication_s,
+    }
