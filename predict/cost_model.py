@@ -192,6 +192,8 @@ class CostModel:
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
         found = self.communication.cost(work, strategy)
+        if work.ranks <= 1:
+            return Priced(found.cost, count, work, True)
         slowdown = self.communication.slowdown(work, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])

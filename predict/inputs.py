@@ -60,8 +60,8 @@ def choose_network(profile: Profile, model: str, path: Path | None) -> Network:
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
         return network
     if model not in profile.network:
-        error = unknown_choice("model", model, profile.network)
-        raise UserError(f"{error}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
+        known = unknown_choice("model", model, profile.network) if profile.network else "the profile holds no model"
+        raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
     return profile.network[model]
 
 

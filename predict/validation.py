@@ -200,7 +200,17 @@ class _Predictors:
         self._models: dict[tuple[str, ...], CostModel] = {}
 
     def predict(self, run: Run, evaluator: str) -> Prediction:
-        """The prediction of a run's configuration."""
+        """The prediction of a run's configuration.
+
+        Raises:
+            UserError: the profile lacks what the run needs; the message names the run.
+        """
+        try:
+            return self._predict(run, evaluator)
+        except UserError as error:
+            raise UserError(f"{run.path}: {error}") from error
+
+    def _predict(self, run: Run, evaluator: str) -> Prediction:
         about = run.description
         key = about.model, about.optimizer, about.dtype, about.backend
         if key not in self._models:

@@ -244,9 +244,9 @@ ENVIRONMENT = Environment(
 )
 
 
-def make_profile(network: Network | None = None, **changes: object) -> Profile:
+def make_profile(chain: Network | None = None, **changes: object) -> Profile:
     """A profile of one network in which nothing but layers, weight update and messages takes time."""
-    chain = network or make_network()
+    chain = chain or make_network()
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         created_utc="2026-01-01T00:00:00Z",

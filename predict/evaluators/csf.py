@@ -11,7 +11,9 @@ from predict.workload import Evaluator, Point, Workload
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The sums, time between operations included."""
-    memory = per_phase_memory(model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks)
+    memory = per_phase_memory(
+        model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
+    )
     return prepare_closed_form("csf", csf, model, point, memory)
 
 

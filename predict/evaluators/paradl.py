@@ -11,7 +11,7 @@ from predict.workload import Evaluator, Point, Workload
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The paper's sums, and its memory with a reuse factor rho of 1."""
-    memory = paradl_memory(model.network, point.local_batch)
+    memory = paradl_memory(model.network, point.local_batch, dtype=model.dtype)
     return prepare_closed_form("paradl", paradl, model, point, memory)
 
 

@@ -58,7 +58,9 @@ def prepare(model: CostModel, point: Point) -> Workload:
         costs=priced.costs,
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=per_phase_memory(model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks),
+        memory=per_phase_memory(
+            model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
+        ),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=time,
         lag=priced.straggler.factor,

@@ -199,6 +199,13 @@ def test_an_unknown_model_names_those_of_the_profile_and_how_to_add_one(predict:
     assert "paradl-bench layers chian --batch N" in result.err
 
 
+def test_a_profile_without_models_says_so(predict: Caller) -> None:
+    write_profile(predict.profile, make_profile(network={}))
+    result = predict("--strategy", "serial", "--batch", "8")
+    assert result.code == 2
+    assert "the profile holds no model; add it" in result.err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

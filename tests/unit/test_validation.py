@@ -169,7 +169,7 @@ def test_a_run_of_another_network_is_refused(profile: Path, tmp_path: Path) -> N
 
 def test_a_run_of_a_model_that_the_profile_lacks_names_those_that_it_holds(profile: Path, tmp_path: Path) -> None:
     run = run_like(tmp_path / "run", "serial", 8, model="other")
-    with pytest.raises(UserError, match="unknown model 'other': choices are chain"):
+    with pytest.raises(UserError, match=r"/run: unknown model 'other': choices are chain"):
         validate(profile, [run])
 
 
