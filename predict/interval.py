@@ -54,11 +54,11 @@ def interval(workload: Workload) -> Interval:
 
 
 def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:
-    return workload.time(
+    return workload.iteration_s(
         np.maximum(costs.seconds + by * mode.seconds, 0.0),
         np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
         np.maximum(costs.communication_slowdown + by * mode.communication_slowdown, 1.0),
-    ).iteration_s
+    )
 
 
 def _unexplained_s(remainder: float, workload: Workload) -> float:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ class LayerCosts:
     """
 
     def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+        self._profile = profile
         self._network = network
         self._in_situ: dict[Key, Series] = {}
         self._isolated: dict[Key, Series] = {}
@@ -58,10 +60,14 @@ class LayerCosts:
                 table = self._in_situ if time.mode == "in_situ" else self._isolated
                 series = table.setdefault((time.operation, time.phase, time.shard), {})
                 series.setdefault(time.ranks_on_host, {})[time.batch] = time
-        self._roofline = Roofline(profile, network)
         self._known: dict[tuple[Key, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int], _Ratio | None] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
+
+    @cached_property
+    def _roofline(self) -> Roofline:
+        # Only where something was not measured: to go through all networks takes as long as a prediction.
+        return Roofline(self._profile, self._network)
 
     def cost(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
         """Seconds of one operation and phase on a local batch.

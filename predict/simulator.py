@@ -68,7 +68,7 @@ class Condensed:
     Attributes:
         graph: of the segments.
         segment: per task of the role, the segment that holds it.
-        phase: per segment, the phase that all of its tasks have.
+        phase: per segment, the phase of its first task; of all of its tasks, unless phases were joined.
     """
 
     graph: TaskGraph
@@ -85,11 +85,12 @@ def task_graph(role: Role) -> TaskGraph:
     return condense(role, merge=False).graph
 
 
-def condense(role: Role, *, merge: bool = True) -> Condensed:
+def condense(role: Role, *, merge: bool = True, across_phases: bool = False) -> Condensed:
     """Join compute tasks into segments wherever no other stream waits for, or is waited for, in between.
 
     Args:
         merge: false keeps every task a segment of its own.
+        across_phases: join tasks of unlike phases too, where only the whole iteration is asked for.
     """
     stream, phase = role.stream.tolist(), role.phase.tolist()
     rows = _other_stream_dependencies(role)
@@ -105,7 +106,7 @@ def condense(role: Role, *, merge: bool = True) -> Condensed:
             and previous is not None
             and not rows[task]
             and previous not in waited_for
-            and phase[task] == phase[previous]
+            and (across_phases or phase[task] == phase[previous])
         )
         if not joins:
             first.append(task)
@@ -119,12 +120,17 @@ def condense(role: Role, *, merge: bool = True) -> Condensed:
 
 
 def _other_stream_dependencies(role: Role) -> list[list[int]]:
+    """Per task, the last task that it waits for on each other stream: earlier ones of that stream are done by then."""
     stream = role.stream.tolist()
     starts, dependencies = role.dependency_start.tolist(), role.dependencies.tolist()
     rows = []
     for task in range(role.tasks):
-        row = dependencies[starts[task] : starts[task + 1]]
-        rows.append([dependency for dependency in row if stream[dependency] != stream[task]])
+        latest: dict[int, int] = {}
+        for dependency in dependencies[starts[task] : starts[task + 1]]:
+            lane = stream[dependency]
+            if lane != stream[task]:
+                latest[lane] = max(dependency, latest.get(lane, -1))
+        rows.append(list(latest.values()))
     return rows
 
 

@@ -84,6 +84,7 @@ class Workload:
 
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
+        iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
         lag: how much longer the slowest rank computes than a median one.
     """
 
@@ -93,6 +94,7 @@ class Workload:
     memory: MemoryUse
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
+    iteration_s: Callable[[Floats, Floats, Floats], float]
     lag: float = 1.0
 
     def timing(self) -> Timing:

@@ -46,6 +46,7 @@ def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Po
         memory=memory,
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=time,
+        iteration_s=lambda *costs: time(*costs).iteration_s,
     )
 
 

@@ -8,13 +8,14 @@ weight update included, because the next exchange waits for that as well.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Phase, Stream
+from paradl_bench.spec.plan import Phase, Role, Stream
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.costs import Floats
 from predict.memory import per_phase_memory
-from predict.simulator import condense, simulate
+from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -24,27 +25,55 @@ def prepare(model: CostModel, point: Point) -> Workload:
     plan = planner.plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
     role = plan.roles[0]
-    condensed = condense(role)
-    tasks_of_compute = ~priced.costs.is_communication[role.work]
-    lag = np.where(tasks_of_compute, priced.straggler.factor, 1.0)
-    first_task = np.unique(condensed.segment, return_index=True)[1]
-    segment_work = role.work[first_task]
-    on_compute = role.stream[first_task] == Stream.COMPUTE
+    lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
+    by_phase = _Simulation(role, lag, across_phases=False)
+    coarse = _Simulation(role, lag, across_phases=True)
+    return Workload(
+        costs=priced.costs,
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=per_phase_memory(
+            model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
+        ),
+        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        time=by_phase.timing,
+        iteration_s=lambda *costs: coarse.run(*costs).iteration_s,
+        lag=priced.straggler.factor,
+    )
 
-    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
-        line = simulate(
-            condensed.graph,
-            condensed.sum_seconds(seconds[role.work] * lag),
-            compute_slowdown[segment_work],
-            communication_slowdown[segment_work],
+
+class _Simulation:
+    """A role condensed once, to be run under many costs of its works.
+
+    Args:
+        lag: per task, how much longer the slowest rank takes.
+    """
+
+    def __init__(self, role: Role, lag: Floats, *, across_phases: bool) -> None:
+        self._condensed = condense(role, across_phases=across_phases)
+        first_task = np.unique(self._condensed.segment, return_index=True)[1]
+        self._work, self._lag = role.work, lag
+        self._segment_work = role.work[first_task]
+        on_compute = role.stream[first_task] == Stream.COMPUTE
+        self._forward = on_compute & (self._condensed.phase == Phase.FW)
+        self._backward = on_compute & (self._condensed.phase == Phase.BW)
+        self._exchange = self._condensed.phase == Phase.GE
+
+    def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
+        """The timeline of the segments under costs per work."""
+        return simulate(
+            self._condensed.graph,
+            self._condensed.sum_seconds(seconds[self._work] * self._lag),
+            compute_slowdown[self._segment_work],
+            communication_slowdown[self._segment_work],
         )
 
-        def last(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], earliest: float) -> float:
-            return max(earliest, float(line.end_s[chosen].max(initial=0.0)))
-
-        forward = last(on_compute & (condensed.phase == Phase.FW), 0.0)
-        backward = last(on_compute & (condensed.phase == Phase.BW), forward)
-        exchange = last(condensed.phase == Phase.GE, backward)
+    def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        """Where each phase ends, one after the other."""
+        line = self.run(seconds, compute_slowdown, communication_slowdown)
+        forward = _last(line, self._forward, 0.0)
+        backward = _last(line, self._backward, forward)
+        exchange = _last(line, self._exchange, backward)
         return Timing(
             fw_s=forward,
             bw_s=backward - forward,
@@ -54,17 +83,9 @@ def prepare(model: CostModel, point: Point) -> Workload:
             overlap_s=line.overlap_s,
         )
 
-    return Workload(
-        costs=priced.costs,
-        spread=priced.spread,
-        remarks=priced.remarks,
-        memory=per_phase_memory(
-            model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
-        ),
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
-        time=time,
-        lag=priced.straggler.factor,
-    )
+
+def _last(line: Timeline, chosen: NDArray[np.bool_], earliest: float) -> float:
+    return max(earliest, float(line.end_s[chosen].max(initial=0.0)))
 
 
 EVALUATOR = Evaluator(

@@ -122,6 +122,17 @@ def test_segments_take_what_their_tasks_take(case: tuple[Role, Floats, Floats, F
 
 
 @given(roles())
+def test_segments_across_phases_take_the_same_iteration(case: tuple[Role, Floats, Floats, Floats]) -> None:
+    role, seconds, compute, communication = case
+    whole = simulate(task_graph(role), seconds, compute, communication)
+    condensed = condense(role, across_phases=True)
+    first = np.unique(condensed.segment, return_index=True)[1]
+    parts = simulate(condensed.graph, condensed.sum_seconds(seconds), compute[first], communication[first])
+    assert len(first) <= len(condense(role).phase)
+    assert parts.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9, abs=1e-9)
+
+
+@given(roles())
 def test_order_and_dependencies_hold_and_work_is_conserved(case: tuple[Role, Floats, Floats, Floats]) -> None:
     role, seconds, compute, communication = case
     line = simulate(task_graph(role), seconds, compute, communication)
