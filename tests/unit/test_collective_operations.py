@@ -24,7 +24,7 @@ def seconds(operation: str, algorithm: str, ranks: int, message_bytes: float, *,
 
 
 def test_the_five_operations_are_found() -> None:
-    assert set(operations()) == {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"}
+    assert set(operations()) >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv"}
 
 
 def test_the_catalog_loads_no_torch() -> None:

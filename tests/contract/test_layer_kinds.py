@@ -1,0 +1,136 @@
+"""What holds for every layer kind, without naming one: met in real networks, run alone, and counted as torch counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from paradl_bench.layers.kind import kind_of_function, layer_kinds
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.network import Layer, Network
+
+
+class Sentence(torch.nn.Module):
+    """What torchvision's models lack: looking up words, and a network without images. Input: (batch, 6) numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = self.words((x.abs() * 3).clamp(max=10).long())
+        mixed, _ = self.attention(words, words, words, need_weights=False)
+        scores = torch.nn.functional.log_softmax(self.head(mixed + words), dim=-1)
+        return scores.mean(1)
+
+
+def sentence() -> torch.nn.Module:
+    return Sentence()
+
+
+SENTENCE = f"{__name__}:sentence"
+# A kind that none of these uses needs a network here that does.
+TORCHVISION = {"googlenet": (3, 64, 64), "swin_t": (3, 32, 32), "mobilenet_v3_small": (3, 32, 32)}
+
+
+@pytest.fixture(scope="module")
+def networks() -> list[Network]:
+    own = LoadedModel(name=SENTENCE, module=sentence(), input_shape=(6,))
+    return [trace_network(own), *(trace_network(load_model(name, shape)) for name, shape in TORCHVISION.items())]
+
+
+def met(networks: list[Network]) -> Iterator[tuple[Network, Layer]]:
+    """One layer a distinct operation that reads an activation (the others count batches and the like)."""
+    seen = set()
+    for network in networks:
+        for layer in network.layers:
+            if layer.input_shapes and layer.operation not in seen:
+                seen.add(layer.operation)
+                yield network, layer
+
+
+def parameters_of(network: Network, layer: Layer) -> list[torch.Tensor]:
+    shapes = {tensor.name: tensor.shape for tensor in network.parameters}
+    return [torch.rand(shapes[name], requires_grad=True) for name in layer.parameters]
+
+
+def test_each_kind_has_functions_of_its_own_and_is_met_in_a_network(networks: list[Network]) -> None:
+    assert set(kind_of_function().values()) == set(layer_kinds().values())
+    found = {layer.kind for _, layer in met(networks)}
+    assert set(layer_kinds()) - found == set(), "add a network that uses it to this test"
+
+
+def test_a_file_and_its_kind_have_one_name() -> None:
+    for name, kind in layer_kinds().items():
+        assert kind.facts.__module__ == f"paradl_bench.layers.{name}"
+
+
+def test_an_operation_is_the_same_after_a_file(networks: list[Network]) -> None:
+    for _, layer in met(networks):
+        assert msgspec.json.decode(msgspec.json.encode(layer), type=Layer).operation == layer.operation
+
+
+def test_what_moves_no_data_computes_nothing(networks: list[Network]) -> None:
+    views = {name for name, kind in layer_kinds().items() if kind.view}
+    for _, layer in met(networks):
+        if layer.kind in views:
+            assert layer.fw_flops == layer.bw_input_flops == layer.bw_weight_flops == layer.fw_bytes == 0
+        else:
+            assert layer.fw_bytes > 0, layer.name
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[Network], batch: int) -> None:
+    built = set()
+    for network, layer in met(networks):
+        build = layer_kinds()[layer.kind].build if layer.kind in layer_kinds() else None
+        if build is None:
+            continue
+        if batch == 1 and layer.kind == "batch_norm" and math.prod(layer.output_shape[1:]) == 1:
+            continue  # one value a channel has no variance, and torch refuses it
+        if any(len(shape) > len(layer.output_shape) and shape[0] == 1 for shape in layer.input_shapes):
+            continue  # swin's mask has no batch, which a layer's shapes per sample cannot say
+        inputs = [torch.rand(batch, *shape) for shape in layer.input_shapes]
+        output = build(layer.attributes)(inputs, parameters_of(network, layer))
+        assert tuple(output.shape) == (batch, *layer.output_shape), layer.operation
+        built.add(layer.kind)
+    assert built == {name for name, kind in layer_kinds().items() if kind.build is not None}
+
+
+def test_two_gradients_apart_are_both_there_and_counted(networks: list[Network]) -> None:
+    for network, layer in met(networks):
+        kind = layer_kinds().get(layer.kind)
+        if kind is None or kind.build is None or not kind.splits_backward:
+            continue
+        inputs = [torch.rand(2, *shape, requires_grad=True) for shape in layer.input_shapes]
+        parameters = parameters_of(network, layer)
+        output = kind.build(layer.attributes)(inputs, parameters)
+        for wanted, flops in ((inputs, layer.bw_input_flops), (parameters, layer.bw_weight_flops)):
+            gradients = torch.autograd.grad(output, wanted, torch.ones_like(output), retain_graph=True)
+            assert all(gradient.shape == tensor.shape for gradient, tensor in zip(gradients, wanted, strict=True))
+            assert flops > 0
+
+
+def test_forward_flops_are_at_least_the_products_that_torch_counts(networks: list[Network]) -> None:
+    """torch's counter knows products alone: a kind may count more (bias, sums), never less, and not much more."""
+    counted = 0
+    for network, layer in met(networks):
+        kind = layer_kinds().get(layer.kind)
+        if kind is None or kind.build is None:
+            continue
+        inputs = [torch.rand(2, *shape) for shape in layer.input_shapes]
+        with FlopCounterMode(display=False) as counter:
+            kind.build(layer.attributes)(inputs, parameters_of(network, layer))
+        products = counter.get_total_flops()
+        counted += products > 0
+        if products:
+            assert products <= 2 * layer.fw_flops <= products + 2 * layer.output_elements, layer.operation
+    assert counted
