@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -34,9 +35,9 @@ def of_first(context: RankContext, values: Sequence[int]) -> list[int]:
     return [int(value) for value in tensor.tolist()]
 
 
-def level_spanned(context: RankContext) -> str:
-    """``node`` where all ranks are on one host, else ``system``."""
+def ranks_of_hosts(context: RankContext) -> list[int]:
+    """How many ranks each host holds, one number a host."""
     digest = hashlib.sha256(platform.node().encode()).digest()
     # 48 bits pass unchanged through the float64 that ranks exchange.
     host = float(int.from_bytes(digest[:6], "big"))
-    return "node" if len(set(everyones(context, [host]))) == 1 else "system"
+    return list(Counter(everyones(context, [host])).values())

@@ -161,16 +161,20 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_sweep_table(summary.collectives))
     if summary.interference:
+        console.print()
         console.print(_interference_table(summary.interference))
 
 
 def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
+    from rich import box
     from rich.table import Table
 
     title = f"{rows[0].library}, {rows[0].ranks} ranks, level {rows[0].level}" if rows else "nothing was measured"
-    table = Table(title=title, caption="a message as the operation defines it; bandwidths as nccl-tests does (1e9)")
-    for name in ("operation", "message", "median", "iqr", "algbw GB/s", "busbw GB/s", "calls", "verified"):
-        table.add_column(name, justify="left" if name == "operation" else "right")
+    caption = "message as the operation defines it; algbw and busbw as nccl-tests does, in GB/s of 1e9 bytes"
+    # Eighty columns hold it.
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("operation", "message", "median", "iqr", "algbw", "busbw", "calls", "verified"):
+        table.add_column(name, justify="left" if name == "operation" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.operation,
@@ -186,11 +190,14 @@ def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
 
 
 def _interference_table(rows: tuple[InterferenceRow, ...]) -> object:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"compute beside {rows[0].operation}: how much slower each is", caption="median (iqr)")
+    title = f"compute beside {rows[0].operation}: how much slower each is"
+    caption = "median (iqr); speeds add up to 2 where neither hinders the other, to 1 on a shared core"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False)
     for name in ("kernel", "message", "compute", "communication", "sum of speeds"):
-        table.add_column(name, justify="left" if name == "kernel" else "right")
+        table.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.kernel,

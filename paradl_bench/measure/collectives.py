@@ -8,7 +8,6 @@ does not fall on neighbouring sizes.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import statistics
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import Buffers, Routine
-from paradl_bench.measure.agreement import everyones, largest, level_spanned, of_first
+from paradl_bench.measure.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.measure.clocks import clock_for
 from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.directory import MeasurementDirectory
@@ -59,12 +58,13 @@ def measure_collectives(
         UserError: a directory of something else, or too little memory.
         WorkError: a result was wrong (the measurements are kept, marked as not verified).
     """
+    hosts = ranks_of_hosts(context)
     if context.device.type == "cpu":
-        on_host = min(context.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", context.ranks)))
-        request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
+        request.check_memory(ranks_on_host=max(hosts), memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    sweep = CollectiveSweep(request, context)
-    bench = InterferenceBench(context, sweep.level) if request.beside_compute else None
+    level = "node" if len(hosts) == 1 else "system"
+    sweep = CollectiveSweep(request, context, level)
+    bench = InterferenceBench(context, level) if request.beside_compute else None
     accepted = {name for name in request.operations if sweep.accepts(name)}
     steps = _unmeasured(_steps(request, accepted), directory, context)
     estimate_s = _estimate_s(steps, sweep, bench)
@@ -159,17 +159,17 @@ def _check_verified(directory: MeasurementDirectory) -> None:
 class CollectiveSweep:
     """Measures single points; buffers are made once, as large as the largest needs, and reused.
 
-    Attributes:
-        level: which level of the cluster the group spans.
+    Args:
+        level: of the cluster, that the ranks span.
     """
 
-    def __init__(self, request: CollectivesRequest, context: RankContext) -> None:
+    def __init__(self, request: CollectivesRequest, context: RankContext, level: str) -> None:
         self._request = request
         self._context = context
         self._clock = clock_for(context.device)
         inputs, outputs = request.pool_elements()
         self._pool = Buffers(torch.zeros(inputs, device=context.device), torch.zeros(outputs, device=context.device))
-        self.level = level_spanned(context)
+        self._level = level
 
     def accepts(self, operation: str) -> bool:
         """Whether the backend has the operation: the smallest message is tried. Where not, says so."""
@@ -202,7 +202,7 @@ class CollectiveSweep:
             library=context.backend,
             tool="torch",
             operation=operation,
-            level=self.level,
+            level=self._level,
             ranks=context.ranks,
             message_bytes=size,
             dtype="fp32",
