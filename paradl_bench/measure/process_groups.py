@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import gc
+import importlib
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Literal, TypeVar
@@ -39,6 +42,7 @@ NO_BACKEND = "none"
 """Backend of a run on one rank that needs no process group."""
 
 _MARK = "PARADL_LAUNCHER"
+_LAUNCHER_PID = "PARADL_LAUNCHER_PID"
 _LISTENER = "PARADL_LISTEN_FD"
 _PEER_LOST = "lost the connection to another rank"
 _POLL_S = 0.05
@@ -306,6 +310,7 @@ def _rank_variables(
             "MASTER_PORT": str(listener.getsockname()[1]),
             "PARADL_PROGRESS": "1" if shown else "0",
             _MARK: "own",
+            _LAUNCHER_PID: str(os.getpid()),
         }
     )
     if rank == 0:
@@ -476,11 +481,24 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
     try:
         with _peers():
             yield context
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
-        import torch.distributed as dist
+        _leave()
 
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+def _leave() -> None:
+    """Destroy the process group and end its threads.
+
+    gloo's threads end with the last reference to the group. One that outlives the interpreter aborts the process when
+    it lets go of a tensor, so modules that hold the group (DDP, in cycles with their hooks) have to be gone by then.
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _die_with_launcher() -> None:
@@ -488,6 +506,8 @@ def _die_with_launcher() -> None:
     with contextlib.suppress(OSError, AttributeError):
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.environ.get(_LAUNCHER_PID, "") != str(os.getppid()):
+        raise WorkError("the launcher of this rank is gone")
 
 
 def _settle(place: RankPlace, device: str) -> int | None:
@@ -513,6 +533,9 @@ def _settle(place: RankPlace, device: str) -> int | None:
 def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> None:
     import torch.distributed as dist
 
+    # Its functions take the default group as the default of an argument; imported later, as tracing does, they would
+    # keep it (see _leave).
+    importlib.import_module("torch.distributed.nn.functional")
     timeout = datetime.timedelta(seconds=timeout_s)
     store = None if place.launcher == "torchrun" else _store(place, timeout)
     try:

@@ -37,7 +37,6 @@ from paradl_bench.spec.measurement import (
     IssuedCollective,
     TrainingIterations,
     TrainingRun,
-    read_run,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
@@ -60,16 +59,17 @@ def measure_training(
     wanted = request.strategy.ranks
     if context.ranks != wanted:
         raise UserError(f"strategy {request.strategy} takes {wanted} ranks; {context.launcher} started {context.ranks}")
-    # The model comes first: a name that is wrong leaves no directory that the corrected command would not fit.
+    # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
     network = trace_network(model)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    model.module.to(context.device)
+    trainer = Trainer(model, request, context)
+    trainer.try_alone()
     writer = _Writer.open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
-    model.module.to(context.device)
-    trainer = Trainer(model, request, context)
     issued = trainer.prepare(network)
     planned = planned_collectives(plan)
     found = _differences(context, issued, planned)
@@ -83,11 +83,11 @@ def measure_training(
             trainer.iterate()
         while done < request.iterations:
             count = min(CHUNK_ITERATIONS, request.iterations - done)
-            chunk, losses = trainer.run_chunk(done, count)
+            chunk = trainer.run_chunk(done, count)
             found += _count_differences(context, chunk, trainer.recorded_count)
             chunks = context.gather(chunk)
             if writer is not None:
-                writer.append(chunks, losses)
+                writer.append(chunks)
                 writer.write(found)
             done += count
             bar.advance(count)
@@ -125,6 +125,13 @@ class _Stamps(msgspec.Struct, frozen=True):
     loss: torch.Tensor
 
 
+@dataclass(slots=True)
+class _Arrival:
+    """When the last gradient of an iteration arrived."""
+
+    stamp: Any = None
+
+
 class Trainer:
     """One rank's model, data and optimizer, and its iterations.
 
@@ -147,12 +154,16 @@ class Trainer:
         self._optimizer = build_optimizer(request.optimizer, model.module.parameters())
         self._parallel = model.module
         self._counter = SequenceCounter()
-        self._last_gradient: Any = None
+        self._last_gradient = _Arrival()
         self._watches_gradients = False
         self.recorded_count: int | None = None
 
     def prepare(self, network: Network) -> tuple[IssuedCollective, ...]:
-        """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that."""
+        """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that.
+
+        Raises:
+            UserError: nothing in the model is trained.
+        """
         runner = runner_for(self._request.strategy)
         with CollectiveRecorder() as recorder:
             self._parallel = runner.build(self._model.module, network, self._request.settings, self._context.device)
@@ -173,12 +184,28 @@ class Trainer:
             self._watch(last)
         return tuple(issued)
 
+    def try_alone(self) -> None:
+        """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
+
+        Raises:
+            UserError: the model does not run on its local batch.
+        """
+        try:
+            loss = self._model.loss(self._model.module(self._inputs), self._targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        except (RuntimeError, ValueError) as error:
+            where = f"model {self._request.model} does not train on a local batch of {len(self._inputs)}"
+            raise UserError(f"{where}: {error}") from error
+        self._optimizer.zero_grad(set_to_none=True)
+
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
-        stamp = self._clock.stamp
+        # The hook must not hold the trainer: parameters keep their hooks where Python's collector does not look, and
+        # the process group has to be gone when the rank leaves.
+        arrival, stamp = self._last_gradient, self._clock.stamp
 
         def arrived(_: torch.Tensor) -> None:
-            self._last_gradient = stamp()
+            arrival.stamp = stamp()
 
         parameter = dict(self._model.module.named_parameters())[last]
         parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
@@ -187,7 +214,7 @@ class Trainer:
     def iterate(self) -> _Stamps:
         """Forward, loss, backward and weight update, once."""
         stamp = self._clock.stamp
-        self._last_gradient = None
+        self._last_gradient.stamp = None
         begin = stamp()
         loss = self._model.loss(self._parallel(self._inputs), self._targets)
         forward_end = stamp()
@@ -196,11 +223,11 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
-        last = self._last_gradient if self._watches_gradients else backward_end
+        last = self._last_gradient.stamp if self._watches_gradients else backward_end
         return _Stamps(begin, forward_end, last, backward_end, end, loss.detach())
 
-    def run_chunk(self, first: int, count: int) -> tuple[TrainingIterations, tuple[float, ...]]:
-        """Timed iterations ``first`` to ``first + count - 1``, and their losses.
+    def run_chunk(self, first: int, count: int) -> TrainingIterations:
+        """Timed iterations ``first`` to ``first + count - 1``.
 
         Raises:
             WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
@@ -216,7 +243,7 @@ class Trainer:
         losses = tuple(float(item.loss) for item in stamps)
         for index, (loss, item) in enumerate(zip(losses, stamps, strict=True), start=first):
             self._check(index, loss, item)
-        return self._seconds(first, stamps, counts), losses
+        return self._record(first, stamps, counts, losses)
 
     def _check(self, index: int, loss: float, stamps: _Stamps) -> None:
         where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"
@@ -225,7 +252,9 @@ class Trainer:
         if stamps.last_gradient is None:
             raise WorkError(f"{where}: the gradient that came last in the recorded iterations did not come")
 
-    def _seconds(self, first: int, stamps: list[_Stamps], counts: list[int | None]) -> TrainingIterations:
+    def _record(
+        self, first: int, stamps: list[_Stamps], counts: list[int | None], losses: tuple[float, ...]
+    ) -> TrainingIterations:
         seconds = self._clock.seconds
         known = tuple(count for count in counts if count is not None)
         return TrainingIterations(
@@ -237,6 +266,7 @@ class Trainer:
             exposed_ge_s=tuple(seconds(item.last_gradient, item.backward_end) for item in stamps),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             collectives_issued=known if len(known) == len(counts) else (),
+            losses=losses,
         )
 
 
@@ -296,8 +326,8 @@ class _Writer:
         return writer
 
     def _resume(self, records: list[TrainingIterations]) -> None:
-        self.losses = list(read_run(self.directory.path).losses[: self.done])
         whole = [record for record in records if record.first_iteration < self.done]
+        self.losses = [loss for record in whole if record.rank == 0 for loss in record.losses]
         if len(whole) < len(records):
             # The last chunk was written for some ranks only: it is measured again for all.
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
@@ -338,10 +368,10 @@ class _Writer:
             planned=planned,
         )
 
-    def append(self, chunks: list[TrainingIterations], losses: tuple[float, ...]) -> None:
+    def append(self, chunks: list[TrainingIterations]) -> None:
         """Keep a chunk of every rank."""
         self.directory.append(TRAINING_FILE, chunks)
-        self.losses += losses
+        self.losses += chunks[0].losses
 
     def write(self, found: list[str]) -> None:
         """Replace the run's description by what is known now."""

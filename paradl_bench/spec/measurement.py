@@ -305,6 +305,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         wu_s: optimizer step and zero_grad.
         collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
             one issued as many as the recorded one; empty where the backend does not count.
+        losses: of this rank's samples.
     """
 
     rank: int
@@ -315,12 +316,13 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     exposed_ge_s: tuple[float, ...]
     wu_s: tuple[float, ...]
     collectives_issued: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
         for label in labels:
             _check_samples(getattr(self, label), label)
-        _check_aligned(self, *labels, "collectives_issued")
+        _check_aligned(self, *labels, "collectives_issued", "losses")
 
 
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
