@@ -438,7 +438,8 @@ def _kill(started: list[_Started]) -> None:
 def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | None = None) -> Iterator[RankContext]:
     """Join the ranks that a launcher has started, and leave them however the body ends.
 
-    On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed and uses one thread.
+    On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed and uses one thread. Under torchrun and
+    srun the process may begin anew, with the allocator's thresholds set: nothing before this call may matter.
 
     Args:
         backend: ``gloo``, ``nccl``, ``mpi``, or ``none`` for one rank without a process group.
@@ -455,6 +456,8 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
         raise UserError("this process is no rank: start it through torchrun or srun, or leave starting to this program")
     if place.launcher == "own":
         _die_with_launcher()
+    else:
+        _begin_again_with_thresholds()
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -499,6 +502,16 @@ def _leave() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _begin_again_with_thresholds() -> None:
+    """Replace this process by itself with the allocator's thresholds set, which glibc reads only at its start.
+
+    torchrun and srun know nothing of them; without them ranks would not be like those that this program starts.
+    """
+    missing = {name: value for name, value in ALLOCATOR_VARIABLES.items() if name not in os.environ}
+    if missing:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)
 
 
 def _die_with_launcher() -> None:
