@@ -110,13 +110,13 @@ def quantities(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity
     for time in profile.layer_times:
         shard = f" {time.shard}" if time.shard else ""
         where = f"batch {time.batch} {time.dtype} on {time.ranks_on_host}{shard}"
-        seconds = Quantity(time.time.median_s, time.block_relative_sd)
+        seconds = Quantity(time.time.typical_s, time.block_relative_sd)
         yield f"{time.phase} {time.mode} {where}: {time.operation}", seconds
     for whole in profile.model_times:
         where = f"{whole.model} batch {whole.batch} {whole.dtype} {whole.optimizer} on {whole.ranks_on_host}"
         parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
         for label, summary in (parts | {"BW between": whole.bw_between}).items():
-            yield f"{label} of {where}", Quantity(summary.median_s, whole.common_relative_sd)
+            yield f"{label} of {where}", Quantity(summary.typical_s, whole.common_relative_sd)
     yield from _copies(profile, other)
     yield from _communication(profile, other)
     for entry in profile.interference:

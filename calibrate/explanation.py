@@ -81,10 +81,10 @@ def _sums(
 
     def medians(phase: PhaseName) -> list[float]:
         keys = [(layer.operation, phase, whole.batch, whole.dtype, whole.ranks_on_host) for layer in layers]
-        return [times[key].time.median_s for key in keys if key in times]
+        return [times[key].time.typical_s for key in keys if key in times]
 
     fw, bw = medians("FW"), medians("BW")
-    between_s = whole.fw_between.median_s + whole.bw_between.median_s
+    between_s = whole.fw_between.typical_s + whole.bw_between.typical_s
     return ModelSums(
         model=whole.model,
         batch=whole.batch,
@@ -95,10 +95,10 @@ def _sums(
         layers=len(layers),
         fw_layers_s=sum(fw),
         bw_layers_s=sum(bw),
-        fw_between_s=whole.fw_between.median_s,
-        bw_between_s=whole.bw_between.median_s,
-        wu_s=whole.wu.median_s,
-        sum_s=sum(fw) + sum(bw) + between_s + whole.wu.median_s,
+        fw_between_s=whole.fw_between.typical_s,
+        bw_between_s=whole.bw_between.typical_s,
+        wu_s=whole.wu.typical_s,
+        sum_s=sum(fw) + sum(bw) + between_s + whole.wu.typical_s,
         iteration_s=whole.iteration.median_s,
         remainder_relative=whole.remainder_relative,
         remainder_interval=whole.remainder_interval,

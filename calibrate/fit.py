@@ -31,7 +31,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record.
     """
     measured = read_measurements(directories, force=force)
-    times = layer_times(measured.layers)
+    times = layer_times(measured.layers, measured.iterations)
     communication, left_out = fit_communication((record for _, record in measured.collectives), operations())
     interference, kernel_notes = fit_interference(measured.interference)
     profile = Profile(

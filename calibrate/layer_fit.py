@@ -18,7 +18,7 @@ from paradl_bench.measure.layer_summary import remainders
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import IterationSamples, LayerSamples, Mode, PhaseName
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.statistics import Summary, summarise
+from paradl_bench.spec.statistics import Summary, middle_half, summarise
 
 Floats = NDArray[np.float64]
 
@@ -45,26 +45,86 @@ class Block(NamedTuple):
     rank: int
 
 
+class Aligned(NamedTuple):
+    """Samples of one layer in one block, and which of them are of typical iterations (None where measured alone)."""
+
+    samples: Floats
+    typical: NDArray[np.bool_] | None
+
+
 Place = tuple[str, str]
 """(model, layer): where an operation occurs."""
 
 
-def layer_times(records: Iterable[Placed[LayerSamples]]) -> tuple[LayerTime, ...]:
-    """Times per operation, phase, mode, local batch, dtype and number of ranks on the host."""
-    groups: dict[LayerKey, dict[Place, dict[Block, list[float]]]] = {}
+IterationKey = tuple[str, int, str, int, int, int, int]
+"""(model, batch, dtype, ranks on host, directory, block, rank): where a record's samples were taken."""
+
+
+def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[IterationKey, NDArray[np.bool_]]:
+    """Which probed iterations of each record are typical: their total lies in the middle half of all like them.
+
+    Layers of one iteration share its spells, so that the mean over typical iterations adds up over layers.
+    """
+    groups: dict[tuple[str, int, str, int], list[tuple[IterationKey, Floats]]] = {}
     for directory, record in records:
+        like = (record.model, record.batch, record.dtype, record.ranks_on_host)
+        groups.setdefault(like, []).append(((*like, directory, record.block, record.rank), _probed_total(record)))
+    found: dict[IterationKey, NDArray[np.bool_]] = {}
+    for parts in groups.values():
+        chosen = middle_half(np.concatenate([total for _, total in parts]))
+        ends = np.cumsum([len(total) for _, total in parts])
+        for (key, total), end in zip(parts, ends, strict=True):
+            found[key] = chosen[end - len(total) : end]
+    return found
+
+
+def _probed_total(record: IterationSamples) -> Floats:
+    parts = (record.fw_layers_s, record.bw_layers_s, record.fw_between_s, record.bw_between_s)
+    return np.asarray(np.sum([np.asarray(part, float) for part in parts], axis=0))
+
+
+def layer_times(
+    records: Iterable[Placed[LayerSamples]], iterations: Iterable[Placed[IterationSamples]]
+) -> tuple[LayerTime, ...]:
+    """Times per operation, phase, mode, local batch, dtype and number of ranks on the host.
+
+    Samples in situ whose iterations' record is missing, because the measurement was interrupted between the two, are
+    left out.
+    """
+    typical = typical_iterations(iterations)
+    groups: dict[LayerKey, dict[Place, dict[Block, Aligned]]] = {}
+    for directory, record in records:
+        samples = np.array(record.samples_s)
+        chosen = None
+        if record.mode == "in_situ":
+            like = (record.model, record.batch, record.dtype, record.ranks_on_host)
+            chosen = typical.get((*like, directory, record.block, record.rank))
+            if chosen is None:
+                continue
+            _check_aligned(record, samples, chosen)
         key = LayerKey(record.operation, record.phase, record.mode, record.batch, record.dtype, record.ranks_on_host)
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
-        place.setdefault(Block(directory, record.block, record.rank), []).extend(record.samples_s)
+        # A block that was interrupted before its iterations were written was measured again: the later one counts.
+        place[Block(directory, record.block, record.rank)] = Aligned(samples, chosen)
     return tuple(_layer_time(key, groups[key]) for key in sorted(groups))
 
 
-def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, list[float]]]) -> LayerTime:
-    summaries = {
-        place: summarise(np.concatenate([np.array(samples) for samples in blocks.values()]))
-        for place, blocks in places.items()
-    }
-    median_s = float(np.mean([summary.median_s for summary in summaries.values()]))
+def _check_aligned(record: LayerSamples, samples: Floats, chosen: NDArray[np.bool_]) -> None:
+    if len(samples) != len(chosen):
+        raise UserError(
+            f"{record.phase} of {record.layer} of {record.model}, block {record.block}: {len(samples)} samples "
+            f"of {len(chosen)} iterations; each iteration has one"
+        )
+
+
+def _summary_of(blocks: Mapping[Block, Aligned]) -> Summary:
+    samples = np.concatenate([aligned.samples for aligned in blocks.values()])
+    chosen = [aligned.typical for aligned in blocks.values() if aligned.typical is not None]
+    return summarise(samples, typical=np.concatenate(chosen) if chosen else None)
+
+
+def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) -> LayerTime:
+    summaries = {place: _summary_of(blocks) for place, blocks in places.items()}
     return LayerTime(
         operation=key.operation,
         phase=key.phase,
@@ -73,7 +133,8 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, list[float]
         dtype=key.dtype,
         ranks_on_host=key.ranks_on_host,
         time=Summary(
-            median_s=median_s,
+            median_s=float(np.mean([summary.median_s for summary in summaries.values()])),
+            typical_s=float(np.mean([summary.typical_s for summary in summaries.values()])),
             iqr_s=float(np.mean([summary.iqr_s for summary in summaries.values()])),
             minimum_s=min(summary.minimum_s for summary in summaries.values()),
             samples=sum(summary.samples for summary in summaries.values()),
@@ -82,7 +143,7 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, list[float]
     )
 
 
-def _block_sd(places: Mapping[Place, Mapping[Block, list[float]]], medians_s: Mapping[Place, float]) -> float:
+def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mapping[Place, float]) -> float:
     """Spread between blocks of what all places together take, relative to their medians.
 
     A block that lacks some places is compared over those that it has.
@@ -90,11 +151,11 @@ def _block_sd(places: Mapping[Place, Mapping[Block, list[float]]], medians_s: Ma
     measured: dict[Block, float] = {}
     expected: dict[Block, float] = {}
     for place, blocks in places.items():
-        for block, samples in blocks.items():
-            measured[block] = measured.get(block, 0.0) + float(np.median(samples))
+        for block, aligned in blocks.items():
+            measured[block] = measured.get(block, 0.0) + float(np.median(aligned.samples))
             expected[block] = expected.get(block, 0.0) + medians_s[place]
     if len(measured) == 1:
-        return float(np.mean([between_block_sd([np.array(s)]) for blocks in places.values() for s in blocks.values()]))
+        return float(np.mean([between_block_sd([a.samples]) for blocks in places.values() for a in blocks.values()]))
     return block_sd([measured[block] / expected[block] for block in measured if expected[block] > 0])
 
 
@@ -134,9 +195,13 @@ def _check_timed(record: IterationSamples) -> None:
 def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> ModelTime:
     records = [record for _, record in placed]
 
-    def pooled(field: str) -> Summary:
+    probed = middle_half(np.concatenate([_probed_total(record) for record in records]))
+    plain = middle_half(np.concatenate([np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]))
+
+    def pooled(field: str, typical: NDArray[np.bool_] = plain) -> Summary:
         # Time between operations has the probes' own cost taken off, which noise can turn negative.
-        return summarise(np.maximum(np.concatenate([getattr(record, field) for record in records]), 0.0))
+        values = np.maximum(np.concatenate([getattr(record, field) for record in records]), 0.0)
+        return summarise(values, typical=typical)
 
     iterations = [np.array(r.fw_s) + np.array(r.bw_s) + np.array(r.wu_s) for r in records]
     remainder = [remainders([record]) for record in records]
@@ -150,8 +215,8 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         bw=pooled("bw_s"),
         wu=pooled("wu_s"),
         iteration=summarise(np.concatenate(iterations)),
-        fw_between=pooled("fw_between_s"),
-        bw_between=pooled("bw_between_s"),
+        fw_between=pooled("fw_between_s", probed),
+        bw_between=pooled("bw_between_s", probed),
         remainder_relative=float(np.median(np.concatenate(remainder))),
         remainder_interval=bootstrap_interval(remainder),
         noise_floor_relative=split_half_difference(iterations),
@@ -188,7 +253,7 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -
     moved: list[tuple[float, float]] = []
     for time in times:
         layer = layers.get(time.operation)
-        if layer is None or time.shard or time.time.median_s <= 0:
+        if layer is None or time.shard or time.time.typical_s <= 0:
             continue
         work = {
             "FW": layer.fw_flops,
@@ -197,9 +262,9 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -
             "BW_weight": layer.bw_weight_flops,
         }.get(time.phase, 0)
         if layer.parameters and work:
-            flops.append(work * time.batch / time.time.median_s)
+            flops.append(work * time.batch / time.time.typical_s)
         if time.phase == "FW" and not layer.parameters and 0 < layer.fw_bytes >= layer.fw_flops:
-            moved.append((layer.fw_bytes * time.batch, time.time.median_s))
+            moved.append((layer.fw_bytes * time.batch, time.time.typical_s))
     largest = max((size for size, _ in moved), default=0.0)
     rates = [size / seconds for size, seconds in moved if size >= largest / 2]
     return Reached(max(flops, default=None), max(rates, default=None))

@@ -3,6 +3,7 @@
 Format history (this file owns it):
 
     1  first format
+    2  summaries carry typical_s, which adds up over layers where medians do not; it was the median before
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,8 +23,20 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
-SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, Migration] = {}
+SCHEMA_VERSION = 2
+
+
+def _typical_is_median(value: Any) -> Any:
+    """Version 1 to 2: every summary's typical time is its median, which predictions added up before."""
+    if isinstance(value, list):
+        return [_typical_is_median(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {name: _typical_is_median(item) for name, item in value.items()}
+    return {**fields, "typical_s": fields["median_s"]} if {"median_s", "iqr_s"} <= fields.keys() else fields
+
+
+MIGRATIONS: dict[int, Migration] = {1: _typical_is_median}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 
@@ -71,8 +85,8 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         operation: operation key (``Layer.operation``).
         shard: which part of the operation a rank runs (``f2``); empty for the whole.
         ranks_on_host: how many ranks ran it at once on the host.
-        time: ``median_s`` is the mean, over the places where the operation occurs, of each place's median, so that a
-            model's layers add up.
+        time: means, over the places where the operation occurs, of each place's statistics; ``typical_s`` is over the
+            iterations whose total lies in the middle half, so that a model's layers add up.
         block_relative_sd: standard deviation of the medians of blocks spread over time, over the median.
     """
 

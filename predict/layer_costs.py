@@ -99,7 +99,7 @@ class LayerCosts:
     def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
         measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
         knots = [
-            Knot(at, time.time.median_s, time.time.median_s * time.block_relative_sd)
+            Knot(at, time.time.typical_s, time.time.typical_s * time.block_relative_sd)
             for at, time in sorted(series[measured].items())
         ]
         estimate = at_batch(knots, batch, proportional=True)
@@ -131,7 +131,7 @@ class LayerCosts:
     def _host_ratio(self, measured: int, wanted: int) -> _Ratio | None:
         if (measured, wanted) not in self._ratios:
             pairs = [
-                (series[measured][batch].time.median_s, series[wanted][batch].time.median_s)
+                (series[measured][batch].time.typical_s, series[wanted][batch].time.typical_s)
                 for series in self._in_situ.values()
                 if measured in series and wanted in series
                 for batch in series[measured].keys() & series[wanted].keys()
@@ -208,7 +208,7 @@ class LayerCosts:
         if not series:
             return 0.0
         times = series[min(series)]
-        return times[max(times)].time.median_s / max(times)
+        return times[max(times)].time.typical_s / max(times)
 
     def _roofline_error(self, phase: PhaseName) -> float:
         """Root mean square of (measured - roofline) / roofline over measured layers."""

@@ -200,7 +200,7 @@ def _estimate(
 
 
 def _knots(times: Sequence[ModelTime], summary: Callable[[ModelTime], Summary]) -> list[Knot]:
-    found = {time.batch: Knot(time.batch, summary(time).median_s, _standard_error(summary(time))) for time in times}
+    found = {time.batch: Knot(time.batch, summary(time).typical_s, _standard_error(summary(time))) for time in times}
     return [found[batch] for batch in sorted(found)]
 
 

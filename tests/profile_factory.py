@@ -100,7 +100,9 @@ def affine_seconds(layer: Layer, phase: str, batch: int) -> float:
 
 def summary(seconds: float, *, relative_iqr: float = 0.0, samples: int = 20) -> Summary:
     """A summary of samples with a given median and spread."""
-    return Summary(median_s=seconds, iqr_s=seconds * relative_iqr, minimum_s=seconds, samples=samples)
+    return Summary(
+        median_s=seconds, typical_s=seconds, iqr_s=seconds * relative_iqr, minimum_s=seconds, samples=samples
+    )
 
 
 def layer_times(

@@ -17,15 +17,22 @@ Z90 = 1.6448536269514722
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Median and spread of samples in seconds, and how many there were."""
+    """Median and spread of samples in seconds, and how many there were.
+
+    Attributes:
+        typical_s: what adds up to a whole: the mean over the samples that belong to typical wholes (iterations whose
+            total lies in the middle half), where the samples are parts of one; else the median. Medians of parts do
+            not add up to the median of the whole when noise falls on one part at a time.
+    """
 
     median_s: float
+    typical_s: float
     iqr_s: float
     minimum_s: float
     samples: int
 
     def __post_init__(self) -> None:
-        for label in ("median_s", "iqr_s", "minimum_s"):
+        for label in ("median_s", "typical_s", "iqr_s", "minimum_s"):
             value = getattr(self, label)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{label} has to be finite and not negative, not {value}")
@@ -33,8 +40,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"samples has to be at least 1, not {self.samples}")
 
 
-def summarise(samples_s: ArrayLike) -> Summary:
+def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summary:
     """Summary of at least one sample.
+
+    Args:
+        typical: which samples belong to typical wholes, one truth value each; None where samples stand for themselves.
 
     Raises:
         ValueError: no samples, or one that is no time (negative or not finite).
@@ -45,9 +55,21 @@ def summarise(samples_s: ArrayLike) -> Summary:
     if not np.all(np.isfinite(values)):
         raise ValueError("samples have to be finite")
     low, median, high = np.percentile(values, [25, 50, 75])
+    chosen = None if typical is None else values[np.asarray(typical, bool)]
     return Summary(
-        median_s=float(median), iqr_s=float(high - low), minimum_s=float(values.min()), samples=int(values.size)
+        median_s=float(median),
+        typical_s=float(chosen.mean()) if chosen is not None and chosen.size else float(median),
+        iqr_s=float(high - low),
+        minimum_s=float(values.min()),
+        samples=int(values.size),
     )
+
+
+def middle_half(totals: ArrayLike) -> NDArray[np.bool_]:
+    """Which totals lie between their quartiles, ends included."""
+    values = np.asarray(totals, float)
+    low, high = np.percentile(values, [25, 75])
+    return np.asarray((values >= low) & (values <= high))
 
 
 def bootstrap_median_interval(

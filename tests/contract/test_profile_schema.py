@@ -80,3 +80,12 @@ def test_a_schema_describes_every_field(name: str) -> None:
 def test_a_profile_refers_to_the_schemas_of_its_parts() -> None:
     schema = schema_of("profile")
     assert {Profile.__name__, CommunicationFit.__name__, "Network", "Cluster", "Summary"} <= set(schema["$defs"])
+
+
+def test_version_1_takes_medians_for_typical_times() -> None:
+    raw = json.loads((DATA / "profile-v1.json").read_text())
+    assert "typical_s" not in raw["layer_times"][0]["time"]
+    profile = read_profile(DATA / "profile-v1.json")
+    for old, new in zip(raw["layer_times"], profile.layer_times, strict=True):
+        assert new.time.typical_s == new.time.median_s == old["time"]["median_s"]
+    assert profile.model_times[0].wu.typical_s == raw["model_times"][0]["wu"]["median_s"]

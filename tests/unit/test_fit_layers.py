@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,10 @@ from synthetic_measurements import LayersSpec, network, write_layers
 from calibrate.blocks import between_block_sd, block_sd, bootstrap_interval, quantile_covariance, split_half_difference
 from calibrate.copy_fit import fit_copies
 from calibrate.layer_fit import QUANTILES, layer_times, model_times, rates_reached
+from calibrate.profile import LayerTime
 from calibrate.reading import Placed, read_measurements
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import CopySamples, LayerSamples
+from paradl_bench.spec.measurement import CopySamples, IterationSamples, LayerSamples
 
 LAYER = LayerSamples(
     model="toy",
@@ -37,23 +39,77 @@ def place(record: LayerSamples, directory: int = 0, **changes: object) -> Placed
     return Placed(directory, msgspec.structs.replace(record, **changes))
 
 
+def iterations_of(records: Sequence[Placed[LayerSamples]]) -> list[Placed[IterationSamples]]:
+    """Iterations in which each record's samples are all that there was."""
+    found = {}
+    for directory, r in records:
+        none = (0.0,) * len(r.samples_s)
+        iteration = IterationSamples(
+            model=r.model, batch=r.batch, dtype=r.dtype, optimizer="sgd", ranks_on_host=r.ranks_on_host, rank=r.rank,
+            block=r.block, fw_s=r.samples_s, bw_s=none, wu_s=none, fw_layers_s=r.samples_s, bw_layers_s=none,
+            fw_between_s=none, bw_between_s=none, fw_instrumented_s=none, bw_instrumented_s=none,
+        )  # fmt: skip
+        found[directory, r.model, r.batch, r.dtype, r.ranks_on_host, r.rank, r.block] = Placed(directory, iteration)
+    return list(found.values())
+
+
+def times_of(*records: Placed[LayerSamples]) -> tuple[LayerTime, ...]:
+    return layer_times(records, iterations_of(records))
+
+
 def test_an_operation_takes_the_mean_over_its_places_of_their_medians() -> None:
-    (time,) = layer_times([place(LAYER), place(LAYER, layer="other", samples_s=(4.0, 4.0, 4.0, 40.0))])
+    (time,) = times_of(place(LAYER), place(LAYER, layer="other", samples_s=(4.0, 4.0, 40.0)))
     assert time.time.median_s == pytest.approx((2 + 4) / 2)
-    assert time.time.samples == 7
+    assert time.time.samples == 6
     assert time.time.minimum_s == 1.0
-    assert time.time.iqr_s == pytest.approx((4.0 + 9.0) / 2)
+    assert time.time.iqr_s == pytest.approx((4.0 + 18.0) / 2)
+
+
+def test_typical_times_add_up_where_medians_do_not() -> None:
+    """Noise hits one of four layers an iteration: every median misses it, and every iteration has it."""
+    generator = np.random.default_rng(0)
+    samples = np.ones((4, 200))
+    samples[generator.integers(0, 4, 200), np.arange(200)] += 2.0
+    records = [
+        place(LAYER, layer=f"l{i}", operation=f"o{i}", samples_s=tuple(map(float, row)))
+        for i, row in enumerate(samples)
+    ]
+    total = Placed(0, msgspec.structs.replace(iterations_of(records)[0].record, fw_layers_s=tuple(samples.sum(0))))
+    times = layer_times(records, [total])
+    assert sum(time.time.median_s for time in times) == 4.0
+    assert sum(time.time.typical_s for time in times) == pytest.approx(6.0)
+
+
+def test_typical_iterations_leave_slow_spells_out() -> None:
+    (time,) = times_of(place(LAYER, samples_s=(1.0, 1.1, 1.2, 1.3, 50.0, 60.0, 1.25, 1.15)))
+    assert time.time.typical_s == pytest.approx(np.mean([1.15, 1.2, 1.25, 1.3]))
+
+
+def test_samples_of_an_interrupted_block_do_not_count() -> None:
+    whole, torn = place(LAYER), place(LAYER, block=1, samples_s=(99.0, 99.0, 99.0))
+    (time,) = layer_times([torn, whole], iterations_of([whole]))
+    assert time.time.samples == 3
+    again = place(LAYER, block=1, samples_s=(3.0, 3.0, 3.0))
+    (time,) = layer_times([torn, whole, again], iterations_of([whole, again]))
+    assert time.time.samples == 6
+    assert time.time.median_s == 3.0
+
+
+def test_samples_that_lack_an_iteration_are_refused() -> None:
+    short = place(LAYER, samples_s=(1.0, 2.0))
+    with pytest.raises(UserError, match="2 samples of 3 iterations"):
+        layer_times([short], iterations_of([place(LAYER)]))
 
 
 def test_blocks_and_ranks_of_one_place_are_pooled() -> None:
     records = [place(LAYER), place(LAYER, block=1, samples_s=(3.0,)), place(LAYER, rank=1, samples_s=(4.0,))]
-    (time,) = layer_times(records)
+    (time,) = times_of(*records)
     assert time.time.median_s == 3.0
     assert time.block_relative_sd == pytest.approx(block_sd([2 / 3, 3 / 3, 4 / 3]))
 
 
 def test_equal_blocks_of_two_directories_are_two_blocks() -> None:
-    (apart,) = layer_times([place(LAYER, samples_s=(1.0,)), place(LAYER, 1, samples_s=(3.0,))])
+    (apart,) = times_of(place(LAYER, samples_s=(1.0,)), place(LAYER, 1, samples_s=(3.0,)))
     assert apart.block_relative_sd == pytest.approx(block_sd([0.5, 1.5]))
 
 
@@ -62,13 +118,14 @@ def test_equal_blocks_of_two_directories_are_two_blocks() -> None:
     [{"phase": "BW"}, {"mode": "isolated"}, {"batch": 8}, {"dtype": "bf16"}, {"ranks_on_host": 2}, {"operation": "x"}],
 )
 def test_what_decides_a_time_keeps_times_apart(change: dict[str, object]) -> None:
-    assert len(layer_times([place(LAYER), place(LAYER, **change)])) == 2
+    assert len(times_of(place(LAYER), place(LAYER, **change))) == 2
 
 
 def test_layers_of_a_model_add_up_to_what_they_were_made_of(tmp_path: Path) -> None:
     spec = LayersSpec(batches=(2, 4), noise=0.0)
     measured = read_measurements([write_layers(tmp_path / "layers", spec)], force=False)
-    times = {(time.operation, time.phase, time.batch): time.time.median_s for time in layer_times(measured.layers)}
+    fitted = layer_times(measured.layers, measured.iterations)
+    times = {(time.operation, time.phase, time.batch): time.time.typical_s for time in fitted}
     net = measured.networks["toy"]
     for batch in spec.batches:
         total = sum(times[layer.operation, phase, batch] for layer in net.layers for phase in ("FW", "BW"))
@@ -139,7 +196,7 @@ def test_rates_reached_are_those_of_the_fastest_layer() -> None:
         place(LAYER, operation=relu.operation, layer="relu1", samples_s=(1e-4,)),
         place(LAYER, operation=net.layers[4].operation, layer="loss", samples_s=(1e-9,)),
     ]
-    reached = rates_reached(layer_times(records), {"toy": net})
+    reached = rates_reached(times_of(*records), {"toy": net})
     assert reached.peak_flops == pytest.approx(conv.fw_flops * 4 / 1e-3)
     assert reached.memory_bandwidth_bytes_per_s == pytest.approx(relu.fw_bytes * 4 / 1e-4)
     assert rates_reached([], {}) == (None, None)

@@ -15,7 +15,7 @@ from calibrate.cli import main
 from calibrate.diff import compare
 from calibrate.explanation import model_sums, weaknesses
 from calibrate.fit import fit_profile
-from calibrate.profile import Profile, read_profile, write_profile
+from calibrate.profile import SCHEMA_VERSION, Profile, read_profile, write_profile
 from calibrate.reading import directory_hash
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment, Manifest, read_manifest, write_manifest
@@ -47,7 +47,7 @@ def elsewhere(**changes: object) -> Environment:
 
 
 def test_a_profile_holds_what_was_measured(whole: Profile) -> None:
-    assert whole.schema_version == 1
+    assert whole.schema_version == SCHEMA_VERSION
     assert sorted(whole.network) == ["toy", "wide"]
     assert {(t.batch, t.ranks_on_host) for t in whole.layer_times} == {(2, 1), (4, 1), (2, 2), (4, 2)}
     assert len(whole.model_times) == 8

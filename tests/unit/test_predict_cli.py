@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from profile_factory import layer_times, make_network, make_profile, model_times
 
-from calibrate.profile import write_profile
+from calibrate.profile import SCHEMA_VERSION, write_profile
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.terminal import run_command
 from predict.cli import group
@@ -210,7 +210,10 @@ def test_a_profile_without_models_says_so(predict: Caller) -> None:
     ("change", "message"),
     [
         (lambda text: text[: len(text) // 2], "no valid JSON (truncated?)"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "install a newer paradl"),
+        (
+            lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'),
+            "install a newer paradl",
+        ),
         (lambda text: text.replace('"median_s": 0.0001', '"median_s": NaN', 1), "no valid JSON"),
         (lambda text: text.replace('"median_s": 0.0001,', '"median_s": -1.0,', 1), "$.model_times[0].wu"),
         (lambda text: text.replace('"layer_times"', '"leyer_times"'), "leyer_times"),

@@ -24,8 +24,8 @@ from paradl_bench.spec.measurement import CopySamples, read_manifest, read_recor
 from paradl_bench.spec.statistics import Summary
 
 DATA = Path(__file__).parent.parent / "data"
-V1 = DATA / "profile-v1.json"
-CONTENT = V1.read_bytes()
+NEWEST = DATA / f"profile-v{profile_module.SCHEMA_VERSION}.json"
+CONTENT = NEWEST.read_bytes()
 DOCUMENT = json.loads(CONTENT)
 
 
@@ -152,7 +152,8 @@ def test_a_measurement_is_not_taken_for_a_profile() -> None:
 
 
 def test_an_older_profile_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if versions 2 and 3 existed: 2 renamed the notes from remarks, 3 measured alphas in seconds, not in ms."""
+    """As if two more versions existed: one renamed notes from remarks, the next has alphas in seconds, not in ms."""
+    newest = profile_module.SCHEMA_VERSION
 
     def notes_from_remarks(document: dict[str, Any]) -> dict[str, Any]:
         return {**{k: v for k, v in document.items() if k != "remarks"}, "notes": document["remarks"]}
@@ -161,8 +162,9 @@ def test_an_older_profile_is_migrated_step_by_step(tmp_path: Path, monkeypatch: 
         fits = [{**fit, "alpha_s": fit["alpha_s"] / 1000} for fit in document["communication"]]
         return {**document, "communication": fits}
 
-    monkeypatch.setattr(profile_module, "SCHEMA_VERSION", 3)
-    monkeypatch.setattr(profile_module, "MIGRATIONS", {1: notes_from_remarks, 2: alphas_in_seconds})
+    monkeypatch.setattr(profile_module, "SCHEMA_VERSION", newest + 2)
+    migrations = {newest: notes_from_remarks, newest + 1: alphas_in_seconds}
+    monkeypatch.setattr(profile_module, "MIGRATIONS", migrations)
     old = {**copy.deepcopy(DOCUMENT), "remarks": ["kept"]}
     del old["notes"]
     for fit in old["communication"]:
@@ -170,13 +172,13 @@ def test_an_older_profile_is_migrated_step_by_step(tmp_path: Path, monkeypatch: 
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(old))
     profile = read_profile(path)
-    assert profile.schema_version == 3
+    assert profile.schema_version == newest + 2
     assert profile.notes == ("kept",)
     assert profile.communication[0].alpha_s == pytest.approx(DOCUMENT["communication"][0]["alpha_s"])
 
     del old["remarks"]
     path.write_text(json.dumps(old))
-    assert "not a valid document of version 1 (KeyError('remarks'))" in refused(path)
+    assert "not a valid document of version 2 (KeyError('remarks'))" in refused(path)
 
 
 def test_an_older_measurement_is_migrated_record_by_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +229,7 @@ def test_a_measurement_of_an_older_version_is_not_gone_on_with(tmp_path: Path, m
 
 
 def test_every_number_that_a_profile_holds_is_checked() -> None:
-    summary = Summary(median_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3)
+    summary = Summary(median_s=1.0, typical_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3)
     time = {
         "operation": "x",
         "phase": "FW",

@@ -55,7 +55,7 @@ def test_what_are_no_times_is_refused(values: list[float]) -> None:
 )
 def test_a_summary_validates_itself(change: dict[str, float], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        msgspec.structs.replace(Summary(median_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3), **change)
+        msgspec.structs.replace(Summary(median_s=1.0, typical_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3), **change)
 
 
 @given(samples)
