@@ -32,7 +32,14 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
-@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds that the whole run may take.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=3600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds that the whole run may take.",
+)
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def COMMAND(  # noqa: N802
