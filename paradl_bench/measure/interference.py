@@ -3,6 +3,7 @@
 The simulator lets compute run 1/s_c and communication 1/s_m as fast while both are active. So both are measured in a
 steady state in which neither ever pauses: a fixed number of all-reduces is issued back to back, the next one always
 queued behind the one that runs, while compute kernels repeat; the work that each finishes in that window is counted.
+A collective alone is one at a time, as in a sweep, since the sweep's times are those that the simulator slows down.
 Alone and beside alternate within a second, so that a slow spell of the machine falls on both.
 
 Ranks, cores and threads are as in training: gloo's threads inherit the one core of the rank that made them, as they do
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -37,7 +38,7 @@ GROUPS = 2
 WINDOW_S = 0.12
 """Of compute alone, and of communication alone; side by side the same number of collectives is run."""
 IN_FLIGHT = 2
-"""Collectives issued and not yet finished: the next is queued when one ends, as DDP's buckets are."""
+"""Collectives issued and not yet finished beside compute: the next is queued when one ends, as DDP's buckets are."""
 MIN_CALLS, MAX_CALLS = 4, 500
 
 
@@ -91,7 +92,7 @@ class Streams(Protocol):
         """Seconds a call of the kernel, repeated for :data:`WINDOW_S`."""
 
     def communicate(self, buffers: torch.Tensor, count: int) -> float:
-        """Seconds a collective of ``count`` back to back."""
+        """Seconds a collective of ``count``, one after the other."""
 
     def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
         """(seconds a call of the kernel, seconds a collective) while both are active."""
@@ -99,6 +100,9 @@ class Streams(Protocol):
 
 class CpuStreams:
     """Compute on the calling thread; a second thread issues collectives, which the backend's own threads carry out."""
+
+    def __init__(self) -> None:
+        self._issuer = ThreadPoolExecutor(max_workers=1)
 
     def compute(self, kernel: Kernel) -> float:
         """See :class:`Streams`."""
@@ -110,34 +114,29 @@ class CpuStreams:
 
     def communicate(self, buffers: torch.Tensor, count: int) -> float:
         """See :class:`Streams`."""
-        start, end = _issue(buffers, count)
+        start, end = _issue(buffers[:1], count)
         return (end - start) / count
 
     def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
         """See :class:`Streams`."""
-        window: list[float] = []
-        issuer = threading.Thread(target=lambda: window.extend(_issue(buffers, count)))
         # Compute is under way before the first collective and until after the last.
         ends = [time.perf_counter()]
-        issuer.start()
-        while issuer.is_alive():
+        issued = self._issuer.submit(_issue, buffers, count)
+        while not issued.done():
             kernel()
             ends.append(time.perf_counter())
-        issuer.join()
-        if not window:
-            raise RuntimeError("the collectives beside compute failed")
-        start, end = window
+        start, end = issued.result()
         return (end - start) / _finished_between(ends, start, end), (end - start) / count
 
 
 def _issue(buffers: torch.Tensor, count: int) -> tuple[float, float]:
-    """Run ``count`` all-reduces with :data:`IN_FLIGHT` of them issued at any time; when they started and ended."""
+    """Run ``count`` all-reduces, as many issued at any time as there are buffers; when they started and ended."""
     start = time.perf_counter()
     works = [dist.all_reduce(each, async_op=True) for each in buffers]
     for index in range(count):
         works[index].wait()
         if len(works) < count:
-            works.append(dist.all_reduce(buffers[index % IN_FLIGHT], async_op=True))
+            works.append(dist.all_reduce(buffers[index % len(buffers)], async_op=True))
     return start, time.perf_counter()
 
 
