@@ -58,10 +58,7 @@ def steps(output: Path) -> list[Step]:
         Step(
             "Collectives between two ranks, alone and beside compute",
             "paradl_bench",
-            (
-                *["collectives", "--ranks", "2", "--backend", "gloo", "--sizes", "1K:64M:4", "--beside-compute", "-o"],
-                str(output / "collectives"),
-            ),
+            _sweep_arguments(output),
         ),
         Step(
             "Fit one profile",
@@ -76,6 +73,12 @@ def steps(output: Path) -> list[Step]:
             ("validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"),
         ),
     ]
+
+
+def _sweep_arguments(output: Path) -> tuple[str, ...]:
+    """The collectives that data parallelism issues, from batch norm's counters to half of vgg11's largest bucket."""
+    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:128M:4 --beside-compute"
+    return ("collectives", *sweep.split(), "-o", str(output / "collectives"))
 
 
 def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
