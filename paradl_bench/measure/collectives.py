@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from paradl_bench.terminal import Progress, progress, say
 
 WARMUP_CALLS = 2
 """Besides the verified one."""
+ESTIMATE_CALLS = 3
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
@@ -64,9 +66,9 @@ def measure_collectives(
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     level = "node" if len(hosts) == 1 else "system"
     sweep = CollectiveSweep(request, context, level)
-    bench = InterferenceBench(context, level) if request.beside_compute else None
     accepted = {name for name in request.operations if sweep.accepts(name)}
     steps = _unmeasured(_steps(request, accepted), directory, context)
+    bench = InterferenceBench(context, level) if any(step.beside for step in steps) else None
     estimate_s = _estimate_s(steps, sweep, bench)
     if directory is not None:
         _announce(request, directory, steps, estimate_s)
@@ -100,7 +102,7 @@ def _unmeasured(steps: list[Step], directory: MeasurementDirectory | None, conte
 
 
 def _estimate_s(steps: list[Step], sweep: CollectiveSweep, bench: InterferenceBench | None) -> float:
-    """About how long all steps take, from one call of each operation at its smallest and largest size."""
+    """About how long all steps take, from calls of each operation at its smallest and largest size."""
     total = 0.0
     for name in sorted({step.name for step in steps if not step.beside}):
         sizes = [step.message_bytes for step in steps if step.name == name and not step.beside]
@@ -108,7 +110,7 @@ def _estimate_s(steps: list[Step], sweep: CollectiveSweep, bench: InterferenceBe
         # Between the two, time goes by bytes; a small message's is the least of any.
         total += sum(max(small_s, large_s * size / max(sizes)) for size in sizes)
     if bench is not None:
-        total += bench.step_s * sum(step.beside for step in steps)
+        total += bench.step_s() * sum(step.beside for step in steps)
     return total
 
 
@@ -185,10 +187,16 @@ class CollectiveSweep:
         return True
 
     def point_s(self, operation: str, size: int) -> float:
-        """About how long one point takes, from one call; the first is that which connects."""
+        """About how long one point takes, from one verified call and a few that are timed with their barrier."""
         routine = routines()[operation]
-        call_s = min(largest(self._context, self._run_once(routine, size)) for _ in range(2))
-        return (1 + WARMUP_CALLS + repetitions(call_s, self._request.point_s)) * call_s
+        buffers = routine.buffers(self._pool, size, self._context.ranks)
+        start = time.perf_counter()
+        self._verify(routine, buffers)
+        verified = time.perf_counter()
+        call_s = statistics.median(self._timed_call(routine, buffers) for _ in range(ESTIMATE_CALLS))
+        with_barrier_s = (time.perf_counter() - verified) / ESTIMATE_CALLS
+        count = WARMUP_CALLS + repetitions(largest(self._context, call_s), self._request.point_s)
+        return verified - start + count * with_barrier_s
 
     def measure(self, operation: str, size: int, block: int) -> CollectiveSamples:
         """One operation and size, verified, then repeated; the same record on all ranks."""

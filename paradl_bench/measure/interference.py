@@ -201,13 +201,7 @@ def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 class InterferenceBench:
-    """Measures one kernel beside all-reduces of one size, on all ranks at once.
-
-    Attributes:
-        step_s: about how long one measurement takes.
-    """
-
-    step_s = GROUPS * 4 * WINDOW_S
+    """Measures one kernel beside all-reduces of one size, on all ranks at once."""
 
     def __init__(self, context: RankContext, level: str) -> None:
         self._context = context
@@ -249,6 +243,15 @@ class InterferenceBench:
             )
             for rank in range(self._context.ranks)
         ]
+
+    def step_s(self) -> float:
+        """About how long one measurement takes, from a few collectives beside a kernel at each size."""
+        kernel = next(iter(self._kernels.values()))
+        beside_s = []
+        for size, count in self._counts.items():
+            self._meet()
+            beside_s.append(count * self._streams.both(kernel, self._buffers(size), MIN_CALLS)[1])
+        return GROUPS * (2 * WINDOW_S + statistics.mean(beside_s))
 
     def _count(self, size: int) -> int:
         """How many collectives fill the window alone; the same on all ranks, which have to issue equally many."""
