@@ -197,116 +197,126 @@ def _backward_times(
     return np.bincount(probe.layer, weights=net, minlength=layers).astype(float), total, max(float(between), 0.0)
 
 
-# Between real operations the probe finds its code and data displaced by a kernel's; in a tight loop it would not, and
-# would cost a third. So memory of the size of a core's cache is copied between the operations of the chain.
-_EVICTED_BYTES = 1024 * 1024
 _CHAIN_ELEMENTS = 16384
 
 
-def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 60, repetitions: int = 25) -> ProbeCost:
-    """Cost of the probes, from chains of small operations with and without them, interleaved, on cold caches.
+def measure_probe_cost(clock: Clock, device: torch.device, *, chain: int = 40, repetitions: int = 25) -> ProbeCost:
+    """Cost of the probes, with and without them in turn.
 
-    The time of the operation itself inside a probed interval is that between two stamps round the bare operation; in
-    backward, that of the same function called bare.
+    Forward on blocks of a convolutional network: behind a real kernel the probe's own code and data are out of the
+    core's caches, and it costs two to three times what it costs between operations that do next to nothing. The
+    built-in function that follows the convolution stands for all such, batch norm and activation for those written in
+    Python; the convolution's own time, a hundred times the probe's, would only add its noise. Backward on a
+    chain of such blocks; what falls inside a node's interval, on pointwise nodes, whose own time is that of the
+    function called bare.
     """
-    builtin, python = _ChainTimes(), _ChainTimes()
+    samples = _Samples()
+    block = _Block(device)
     for _ in range(repetitions):
-        builtin.sample(torch.neg, clock, device, chain)
-        python.sample(torch.nn.functional.relu, clock, device, chain)
-    fw_inside = builtin.difference("inside", "stamped")
-    bw_inside = builtin.difference("bw_inside", "alone")
+        samples.add(**block.time(clock, chain, None), **block.time(clock, chain, OperationProbe(clock.stamp)))
+        samples.add(bw_bare=block.backward(clock, probed=False), bw_probed=block.backward(clock, probed=True))
+        samples.add(bw_inside=_inside_node(clock, device, chain), alone=_alone(clock, device, chain))
+    fw_inside = samples.difference("inside", "bare_builtin")
+    bw_inside = samples.difference("bw_inside", "alone")
     return ProbeCost(
         fw_inside_s=fw_inside,
-        fw_outside_builtin_s=max(0.0, builtin.difference("probed", "bare") - fw_inside),
-        fw_outside_python_s=max(0.0, python.difference("probed", "bare") - fw_inside),
+        fw_outside_builtin_s=max(0.0, samples.difference("probed_builtin", "bare_builtin") - fw_inside),
+        fw_outside_python_s=max(0.0, samples.difference("probed_python", "bare_python") - fw_inside),
         bw_inside_s=bw_inside,
-        bw_outside_s=max(0.0, builtin.difference("bw_probed", "bw_bare") - bw_inside),
+        bw_outside_s=max(0.0, samples.difference("bw_probed", "bw_bare") - bw_inside),
     )
 
 
-class _ChainTimes:
-    """Seconds an operation of a chain, with and without probes, sample by sample."""
+class _Samples:
+    """Seconds an operation, by name, one value a repetition."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[float]] = {}
-        self._memory = bytearray(_EVICTED_BYTES)
-        self._other = bytearray(_EVICTED_BYTES)
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, **seconds: float) -> None:
+        """Keep one value of each name."""
+        for name, value in seconds.items():
+            self._values.setdefault(name, []).append(value)
 
     def difference(self, more: str, less: str) -> float:
-        """Median of the differences of interleaved samples, not below zero."""
-        pairs = zip(self._samples[more], self._samples[less], strict=True)
+        """Median of the differences of interleaved values, not below zero."""
+        pairs = zip(self._values[more], self._values[less], strict=True)
         return max(0.0, statistics.median(a - b for a, b in pairs))
 
-    def sample(self, operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int) -> None:
-        """One sample of each: bare forward and backward, probed ones, and the operation alone."""
-        for probe in (None, OperationProbe(clock.stamp)):
-            self._add(**self._forward(operation, clock, device, chain, probe))
-            self._add(**_backward_chain(operation, clock, device, chain, probed=probe is not None))
-        self._add(alone=_alone(operation, clock, device, chain))
 
-    def _add(self, **seconds: float) -> None:
-        for name, value in seconds.items():
-            self._samples.setdefault(name, []).append(value)
+class _Block:
+    """A small block of a convolutional network, each operation stamped from outside."""
 
-    def _forward(
-        self,
-        operation: Callable[[Any], Any],
-        clock: Clock,
-        device: torch.device,
-        chain: int,
-        probe: OperationProbe | None,
-    ) -> dict[str, float]:
-        tensor = torch.ones(_CHAIN_ELEMENTS, device=device, requires_grad=True)
-        stamped = []
+    def __init__(self, device: torch.device) -> None:
+        channels, extent = 32, 22
+        self._inputs = torch.randn(1, channels, extent, extent, device=device)
+        self._kernel = torch.randn(channels, channels, 3, 3, device=device, requires_grad=True)
+        self._scale = torch.ones(channels, device=device, requires_grad=True)
+        self._shift = torch.zeros(channels, device=device, requires_grad=True)
+        self._mean, self._variance = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+
+    def time(self, clock: Clock, chain: int, probe: OperationProbe | None) -> dict[str, float]:
+        """Median seconds of a built-in and of a Python function, stamped from outside; with a probe, inside as well."""
+        functional = torch.nn.functional
+        stamps: list[tuple[Any, Any, Any, Any]] = []
         with contextlib.nullcontext() if probe is None else probe:
-            begin = clock.stamp()
             for _ in range(chain):
-                self._memory[:] = self._other
-                operation(tensor)
-            end = clock.stamp()
-        if probe is not None:
-            stamped = [(start, stop) for start, stop, _ in probe.records]
-        else:
-            for _ in range(chain):
-                self._memory[:] = self._other
+                hidden = torch.conv2d(self._inputs, self._kernel, None, 1, 1)
                 start = clock.stamp()
-                operation(tensor)
-                stamped.append((start, clock.stamp()))
+                torch.neg(self._scale)
+                second = clock.stamp()
+                hidden = functional.batch_norm(hidden, self._mean, self._variance, self._scale, self._shift, True)
+                third = clock.stamp()
+                functional.relu(hidden)
+                stamps.append((start, second, third, clock.stamp()))
         clock.synchronise()
-        each = statistics.median(clock.seconds(*pair) for pair in stamped)
-        whole = clock.seconds(begin, end) / chain
-        return {"bare": whole, "stamped": each} if probe is None else {"probed": whole, "inside": each}
+        builtin = statistics.median(clock.seconds(row[0], row[1]) for row in stamps)
+        python = statistics.median(clock.seconds(row[1], row[3]) for row in stamps) / 2
+        if probe is None:
+            return {"bare_builtin": builtin, "bare_python": python}
+        inside = statistics.median(clock.seconds(start, end) for start, end, _ in probe.records[1::4])
+        return {"probed_builtin": builtin, "probed_python": python, "inside": inside}
+
+    def backward(self, clock: Clock, *, probed: bool, blocks: int = 10) -> float:
+        """Seconds a node of backward through several blocks, with hooks or without."""
+        functional = torch.nn.functional
+        hidden = self._inputs
+        for _ in range(blocks):
+            hidden = torch.conv2d(hidden, self._kernel, None, 1, 1)
+            hidden = functional.batch_norm(hidden, self._mean, self._variance, self._scale, self._shift, True)
+            hidden = functional.relu(hidden)
+        loss = hidden.sum()
+        probe = BackwardProbe(clock.stamp)
+        if probed:
+            probe.attach([loss.grad_fn], loss.grad_fn)
+        begin = clock.stamp()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = clock.stamp()
+        clock.synchronise()
+        # Three operations a block, the sum, and the accumulation of the three parameters' gradients.
+        return clock.seconds(begin, end) / (3 * blocks + 1 + 3)
 
 
-def _backward_chain(
-    operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int, *, probed: bool
-) -> dict[str, float]:
+def _inside_node(clock: Clock, device: torch.device, chain: int) -> float:
+    """Median seconds between the stamps of a pointwise node."""
     tensor = torch.ones(_CHAIN_ELEMENTS, device=device, requires_grad=True)
     nodes = []
     for _ in range(chain):
-        tensor = operation(tensor)
+        tensor = torch.neg(tensor)
         nodes.append(tensor.grad_fn)
     backward = BackwardProbe(clock.stamp)
-    if probed:
-        backward.attach(nodes, tensor.grad_fn)
-    gradient = torch.ones_like(tensor)
-    begin = clock.stamp()
-    tensor.backward(gradient)  # type: ignore[no-untyped-call]
-    end = clock.stamp()
+    backward.attach(nodes, tensor.grad_fn)
+    tensor.backward(torch.ones_like(tensor))  # type: ignore[no-untyped-call]
     clock.synchronise()
-    whole = clock.seconds(begin, end) / chain
-    if not probed:
-        return {"bw_bare": whole}
-    pairs = zip(backward.starts, backward.ends, strict=True)
-    return {"bw_probed": whole, "bw_inside": statistics.median(clock.seconds(*pair) for pair in pairs)}
+    return statistics.median(clock.seconds(*pair) for pair in zip(backward.starts, backward.ends, strict=True))
 
 
-def _alone(operation: Callable[[Any], Any], clock: Clock, device: torch.device, chain: int) -> float:
+def _alone(clock: Clock, device: torch.device, chain: int) -> float:
     tensor = torch.ones(_CHAIN_ELEMENTS, device=device)
     with torch.no_grad():
         begin = clock.stamp()
         for _ in range(chain):
-            operation(tensor)
+            torch.neg(tensor)
         end = clock.stamp()
     clock.synchronise()
     return clock.seconds(begin, end) / chain
