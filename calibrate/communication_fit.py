@@ -61,6 +61,7 @@ class Curve:
 
     Attributes:
         noise: relative standard deviation of a point's time, as the samples show it (median over points).
+        precision: how much each point counts in the fit and in choosing it (:func:`_precision`).
         drawn: (draws, points) times under resampled blocks.
     """
 
@@ -68,6 +69,7 @@ class Curve:
     message_bytes: Floats
     seconds: Floats
     noise: float
+    precision: Floats
     drawn: Floats
 
 
@@ -157,8 +159,21 @@ def build_curve(points: Sequence[Point], *, seed: int = 0) -> Curve:
         message_bytes=np.array([point.message_bytes for point in points], float),
         seconds=seconds,
         noise=float(np.median(relative_sd)),
+        precision=_precision(relative_sd),
         drawn=drawn,
     )
+
+
+def _precision(relative_sd: Floats) -> Floats:
+    """Weights of points from the relative standard deviations of their times: min(1, (2 quartile / sd)^2).
+
+    Inverse variance for points that are noisier than twice the lower quartile over points; the others count in full,
+    since a point's own spread is known from a few blocks only and small messages are to count as much as large ones.
+    So sizes whose time jumps between two modes (gloo's small messages, when its threads share a pinned core) do not
+    decide a line that the others fix.
+    """
+    quartile = max(float(np.quantile(relative_sd, 0.25)), 1e-6)
+    return np.asarray(np.minimum(1.0, (2 * quartile / np.maximum(relative_sd, 1e-6)) ** 2))
 
 
 def _draw_medians(blocks: tuple[Floats, ...], picks: Floats, generator: np.random.Generator) -> Floats:
@@ -199,15 +214,16 @@ class Fitter:
         return self._designs[algorithm.name]
 
     def parameters(self, chosen: Mask) -> tuple[Algorithm, Floats, float]:
-        """Algorithm and (alpha, beta, gamma) that fit the chosen points best, and the sum of |relative residual|."""
+        """Algorithm and (alpha, beta, gamma) that fit the chosen points best, and their weighted residual."""
         key = chosen.tobytes()
         if key not in self._known:
             seconds = self.curve.seconds[chosen]
             fits = []
             for algorithm in self.algorithms:
                 design = self.design(algorithm)[chosen]
-                solution = fit_relative(design, seconds, noise=self.curve.noise)
-                fits.append((algorithm, solution, float(np.sum(np.abs(design @ solution / seconds - 1)))))
+                precision = self.curve.precision[chosen]
+                solution = fit_relative(design, seconds, noise=self.curve.noise, precision=precision)
+                fits.append((algorithm, solution, float(precision @ np.abs(design @ solution / seconds - 1))))
             self._known[key] = min(fits, key=lambda fit: fit[2])
         return self._known[key]
 
@@ -339,7 +355,7 @@ def _simplest(predicted: Sequence[Floats | None], curve: Curve, groups: Floats) 
     distinct = np.unique(groups)
 
     def errors(guess: Floats) -> Floats:
-        error = np.abs(guess / curve.seconds - 1)
+        error = np.abs(guess / curve.seconds - 1) * curve.precision / curve.precision.mean()
         return np.array([error[groups == value].mean() for value in distinct])
 
     table = [errors(guess) if guess is not None else np.full(len(distinct), np.inf) for guess in predicted]
@@ -420,7 +436,10 @@ def _regime(pieces: tuple[Piece, ...], index: int) -> str:
 def _covariance(fitter: Fitter, piece: Piece, inside: Mask) -> tuple[tuple[float, float], tuple[float, float]]:
     """Covariance of (alpha, beta): refits of resampled times, and what the line misses beyond their spread."""
     curve, design = fitter.curve, fitter.design(piece.algorithm)[inside]
-    drawn = np.stack([fit_relative(design, times[inside], noise=curve.noise) for times in curve.drawn])
+    precision = curve.precision[inside]
+    drawn = np.stack(
+        [fit_relative(design, times[inside], noise=curve.noise, precision=precision) for times in curve.drawn]
+    )
     sampling = quantile_covariance(drawn[:, :2])
     solution = np.array([piece.alpha_s, piece.beta_s_per_byte, piece.gamma_s_per_byte])
     free = solution > 0

@@ -13,7 +13,7 @@ MAD_TO_SD = 1.4826
 _ITERATIONS = 10
 
 
-def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floats:
+def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0, precision: Floats | None = None) -> Floats:
     """Non-negative x that minimises the Huber loss of ``(design @ x - seconds) / seconds``.
 
     Relative errors, because a message of 1 KiB has to count as much as one of 64 MiB; Huber's loss by iteratively
@@ -23,6 +23,7 @@ def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floa
         design: (points, parameters) coefficients.
         seconds: (points,) measured, positive.
         noise: relative standard deviation of a point, where known; residuals below 1.345 of it are never weighted down.
+        precision: (points,) how much each point's squared residual counts; None for all alike.
 
     Returns:
         (parameters,) estimates, at least 0.
@@ -31,7 +32,7 @@ def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floa
     norms = np.linalg.norm(scaled, axis=0)
     norms = np.where(norms > 0, norms, 1.0)
     unit = scaled / norms
-    weights = np.ones(len(seconds))
+    weights = known = np.ones(len(seconds)) if precision is None else precision
     solution = np.zeros(design.shape[1])
     for _ in range(_ITERATIONS):
         root = np.sqrt(weights)
@@ -42,7 +43,7 @@ def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0) -> Floa
         solution = update
         if settled or scale < 1e-12:
             break
-        weights = np.minimum(1.0, HUBER_K * scale / np.maximum(residuals, 1e-300))
+        weights = known * np.minimum(1.0, HUBER_K * scale / np.maximum(residuals, 1e-300))
     return np.asarray(solution / norms)
 
 
