@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.blocks import between_block_sd, quantile_covariance
+from calibrate.blocks import between_block_sd, block_sd, quantile_covariance
 from calibrate.communication_time import Piece, piecewise_seconds
 from calibrate.profile import CommunicationFit, CommunicationPoint
 from calibrate.regression import MAD_TO_SD, fit_relative, relative_covariance, told_apart
@@ -405,7 +405,7 @@ def _describe(
         held_out_ranks_relative_error=(
             None if choice.held_out_ranks is None else _median_error(choice.held_out_ranks, curve, inside)
         ),
-        block_relative_sd=float(np.median([between_block_sd(points[i].blocks) for i in indices])),
+        block_relative_sd=_common_drift([points[i] for i in indices], curve.precision[inside]),
         points=int(inside.sum()),
         measured=tuple(
             CommunicationPoint(
@@ -418,6 +418,19 @@ def _describe(
             for i in indices
         ),
     )
+
+
+def _common_drift(points: Sequence[Point], precision: Floats) -> float:
+    """Standard deviation between blocks of what all sizes share: their weighted mean time relative to their medians.
+
+    What each size has by itself is in the fit's covariance; as drift of everything it would count twice, and, where
+    single sizes jump between two modes, for far too much.
+    """
+    count = min(len(point.blocks) for point in points)
+    if count < 2:
+        return float(np.median([between_block_sd(point.blocks) for point in points]))
+    relative = np.array([[np.median(block) / point.seconds for block in point.blocks[:count]] for point in points])
+    return block_sd(precision @ relative / precision.sum())
 
 
 def _median_error(predicted: Floats, curve: Curve, inside: Mask) -> float:

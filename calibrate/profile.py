@@ -190,7 +190,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         residual_relative_median: median |fit - measured| / measured over the fitted points.
         held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
         held_out_ranks_relative_error: the same, each rank count left out in turn; None where one count was measured.
-        block_relative_sd: standard deviation between blocks of one size's median, over it (median over sizes).
+        block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians.
         points: number of (size, ranks) points. measured: each of them.
     """
 
