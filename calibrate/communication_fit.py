@@ -29,6 +29,8 @@ Mask = NDArray[np.bool_]
 
 MIN_SIZES_OF_PIECE = 3
 """Two parameters and one point to check them."""
+IQR_TO_SD = 1 / 1.349
+"""Interquartile range of a normal distribution is 1.349 standard deviations."""
 MAX_PIECES = 4
 MAX_FOLDS = 24
 """Each size is left out in turn; of longer sweeps every 24th size at once."""
@@ -159,9 +161,18 @@ def build_curve(points: Sequence[Point], *, seed: int = 0) -> Curve:
         message_bytes=np.array([point.message_bytes for point in points], float),
         seconds=seconds,
         noise=float(np.median(relative_sd)),
-        precision=_precision(relative_sd),
+        precision=_precision(np.maximum(relative_sd, [_spread_of_calls(point) for point in points])),
         drawn=drawn,
     )
+
+
+def _spread_of_calls(point: Point) -> float:
+    """Interquartile range of single calls as a relative standard deviation, over the root of the number of blocks.
+
+    A median of calls that take one of two times hardly moves from draw to draw while one of them has the majority.
+    """
+    low, high = np.quantile(np.concatenate(point.blocks), [0.25, 0.75])
+    return IQR_TO_SD * float(high - low) / point.seconds / float(np.sqrt(len(point.blocks)))
 
 
 def _precision(relative_sd: Floats) -> Floats:

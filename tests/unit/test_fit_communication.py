@@ -261,3 +261,31 @@ def test_covariance_of_a_regression_is_that_of_least_squares() -> None:
     held = relative_covariance(design, seconds, 0.01, np.array([False, True]))
     assert held[0, 0] == held[0, 1] == 0
     assert held[1, 1] == pytest.approx(0.01 / 21)
+
+
+def test_sizes_that_jump_between_two_modes_do_not_decide_the_line() -> None:
+    """As gloo's small messages on pinned cores do: 0.4 ms or 3.7 ms, while large ones lie on a line."""
+    generator = np.random.default_rng(0)
+
+    def blocks(size: int) -> tuple[np.ndarray, ...]:
+        line = 2e-3 + size * 8e-10
+        if size < 1 << 20:
+            return tuple(generator.choice([4e-4, 3.7e-3], 9) for _ in range(5))
+        return tuple(line * generator.normal(1, 0.02, 9) for _ in range(5))
+
+    sizes = [128 * 4**power for power in range(11)]
+    fits = fit_points(KEY, [Point(2, size, blocks(size)) for size in sizes], ALL_REDUCE)
+    for size in sizes[-4:]:
+        assert float(communication_seconds(ALL_REDUCE, fits, 2, size)) == pytest.approx(2e-3 + size * 8e-10, rel=0.08)
+    # A size's own jumps are no drift of all.
+    assert fits[-1].block_relative_sd < 0.1
+
+
+def test_drift_that_all_sizes_share_is_found() -> None:
+    drift = (0.8, 0.9, 1.0, 1.1, 1.2)
+    points = [
+        Point(2, size, tuple((1e-4 + size * 1e-9) * factor * np.ones(5) for factor in drift))
+        for size in (1024, 16384, 262144, 4194304)
+    ]
+    (fit,) = fit_points(KEY, points, ALL_REDUCE)
+    assert fit.block_relative_sd == pytest.approx(np.std(drift, ddof=1) / 0.94, rel=0.02)
