@@ -88,7 +88,9 @@ def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paradl_bench", *arguments, "-o", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
-    while time.monotonic() < end and not (output / COLLECTIVES_FILE).exists():
+    # The file is there an instant before its first line is.
+    path = output / COLLECTIVES_FILE
+    while time.monotonic() < end and not (path.exists() and path.read_bytes().endswith(b"\n")):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
