@@ -274,7 +274,9 @@ def test_serial_exchanges_nothing_and_goes_on_after_an_interruption(workplace: P
     with subprocess.Popen(
         command, cwd=workplace, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as first:
-        wait_for(lambda: (workplace / "run" / TRAINING_FILE).exists())
+        # The file is there an instant before its first line is.
+        path = workplace / "run" / TRAINING_FILE
+        wait_for(lambda: path.exists() and path.read_bytes().endswith(b"\n"))
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=60)
     assert first.returncode == 3
