@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch is imported anywhere: tests that compute share the machine with others, and ranks take a core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,3 +13,6 @@ from hypothesis import HealthCheck, settings
 # No deadline: how long an example takes says nothing about whether it is right.
 settings.register_profile("paradl", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("paradl")
+
+# A shell starts background jobs with SIGINT ignored, and so would be what the tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
