@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.regression import MAD_TO_SD
-from paradl_bench.spec.statistics import Z90
+from paradl_bench.spec.statistics import MAD_TO_SD, Z90
 
 Floats = NDArray[np.float64]
 

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from calibrate.blocks import between_block_sd, block_sd, quantile_covariance
 from calibrate.communication_time import Piece, piecewise_seconds
 from calibrate.profile import CommunicationFit, CommunicationPoint
-from calibrate.regression import MAD_TO_SD, fit_relative, relative_covariance, told_apart
+from calibrate.regression import fit_relative, relative_covariance, told_apart
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.terminal import progress
 
 Floats = NDArray[np.float64]
@@ -29,8 +30,6 @@ Mask = NDArray[np.bool_]
 
 MIN_SIZES_OF_PIECE = 3
 """Two parameters and one point to check them."""
-IQR_TO_SD = 1 / 1.349
-"""Interquartile range of a normal distribution is 1.349 standard deviations."""
 MAX_PIECES = 4
 MAX_FOLDS = 24
 """Each size is left out in turn; of longer sweeps every 24th size at once."""

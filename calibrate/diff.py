@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 
 from calibrate.communication_time import communication_seconds
-from calibrate.explanation import IQR_TO_SD
 from calibrate.profile import CommunicationFit, Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.registry import lookup
-from paradl_bench.spec.statistics import Z90
+from paradl_bench.spec.statistics import IQR_TO_SD, Z90
 from paradl_bench.spec.units import format_bytes
 
 

@@ -10,10 +10,9 @@ import msgspec
 from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.statistics import IQR_TO_SD
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
-IQR_TO_SD = 1 / 1.349
-"""Standard deviation over interquartile range of a normal distribution."""
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.spec.statistics import MAD_TO_SD
+
 Floats = NDArray[np.float64]
 
 HUBER_K = 1.345
 """Huber's tuning constant: 95% efficiency for normal errors (Huber and Ronchetti, Robust Statistics, section 4.5)."""
-MAD_TO_SD = 1.4826
 _ITERATIONS = 10
 
 

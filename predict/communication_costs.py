@@ -19,9 +19,10 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.plan import Collective
 from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
-from predict.costs import IQR_TO_SD, MAD_TO_SD, Cost, Remark, Source
+from predict.costs import Cost, Remark, Source
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 

@@ -19,10 +19,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-IQR_TO_SD = 1 / 1.3489795003921634
-"""Standard deviation over interquartile range of a normal distribution."""
-MAD_TO_SD = 1 / 0.6744897501960817
-"""Standard deviation over median absolute deviation of a normal distribution."""
 UNIFORM_TO_SD = 1 / math.sqrt(12)
 """Standard deviation over width of a uniform distribution."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)

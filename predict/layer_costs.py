@@ -26,8 +26,9 @@ from calibrate.profile import Device, LayerTime, Profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.statistics import MAD_TO_SD
 from predict.batch_scaling import Knot, at_batch, batch_remark
-from predict.costs import MAD_TO_SD, Cost, Remark, Source
+from predict.costs import Cost, Remark, Source
 
 Key = tuple[str, PhaseName, str]
 """(operation, phase, shard)."""

@@ -15,9 +15,9 @@ import numpy as np
 from calibrate.profile import ModelTime, Profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.statistics import Summary
+from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
-from predict.costs import IQR_TO_SD, MEDIAN_ERROR, Cost, Remark, Source
+from predict.costs import MEDIAN_ERROR, Cost, Remark, Source
 from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
 
 

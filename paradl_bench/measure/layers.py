@@ -114,7 +114,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
             write_bytes_atomically(output / network_file_name(network.name), encode_pretty(network))
-    done = _share(context, _finished(directory))
+    done = context.share(_finished(directory))
     cost = measure_probe_cost(clock, context.device)
     plan = _block_plan(request, len(subjects))
     with progress("layers", len(plan)) as bar:
@@ -157,28 +157,6 @@ def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, int
     if directory.resumed and done:
         say(f"going on in {directory.path}: {len(done)} blocks were measured before")
     return done
-
-
-def _share(context: RankContext, value: Any) -> Any:
-    """Rank 0's value on every rank."""
-    if context.ranks == 1:
-        return value
-    import torch.distributed as dist
-
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def _gather(context: RankContext, value: Any) -> list[Any]:
-    """Every rank's value on rank 0."""
-    if context.ranks == 1:
-        return [value]
-    import torch.distributed as dist
-
-    boxes: list[Any] = [None] * context.ranks
-    dist.all_gather_object(boxes, value)
-    return boxes
 
 
 def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int]]:
@@ -255,7 +233,7 @@ def _measure_block(
         COPIES_FILE: [about.copies("into", into), about.copies("out", out)],
         ITERATIONS_FILE: [about.iterations(plain, probed)],
     }
-    gathered = _gather(context, {name: [msgspec.to_builtins(r) for r in rows] for name, rows in records.items()})
+    gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in records.items()})
     if directory is not None:
         for name in (LAYERS_FILE, COPIES_FILE, ITERATIONS_FILE):
             kind = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}[name]

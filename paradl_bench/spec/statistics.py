@@ -14,6 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Z90 = 1.6448536269514722
 """Standard normal quantile of a two-sided 90% interval."""
+IQR_TO_SD = 1 / 1.3489795003921634
+"""Standard deviation over interquartile range of a normal distribution."""
+MAD_TO_SD = 1 / 0.6744897501960817
+"""Standard deviation over median absolute deviation of a normal distribution."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
