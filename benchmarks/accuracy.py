@@ -35,7 +35,7 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[str, list[str], Pa
                     run = f"--strategy {strategy} --batch {batch} --input-shape {shape} --warmup 3"
                     arguments = ["train", model, *run.split(), "--iterations", str(ITERATIONS[model])]
                     yield "paradl_bench", arguments, base / f"train-{model}-{strategy}-{batch}"
-    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:128M:4 --beside-compute --blocks 3"
+    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4 --beside-compute --blocks 3"
     yield "paradl_bench", ["collectives", *sweep.split()], base / "collectives"
 
 

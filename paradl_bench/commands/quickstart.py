@@ -77,7 +77,7 @@ def steps(output: Path) -> list[Step]:
 
 def _sweep_arguments(output: Path) -> tuple[str, ...]:
     """The collectives that data parallelism issues, from batch norm's counters to a third of vgg11's largest bucket."""
-    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:128M:4 --beside-compute"
+    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4 --beside-compute"
     return ("collectives", *sweep.split(), "-o", str(output / "collectives"))
 
 

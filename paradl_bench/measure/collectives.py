@@ -259,13 +259,10 @@ def is_refusal(error: Exception) -> bool:
 def _open(
     request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> MeasurementDirectory:
-    settings = {"dtype": "fp32"}
-    if context.core is not None:
-        settings["pinned"] = "one core a rank"
     return MeasurementDirectory.open(
         output,
         kind="collectives",
         arguments=request.arguments(),
         command_line=command_line,
-        environment=capture_environment(request.device, settings=settings),
+        environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
     )

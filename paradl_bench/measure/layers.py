@@ -137,15 +137,12 @@ def network_file_name(model: str) -> str:
 def _open(
     request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
 ) -> MeasurementDirectory:
-    settings = {"dtype": request.dtype}
-    if context.core is not None:
-        settings["pinned"] = "one core a rank"
     return MeasurementDirectory.open(
         output,
         kind="layers",
         arguments=request.arguments(context.ranks),
         command_line=command_line,
-        environment=capture_environment(request.device, settings=settings),
+        environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
     )
 
 

@@ -306,15 +306,12 @@ class _Writer:
     def open(
         cls, request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
     ) -> _Writer:
-        settings = {"dtype": request.dtype}
-        if context.core is not None:
-            settings["pinned"] = "one core a rank"
         directory = MeasurementDirectory.open(
             output,
             kind="training",
             arguments=request.arguments(context),
             command_line=command_line,
-            environment=capture_environment(request.device, settings=settings),
+            environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
         )
         records = directory.records(TRAINING_FILE, TrainingIterations)
         done = [0] * context.ranks

@@ -47,7 +47,7 @@ def main(what, directory, backend, device, launcher, timeout):
         context.barrier()
         found = dict(rank=context.rank, ranks=context.ranks, launcher=context.launcher, total=total.item(),
             gathered=ranks, first=first, core=context.core, cores=sorted(os.sched_getaffinity(0)),
-            threads=torch.get_num_threads(), backend=context.backend,
+            threads=torch.get_num_threads(), settings=context.settings, backend=context.backend,
             trim=os.environ["MALLOC_TRIM_THRESHOLD_"])
         open(f"{directory}/{context.rank}.json", "w").write(json.dumps(found))
 
@@ -81,6 +81,7 @@ def test_ranks_join_with_a_core_and_a_thread_each(program: str) -> None:
         assert (own["total"], own["gathered"], own["first"]) == (1.0, [0, 1], "from 0")
         assert own["core"] == cores[rank % len(cores)]
         assert (own["cores"], own["threads"]) == ([own["core"]], 1)
+        assert own["settings"] == {"pinned": "one core a rank", "scheduling": "SCHED_BATCH"}
 
 
 def test_one_rank_needs_no_process_group(program: str) -> None:
