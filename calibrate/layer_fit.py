@@ -22,6 +22,7 @@ from paradl_bench.spec.statistics import Summary, middle_half, summarise
 
 Floats = NDArray[np.float64]
 
+_FEWEST_MEASUREMENTS = 3
 QUANTILES = 21
 """Evenly spaced probabilities at which the spread of single iterations is kept."""
 
@@ -220,9 +221,21 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         remainder_relative=float(np.median(np.concatenate(remainder))),
         remainder_interval=bootstrap_interval(remainder),
         noise_floor_relative=split_half_difference(iterations),
-        common_relative_sd=between_block_sd(iterations),
+        common_relative_sd=between_block_sd(_stretches([d for d, _ in placed], iterations)),
         iteration_relative_quantiles=_relative_quantiles([d for d, _ in placed], iterations),
     )
+
+
+def _stretches(directories: Sequence[int], blocks: Sequence[Floats]) -> list[Floats]:
+    """Samples of each stretch of time whose medians vary as those of runs do.
+
+    A prediction is for the median of a run, which lasts as long as a measurement, not as a block of it: with enough
+    measurements each is one stretch, else each block is.
+    """
+    found = sorted(set(directories))
+    if len(found) < _FEWEST_MEASUREMENTS:
+        return list(blocks)
+    return [np.concatenate([part for d, part in zip(directories, blocks, strict=True) if d == own]) for own in found]
 
 
 def _relative_quantiles(directories: Sequence[int], iterations: Sequence[Floats]) -> tuple[float, ...]:

@@ -113,7 +113,8 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         wu: optimizer step and zero_grad.
         remainder_relative: 1 - (layers + between + WU) / iteration, median over A-B pairs; with its 90% interval, and
             the noise floor (median relative difference of the halves of the same uninstrumented iterations).
-        common_relative_sd: standard deviation between blocks of the iteration, over its median: what all layers share.
+        common_relative_sd: standard deviation of the iteration's median between blocks, or between measurements where
+            there are at least three, over the median of all: what all layers share.
         iteration_relative_quantiles: quantiles of single iterations over their median, at evenly spaced probabilities
             from 0 to 1: how far the slowest of several ranks falls behind.
     """
