@@ -1,8 +1,9 @@
-"""Models by name: torchvision's classification models and ``package.module:factory``."""
+"""Models by name: torchvision's classification models, our own, and ``package.module:factory``."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from paradl_bench.spec.errors import UserError, unknown_choice
 if TYPE_CHECKING:
     import torch
 
-# Inception's smallest input; every other classification model of torchvision takes ImageNet's 224.
-_INPUT_SHAPES = {"inception_v3": (3, 299, 299)}
+# Inception's smallest input, CosmoFlow's; every other classification model takes ImageNet's 224.
+_INPUT_SHAPES = {"inception_v3": (3, 299, 299), "cosmoflow": (4, 128, 128, 128)}
 _DEFAULT_INPUT_SHAPE = (3, 224, 224)
 CLASSES = 1000
 
@@ -78,14 +79,27 @@ def first_tensor(outputs: Any) -> torch.Tensor:
 
 
 def model_names() -> list[str]:
-    """Names of torchvision's classification models."""
+    """Names of torchvision's classification models, and of our own."""
     models = import_torchvision_models()
-    return sorted(models.list_models(module=models))
+    return sorted([*models.list_models(module=models), *_OWN])
 
 
 def default_input_shape(name: str) -> tuple[int, ...]:
     """Channels and extents of one sample where the user gives none."""
     return _INPUT_SHAPES.get(name, _DEFAULT_INPUT_SHAPE)
+
+
+def _cosmoflow(input_shape: tuple[int, ...] | None) -> torch.nn.Module:
+    from paradl_bench.models.cosmoflow import CosmoFlow
+
+    try:
+        return CosmoFlow(input_shape or default_input_shape("cosmoflow"))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+# Built for the shape of a sample, which sets the width of their first dense layer.
+_OWN: dict[str, Callable[[tuple[int, ...] | None], torch.nn.Module]] = {"cosmoflow": _cosmoflow}
 
 
 def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device: str = "cpu") -> LoadedModel:
@@ -104,11 +118,20 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
 
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module, own_shape = _from_factory(name) if ":" in name else (_from_torchvision(name), None)
+        module, own_shape = _build(name, input_shape)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
     shape = input_shape or own_shape or default_input_shape(name)
     return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape))
+
+
+def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
+    """A module, and the shape of a sample that it asks for, if it does."""
+    if ":" in name:
+        return _from_factory(name)
+    if name in _OWN:
+        return _OWN[name](input_shape), None
+    return _from_torchvision(name), None
 
 
 def _from_torchvision(name: str) -> torch.nn.Module:

@@ -154,6 +154,19 @@ def test_drift_between_blocks_is_the_spread_that_all_layers_share(tmp_path: Path
     assert whole.noise_floor_relative < 0.05
 
 
+@pytest.mark.parametrize(("measurements", "within"), [(2, True), (5, False)])
+def test_between_enough_measurements_the_spread_of_blocks_within_one_does_not_count(
+    tmp_path: Path, measurements: int, within: bool
+) -> None:
+    """All measurements are alike, and each drifts by 10% from block to block: their medians hardly differ."""
+    directories = [
+        write_layers(tmp_path / str(seed), LayersSpec(blocks=40, drift=0.1, noise=0.005, seed=seed))
+        for seed in range(measurements)
+    ]
+    (whole,) = model_times(read_measurements(directories, force=False).iterations)
+    assert (whole.common_relative_sd > 0.06) == within
+
+
 def test_quantiles_of_single_iterations_are_relative_to_their_own_directory(tmp_path: Path) -> None:
     directories = [
         write_layers(tmp_path / "slow", LayersSpec(layer_s=2e-4, noise=0.01)),

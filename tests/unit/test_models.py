@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from paradl_bench.models.catalog import load_model, model_names
 from paradl_bench.spec.errors import UserError
@@ -46,6 +46,22 @@ def test_batches_and_weights_repeat_with_their_seed() -> None:
         assert bool((mine == other).all())
     assert bool((first.make_batch(2, 3)[0] == second.make_batch(2, 3)[0]).all())
     assert not bool((first.make_batch(2, 3)[0] == second.make_batch(2, 4)[0]).all())
+
+
+def test_cosmoflow_has_the_layers_of_its_papers_and_fits_small_volumes() -> None:
+    """ParaDL, Table 5: about two million parameters at 4x256^3."""
+    whole = load_model("cosmoflow", (4, 256, 256, 256), device="meta").module
+    convolutions = [m for m in whole.modules() if isinstance(m, torch.nn.Conv3d)]
+    dense = [m for m in whole.modules() if isinstance(m, torch.nn.Linear)]
+    assert (len(convolutions), len(dense)) == (7, 3)
+    assert sum(p.numel() for p in whole.parameters()) == pytest.approx(2e6, rel=0.15)
+    small = load_model("cosmoflow", (4, 32, 16, 16))
+    inputs, targets = small.make_batch(2, seed=0)
+    assert small.module(inputs).shape == (2, 4)
+    assert small.loss(small.module(inputs), targets).dim() == 0
+    assert "cosmoflow" in model_names()
+    with pytest.raises(UserError, match="takes volumes"):
+        load_model("cosmoflow", (3, 64, 64))
 
 
 def test_unknown_names_come_with_choices(user_module: str) -> None:
