@@ -1,8 +1,9 @@
-"""Data parallel training: torch's DistributedDataParallel over the default process group."""
+"""Gradient exchange between replicas: torch's DistributedDataParallel over the ranks that hold the same parameters."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.spec.errors import UserError
@@ -13,26 +14,30 @@ from paradl_bench.strategies.data.plan import GradientBuckets
 _MIB = 1024 * 1024
 
 
-class DataRunner:
-    """Trains replicas that exchange gradients; batch norm's statistics are each rank's own, its buffers rank 0's."""
+def exchange_gradients(
+    module: torch.nn.Module,
+    network: Network,
+    settings: PlanSettings,
+    device: torch.device,
+    process_group: dist.ProcessGroup,
+) -> torch.nn.Module:
+    """The module with its gradients averaged over the group; collective over it.
 
-    name = "data"
-    needs_process_group = True
+    Batch norm's statistics are each rank's own, its buffers the first rank's.
 
-    def build(
-        self, module: torch.nn.Module, network: Network, settings: PlanSettings, device: torch.device
-    ) -> torch.nn.Module:
-        """The module wrapped; collective over all ranks.
+    Args:
+        network: with the parameters that this rank holds of it.
 
-        Raises:
-            UserError: bucket limits that torch cannot be given.
-        """
-        return DistributedDataParallel(
-            module,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            bucket_cap_mb=_bucket_cap_mb(settings),
-            find_unused_parameters=bool(GradientBuckets(network, settings).unused),
-        )
+    Raises:
+        UserError: bucket limits that torch cannot be given.
+    """
+    return DistributedDataParallel(
+        module,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        process_group=process_group,
+        bucket_cap_mb=_bucket_cap_mb(settings),
+        find_unused_parameters=bool(GradientBuckets(network, settings).unused),
+    )
 
 
 def _bucket_cap_mb(settings: PlanSettings) -> float | None:
@@ -44,6 +49,3 @@ def _bucket_cap_mb(settings: PlanSettings) -> float | None:
             f"bucket limits {limits} bytes: torch's first bucket is smaller only under its default cap of 25 MiB"
         )
     return settings.bucket_cap_bytes / _MIB
-
-
-RUNNER = DataRunner()

@@ -1,0 +1,1 @@
+"""Channel parallelism: every rank computes with some of the input channels of each layer."""

@@ -1,0 +1,1 @@
+"""Filter parallelism: every rank computes some of the filters of each layer."""

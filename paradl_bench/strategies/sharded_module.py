@@ -1,0 +1,174 @@
+"""A user's module whose operations run sharded: every call of forward is one layer of the traced network, by its order.
+
+The module's code stays as it is, functional operations included. A torch-function mode counts operations as tracing
+did, and hands those that a strategy has a rule for to that rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import torch
+from torch.overrides import TorchFunctionMode
+
+from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.group_functions import Group
+from paradl_bench.strategies.operations import function_name, is_operation
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one layer runs.
+
+    Attributes:
+        functions: normalised names of the torch functions that the layer may be a call of.
+        run: called as ``run(function, args, kwargs)`` in the place of ``function(*args, **kwargs)``.
+    """
+
+    functions: frozenset[str]
+    run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Sharding(NamedTuple):
+    """What one axis makes of a module.
+
+    Attributes:
+        rules: by index of the layer in the network.
+        network: with the shapes that the parameters have on this rank.
+        enter: what is done to the input first. leave: what is done to the output last.
+    """
+
+    rules: Mapping[int, Rule]
+    network: Network
+    enter: Callable[[Any], Any] | None = None
+    leave: Callable[[Any], Any] | None = None
+
+
+@runtime_checkable
+class AxisRunner(Protocol):
+    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis share layers."""
+
+    @property
+    def name(self) -> str:
+        """The kind of axis."""
+
+    def shard(
+        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+    ) -> Sharding:
+        """Put this rank's shards in the place of parameters; no communication.
+
+        Args:
+            module: the whole model, with the same values on every rank.
+            network: its traced network.
+
+        Raises:
+            UserError: a limit is exceeded; the message names the layer that sets it.
+        """
+
+
+class ShardedModule(torch.nn.Module):
+    """Runs ``module`` under rules.
+
+    Args:
+        sharding: how.
+    """
+
+    def __init__(self, module: torch.nn.Module, sharding: Sharding) -> None:
+        super().__init__()
+        self.module = module
+        self._sharding = sharding
+        self.observer: TorchFunctionMode | None = None
+        """Entered inside the rules, so that it sees the model's own calls, one a layer."""
+
+    def forward(self, inputs: Any) -> Any:
+        """The module's output.
+
+        Raises:
+            WorkError: forward called other operations than when the network was traced.
+        """
+        sharding = self._sharding
+        walk = _Walk(sharding.rules)
+        # Outside the walk, which would take what it calls for layers.
+        entered = sharding.enter(inputs) if sharding.enter else inputs
+        with walk, self.observer or contextlib.nullcontext():
+            outputs = self.module(entered)
+        expected = operations_of_forward(sharding.network)
+        if walk.index != expected:
+            raise WorkError(
+                f"forward of {sharding.network.name} called {walk.index} operations and {expected} when it was traced:"
+                " its control flow varies, which that of a module that runs sharded must not"
+            )
+        return sharding.leave(outputs) if sharding.leave else outputs
+
+
+def operations_of_forward(network: Network) -> int:
+    """How many layers are the model's; the loss follows them."""
+    count = len(network.layers)
+    while count and network.layers[count - 1].name.startswith("loss."):
+        count -= 1
+    return count
+
+
+class _Walk(TorchFunctionMode):
+    """Counts operations, and runs those that have a rule by it."""
+
+    def __init__(self, rules: Mapping[int, Rule]) -> None:
+        super().__init__()
+        self.index = 0
+        self._rules = rules
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = self._rules.get(self.index)
+        # What a rule calls is no layer: modes that are entered further out do not see it.
+        with torch._C.DisableTorchFunction():
+            if rule is not None and function_name(function)[0] in rule.functions:
+                result = rule.run(function, args, kwargs or {})
+            else:
+                result = function(*args, **(kwargs or {}))
+        if is_operation(function, result):
+            self.index += 1
+        return result
+
+
+CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+LINEAR_ARGUMENTS = ("input", "weight", "bias")
+
+
+def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a convolution or fully connected layer by name."""
+    names = LINEAR_ARGUMENTS if layer.kind == "linear" else CONVOLUTION_ARGUMENTS
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def channel_dim(layer: Layer, tensor: torch.Tensor) -> int:
+    """The dim that holds channels, or a fully connected layer's features, counted from the front."""
+    if layer.kind == "linear":
+        return tensor.dim() - 1
+    spatial = len(layer.output_shape) - 1
+    return tensor.dim() - spatial - 1
+
+
+def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put a shard in the place of a parameter, everywhere in the module that it is registered under this name."""
+    path, _, attribute = name.rpartition(".")
+    owner = module.get_submodule(path)
+    old = owner.get_parameter(attribute)
+    owner.register_parameter(attribute, torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad))
+
+
+def with_shapes_of(network: Network, module: torch.nn.Module) -> Network:
+    """The network with the shapes that its parameters have in the module now."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    parameters = tuple(
+        msgspec.structs.replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in network.parameters
+    )
+    return msgspec.structs.replace(network, parameters=parameters)

@@ -1,0 +1,199 @@
+"""Spatially parallel layers: blocks of positions, halos exchanged before every window, gathered where the region ends.
+
+Weights are replicated, and every rank's gradient of them covers its own block. Gradients are then *averaged* over all
+ranks that replicate, as torch's DistributedDataParallel does, so inside the region they are made as many times larger
+as there are blocks: the mean of these is the sum over blocks. Outside the region all ranks compute alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.layers.kind import LayerKind, layer_kinds
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.partition import Box, Interval, Window
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.group_functions import (
+    Group,
+    Slices,
+    exchange_halo,
+    gather,
+    slices_of,
+    take,
+)
+from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, bind
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, spatial_region
+
+_MARK = "_paradl_blocks"
+_WHOLE = "_paradl_whole"
+_LEADING = 2
+"""Dims before the spatial ones: samples and channels."""
+
+
+class _Blocks(NamedTuple):
+    """What a tensor is one block of."""
+
+    boxes: tuple[Box, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[Slices, ...]:
+        return tuple(slices_of(box, leading=_LEADING) for box in self.boxes)
+
+
+class SpatialRunner:
+    """Runs a module on blocks; no parameter is changed.
+
+    Outputs are those of the serial model; parameter gradients are, after the mean over all ranks; so is the input's
+    gradient. Batch normalisation takes the statistics of its own block.
+    """
+
+    name = "spatial"
+
+    def shard(
+        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+    ) -> Sharding:
+        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
+        return _shard(network, spatial_region(network, axis.extents), group)
+
+
+RUNNER = SpatialRunner()
+
+
+def _shard(network: Network, region: Region, group: Group) -> Sharding:
+    kinds = layer_kinds()
+    end = _RegionEnd(group)
+    rules = {}
+    for index, layer in enumerate(network.layers):
+        if index in region.layers:
+            functions = frozenset(kinds[layer.kind].functions)
+            run: Any = _BlockOperation(layer, kinds[layer.kind], region.layers[index], group)
+        elif index in region.gathered:
+            functions = _functions(layer, kinds.get(layer.kind))
+            run = end
+        else:
+            continue
+        rules[index] = Rule(functions, run)
+    whole = _Blocks(region.boxes, tuple(network.input_shape[1:]))
+
+    def enter(inputs: torch.Tensor) -> torch.Tensor:
+        # Inside the region gradients are as many times larger as there are blocks; the input's shall not be.
+        return _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
+
+    return Sharding(rules, network, enter, end.gather_all)
+
+
+def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:
+    return frozenset(kind.functions) if kind else frozenset({str(layer.attributes["function"])})
+
+
+def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:
+    setattr(tensor, _MARK, blocks)
+    return tensor
+
+
+class _RegionEnd:
+    """Runs an operation on whole activations, gathering those of which the rank holds a block, each once."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*self.gather_all(args), **self.gather_all(kwargs))
+
+    def gather_all(self, value: Any) -> Any:
+        """The value with every block in it replaced by the whole."""
+        return tree_map_only(torch.Tensor, self._gather, value)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        blocks: _Blocks | None = getattr(tensor, _MARK, None)
+        if blocks is None:
+            return tensor
+        whole: torch.Tensor | None = getattr(tensor, _WHOLE, None)
+        if whole is None:
+            shape = (*tensor.shape[:_LEADING], *blocks.extents)
+            whole = gather(tensor, blocks.slices, shape, self._group, scale=self._group.size)
+            setattr(tensor, _WHOLE, whole)
+        return whole
+
+
+class _BlockOperation:
+    """Runs one operation of the region on this rank's block."""
+
+    def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group) -> None:
+        self._layer, self._kind, self._block, self._group = layer, kind, block, group
+        self._blocks = _Blocks(block.boxes, tuple(layer.output_shape[1:]))
+        self._exchange = block.exchanges[group.rank] if block.exchanges is not None else None
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        if self._exchange is None:
+            return _mark(function(*args, **kwargs), self._blocks)
+        if self._layer.kind == "conv":
+            given = bind(self._layer, args, kwargs)
+            given["input"] = exchange_halo(given["input"], self._exchange, self._block.fill, self._group)
+            given["padding"] = 0
+            return _mark(function(**given), self._blocks)
+        return _mark(self._pool(args, kwargs), self._blocks)
+
+    def _pool(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Pooling without padding of what the windows read; averages are divided by what torch divides by."""
+        assert self._exchange is not None
+        assert self._kind.build is not None
+        inputs = args[0] if args else kwargs["input"]
+        read = exchange_halo(inputs, self._exchange, self._block.fill, self._group)
+        attributes = self._layer.attributes
+        kernel = attributes["kernel"]
+        assert isinstance(kernel, tuple)
+        run = self._kind.build({**attributes, "padding": (0,) * len(kernel), "ceil_mode": False})
+        pooled: torch.Tensor = run([read], [])
+        if not str(attributes["function"]).startswith("avg"):
+            return pooled
+        divisors = self._divisors(args, kwargs, inputs)
+        return pooled if divisors is None else pooled * (math.prod(kernel) / divisors)
+
+    def _divisors(self, args: tuple[Any, ...], kwargs: dict[str, Any], like: torch.Tensor) -> torch.Tensor | None:
+        """By how much torch divides at each position of this rank's output; None where that is the kernel's size."""
+        names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("divisor_override") is not None:
+            return torch.tensor(float(given["divisor_override"]), dtype=like.dtype, device=like.device)
+        assert self._kind.windows is not None
+        counts = [
+            _window_counts(window, interval, extent, include=bool(given.get("count_include_pad", True)))
+            for window, interval, extent in zip(
+                self._kind.windows(self._layer.attributes),
+                self._block.boxes[self._group.rank],
+                self._layer.input_shapes[0][1:],
+                strict=True,
+            )
+        ]
+        windows = self._kind.windows(self._layer.attributes)
+        if all(count == window.kernel for window, own in zip(windows, counts, strict=True) for count in own):
+            return None
+        return _outer([torch.tensor(own, dtype=like.dtype, device=like.device) for own in counts])
+
+
+def _window_counts(window: Window, outputs: Interval, extent: int, *, include: bool) -> list[float]:
+    """Positions that an average counts, per output along one dim: with padding, but never beyond it, or without."""
+    counts = []
+    for output in range(outputs.start, outputs.stop):
+        start = output * window.stride - window.padding
+        stop = min(start + window.kernel, extent + window.padding)
+        if not include:
+            start, stop = max(start, 0), min(stop, extent)
+        counts.append(float(stop - start))
+    return counts
+
+
+def _outer(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Product of one vector a dim."""
+    result = vectors[0]
+    for vector in vectors[1:]:
+        result = result.unsqueeze(-1) * vector
+    return result
