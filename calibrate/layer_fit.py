@@ -36,14 +36,19 @@ class LayerKey(NamedTuple):
     batch: int
     dtype: str
     ranks_on_host: int
+    shard: str
 
 
 class Block(NamedTuple):
-    """One block on one rank; blocks of two directories are different ones."""
+    """One block on one rank; blocks of two directories are different ones.
+
+    ``position`` is of the rank of a strategy whose part was measured.
+    """
 
     directory: int
     block: int
     rank: int
+    position: int
 
 
 class Aligned(NamedTuple):
@@ -57,8 +62,10 @@ Place = tuple[str, str]
 """(model, layer): where an operation occurs."""
 
 
-IterationKey = tuple[str, int, str, int, int, int, int]
-"""(model, batch, dtype, ranks on host, directory, block, rank): where a record's samples were taken."""
+Alike = tuple[str, int, str, int, str, int]
+"""(model, batch, dtype, ranks on host, shard, position)."""
+IterationKey = tuple[Alike, int, int, int]
+"""(what was measured, directory, block, rank): where a record's samples were taken."""
 
 
 def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[IterationKey, NDArray[np.bool_]]:
@@ -66,10 +73,10 @@ def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[Iter
 
     Layers of one iteration share its spells, so that the mean over typical iterations adds up over layers.
     """
-    groups: dict[tuple[str, int, str, int], list[tuple[IterationKey, Floats]]] = {}
+    groups: dict[Alike, list[tuple[IterationKey, Floats]]] = {}
     for directory, record in records:
-        like = (record.model, record.batch, record.dtype, record.ranks_on_host)
-        groups.setdefault(like, []).append(((*like, directory, record.block, record.rank), _probed_total(record)))
+        like = _alike(record)
+        groups.setdefault(like, []).append(((like, directory, record.block, record.rank), _probed_total(record)))
     found: dict[IterationKey, NDArray[np.bool_]] = {}
     for parts in groups.values():
         chosen = middle_half(np.concatenate([total for _, total in parts]))
@@ -77,6 +84,10 @@ def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[Iter
         for (key, total), end in zip(parts, ends, strict=True):
             found[key] = chosen[end - len(total) : end]
     return found
+
+
+def _alike(record: LayerSamples | IterationSamples) -> Alike:
+    return record.model, record.batch, record.dtype, record.ranks_on_host, record.shard, record.position
 
 
 def _probed_total(record: IterationSamples) -> Floats:
@@ -98,15 +109,22 @@ def layer_times(
         samples = np.array(record.samples_s)
         chosen = None
         if record.mode == "in_situ":
-            like = (record.model, record.batch, record.dtype, record.ranks_on_host)
-            chosen = typical.get((*like, directory, record.block, record.rank))
+            chosen = typical.get((_alike(record), directory, record.block, record.rank))
             if chosen is None:
                 continue
             _check_aligned(record, samples, chosen)
-        key = LayerKey(record.operation, record.phase, record.mode, record.batch, record.dtype, record.ranks_on_host)
+        key = LayerKey(
+            record.operation,
+            record.phase,
+            record.mode,
+            record.batch,
+            record.dtype,
+            record.ranks_on_host,
+            record.shard,
+        )
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
         # A block that was interrupted before its iterations were written was measured again: the later one counts.
-        place[Block(directory, record.block, record.rank)] = Aligned(samples, chosen)
+        place[Block(directory, record.block, record.rank, record.position)] = Aligned(samples, chosen)
     return tuple(_layer_time(key, groups[key]) for key in sorted(groups))
 
 
@@ -133,6 +151,7 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) 
         batch=key.batch,
         dtype=key.dtype,
         ranks_on_host=key.ranks_on_host,
+        shard=key.shard,
         time=Summary(
             median_s=float(np.mean([summary.median_s for summary in summaries.values()])),
             typical_s=float(np.mean([summary.typical_s for summary in summaries.values()])),
@@ -179,6 +198,8 @@ def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime,
     groups: dict[ModelKey, list[Placed[IterationSamples]]] = {}
     for placed in records:
         record = placed.record
+        if record.shard:
+            continue
         _check_timed(record)
         key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host)
         groups.setdefault(key, []).append(placed)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_shape
 
 
@@ -42,6 +43,12 @@ from paradl_bench.spec.units import parse_counts, parse_shape
     show_default=True,
     help="Operations measured alone as well: those whose backward has two parts, or all.",
 )
+@click.option(
+    "--shards",
+    default="",
+    metavar="S[,S...]",
+    help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
+)
 @click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
@@ -60,6 +67,7 @@ def COMMAND(  # noqa: N802
     iterations: int,
     warmup: int,
     isolated: str,
+    shards: str,
     launcher: str | None,
     timeout_s: float,
     output: Path,
@@ -72,6 +80,7 @@ def COMMAND(  # noqa: N802
     """
     batches = parse_counts(batch, "--batch")
     shape = parse_shape(input_shape) if input_shape else None
+    strategies = tuple(parse_strategy(text) for text in shards.split(",") if text.strip())
     from paradl_bench.measure import layers as measure
     from paradl_bench.measure.layer_summary import print_layer_summary
     from paradl_bench.measure.process_groups import NO_BACKEND, join_ranks, launch_ranks, launcher_of_environment
@@ -93,6 +102,7 @@ def COMMAND(  # noqa: N802
         pairs=iterations,
         warmup=warmup,
         isolated=isolated,
+        shards=strategies,
     )
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
     with join_ranks(backend, device, timeout_s=timeout_s, launcher=launcher) as context:

@@ -33,6 +33,7 @@ class Closure(msgspec.Struct, frozen=True, kw_only=True):
         remainder_interval: 90% bootstrap interval of that median.
         noise_floor_relative: the same quantity for uninstrumented iterations against those of the next pair: half the
             width of the 90% interval of their median relative difference.
+        shard, position: of iterations of one rank's part of the model, without communication.
     """
 
     model: str
@@ -49,6 +50,13 @@ class Closure(msgspec.Struct, frozen=True, kw_only=True):
     remainder_interval: tuple[float, float]
     noise_floor_relative: float
     pairs: int
+    shard: str = ""
+    position: int = 0
+
+    @property
+    def what(self) -> str:
+        """The model, or which rank's part of it."""
+        return f"{self.model}, {self.shard} rank {self.position}" if self.shard else self.model
 
 
 def closure_of(records: list[IterationSamples]) -> Closure:
@@ -80,6 +88,8 @@ def closure_of(records: list[IterationSamples]) -> Closure:
         remainder_interval=bootstrap_median_interval(remainder),
         noise_floor_relative=(high - low) / 2,
         pairs=len(iteration),
+        shard=first.shard,
+        position=first.position,
     )
 
 
@@ -103,10 +113,10 @@ def _neighbours(record: IterationSamples) -> Floats:
 
 
 def closures(directory: Path) -> list[Closure]:
-    """Closure of everything that a layers directory holds, by model, batch and ranks on the host."""
-    groups: dict[tuple[str, int, int], list[IterationSamples]] = defaultdict(list)
+    """Closure of everything that a layers directory holds, by model, shard, batch and ranks on the host."""
+    groups: dict[tuple[str, str, int, int, int], list[IterationSamples]] = defaultdict(list)
     for record in read_records(directory, ITERATIONS_FILE, IterationSamples):
-        groups[record.model, record.batch, record.ranks_on_host].append(record)
+        groups[record.model, record.shard, record.position, record.batch, record.ranks_on_host].append(record)
     return [closure_of(groups[key]) for key in sorted(groups)]
 
 
@@ -137,7 +147,7 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
     for closure in found:
         low, high = closure.remainder_interval
         table.add_row(
-            closure.model,
+            closure.what,
             str(closure.batch),
             str(closure.ranks_on_host),
             *(format_seconds(value) for value in (closure.fw_s, closure.bw_s, closure.wu_s)),
@@ -157,7 +167,7 @@ def _print_costliest(console: Console, directory: Path, *, shown: int = 5) -> No
         lambda: defaultdict(lambda: defaultdict(list))
     )
     for record in read_records(directory, LAYERS_FILE, LayerSamples):
-        if record.mode == "in_situ":
+        if record.mode == "in_situ" and not record.shard:
             key = record.model, record.batch, record.ranks_on_host
             totals[key][record.layer][record.phase].extend(record.samples_s)
     for key in sorted(totals):

@@ -8,12 +8,14 @@ sum can be held against the iteration that nobody probed (closure).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import random
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -24,8 +26,16 @@ from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
 from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
 from paradl_bench.measure.optimizers import build_optimizer
-from paradl_bench.measure.probes import ProbeCost, ProbedIteration, measure_probe_cost, probed_iteration
+from paradl_bench.measure.probes import (
+    OperationProbe,
+    ProbeCost,
+    ProbedIteration,
+    entered,
+    measure_probe_cost,
+    probed_iteration,
+)
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.rehearsal import RehearsedModel, distinct_positions, sharing_axis
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
@@ -37,8 +47,9 @@ from paradl_bench.spec.measurement import (
     IterationSamples,
     LayerSamples,
 )
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.spec.strategy import Strategy
 from paradl_bench.terminal import progress, say
 
 
@@ -48,6 +59,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
+        shards: strategies whose ranks' parts of the model are measured as well.
     """
 
     models: tuple[str, ...]
@@ -60,10 +72,12 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     warmup: int
     isolated: str
+    shards: tuple[Strategy, ...] = ()
     seed: int = 0
 
     def arguments(self, ranks: int) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
+        sharded = {"shards": ",".join(map(str, self.shards))} if self.shards else {}
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
         return {
             "models": ",".join(self.models),
@@ -77,20 +91,35 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             "warmup": str(self.warmup),
             "isolated": self.isolated,
             "seed": str(self.seed),
+            **sharded,
         }
 
 
 @dataclass(slots=True)
 class _Subject:
-    """One model at one local batch, ready to be measured."""
+    """One model, or one rank's part of it, at one local batch, ready to be measured.
+
+    Attributes:
+        copies: None for a part of a model.
+        layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
+    """
 
     model: LoadedModel
     network: Network
     optimizer: torch.optim.Optimizer
     batch: int
+    clock: Clock
     forward: Callable[[], torch.Tensor]
-    copies: GradientCopies
+    observed: Callable[[OperationProbe], AbstractContextManager[Any]]
+    layers: list[tuple[Layer, str] | None]
+    copies: GradientCopies | None = None
     operations: list[IsolatedOperation] = field(default_factory=list)
+    shard: str = ""
+    position: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        return self.model.name, self.batch, self.shard, self.position
 
     def update(self) -> None:
         self.optimizer.step()
@@ -109,7 +138,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
         UserError: a model or batch that does not run, or a directory of something else.
     """
     clock = clock_for(context.device)
-    subjects = [subject for name in request.models for subject in _subjects(request, name, context)]
+    subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
@@ -120,9 +149,9 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     with progress("layers", len(plan)) as bar:
         for block, index in plan:
             subject = subjects[index]
-            bar.describe(f"{subject.model.name} batch {subject.batch}")
-            if (subject.model.name, subject.batch, block) not in done:
-                _measure_block(request, context, subject, block, clock, cost, directory)
+            bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
+            if (*subject.key, block) not in done:
+                _measure_block(request, context, subject, block, cost, directory)
             bar.advance()
     if directory is not None:
         directory.finish()
@@ -146,11 +175,11 @@ def _open(
     )
 
 
-def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, int]]:
+def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, str, int, int]]:
     if directory is None:
         return set()
     records = directory.records(ITERATIONS_FILE, IterationSamples)
-    done = {(record.model, record.batch, record.block) for record in records}
+    done = {(record.model, record.batch, record.shard, record.position, record.block) for record in records}
     if directory.resumed and done:
         say(f"going on in {directory.path}: {len(done)} blocks were measured before")
     return done
@@ -166,39 +195,66 @@ def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int]]:
     return plan
 
 
-def _subjects(request: LayersRequest, name: str, context: RankContext) -> list[_Subject]:
+def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Clock) -> Iterator[_Subject]:
     model = load_model(name, request.input_shape)
     network = trace_network(model)
     model.module.to(context.device)
     optimizer = build_optimizer(request.optimizer, model.module.parameters())
     copies = GradientCopies(model.module, network, context.device)
-    return [_subject(request, model, network, optimizer, copies, batch, context) for batch in request.batches]
+    layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
+    for batch in request.batches:
+        inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+
+        def forward(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
+            return model.loss(model.module(inputs), targets)
+
+        subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
+        _warm_up(subject, request.warmup)
+        subject.operations = isolated_operations(network, batch, context.device, which=request.isolated)
+        yield subject
+    for strategy in request.shards:
+        yield from _rehearsed_subjects(request, name, network, strategy, context)
 
 
-def _subject(
-    request: LayersRequest,
-    model: LoadedModel,
-    network: Network,
-    optimizer: torch.optim.Optimizer,
-    copies: GradientCopies,
-    batch: int,
-    context: RankContext,
-) -> _Subject:
-    inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+def _rehearsed_subjects(
+    request: LayersRequest, name: str, network: Network, strategy: Strategy, context: RankContext
+) -> Iterator[_Subject]:
+    """What unlike ranks of a strategy run, one subject each."""
+    axis = strategy.axes[sharing_axis(strategy)]
+    for batch in request.batches:
+        for position in distinct_positions(network, strategy, batch):
+            model = load_model(name, request.input_shape)
+            model.module.to(context.device)
+            part = RehearsedModel(model, network, axis, position, batch, context.device)
+            inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+            subject = _Subject(
+                model=model,
+                network=network,
+                optimizer=build_optimizer(request.optimizer, model.module.parameters()),
+                batch=batch,
+                clock=part.clock,
+                forward=functools.partial(part.loss, inputs, targets),
+                observed=part.observed,
+                layers=[part.layers.get(index) for index in range(len(network.layers))],
+                shard=str(axis),
+                position=position,
+            )
+            _warm_up(subject, request.warmup)
+            yield subject
 
-    def forward() -> torch.Tensor:
-        return model.loss(model.module(inputs), targets)
 
-    subject = _Subject(model, network, optimizer, batch, forward, copies)
+def _warm_up(subject: _Subject, iterations: int) -> None:
+    """Raises:
+    UserError: the model does not train on its local batch.
+    """
     try:
-        for _ in range(request.warmup):
-            forward().backward()  # type: ignore[no-untyped-call]
+        for _ in range(iterations):
+            subject.forward().backward()  # type: ignore[no-untyped-call]
             subject.update()
     except (RuntimeError, ValueError) as error:
-        shape = "x".join(map(str, model.input_shape))
-        raise UserError(f"model {model.name!r} does not train with batch {batch} of {shape}: {error}") from error
-    subject.operations = isolated_operations(network, batch, context.device, which=request.isolated)
-    return subject
+        shape = "x".join(map(str, subject.model.input_shape))
+        where = f"model {subject.model.name!r} does not train with batch {subject.batch} of {shape}"
+        raise UserError(f"{where}{f' as one rank of {subject.shard}' if subject.shard else ''}: {error}") from error
 
 
 def _measure_block(
@@ -206,12 +262,11 @@ def _measure_block(
     context: RankContext,
     subject: _Subject,
     block: int,
-    clock: Clock,
     cost: ProbeCost,
     directory: MeasurementDirectory | None,
 ) -> None:
     """One block of one subject on all ranks at once; rank 0 appends it, the iterations' record last."""
-    layers = len(subject.network.layers)
+    layers, clock = len(subject.network.layers), subject.clock
     # Other models ran since: one iteration brings this one's memory and code back.
     _plain_iteration(subject, context, clock)
     plain, probed = [], []
@@ -220,14 +275,15 @@ def _measure_block(
             context.barrier()
             plain.append(_plain_iteration(subject, context, clock))
             context.barrier()
-            probed.append(probed_iteration(subject.forward, subject.update, clock, cost, layers))
+            probed.append(
+                probed_iteration(subject.forward, subject.update, clock, cost, layers, observed=subject.observed)
+            )
     about = _About(subject, context, request, block)
     isolated = [about.isolated(operation, clock) for operation in subject.operations]
     context.barrier()
-    into, out = subject.copies.measure(clock, context, repetitions=2)
     records: dict[str, list[Any]] = {
         LAYERS_FILE: [*about.layer_records(probed), *(record for group in isolated for record in group)],
-        COPIES_FILE: [about.copies("into", into), about.copies("out", out)],
+        COPIES_FILE: about.copies(clock),
         ITERATIONS_FILE: [about.iterations(plain, probed)],
     }
     gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in records.items()})
@@ -281,9 +337,12 @@ class _About:
     def layer_records(self, probed: list[ProbedIteration]) -> list[LayerSamples]:
         """In-situ forward and backward of every layer."""
         records = []
-        for index, layer in enumerate(self.subject.network.layers):
+        for index, kept in enumerate(self.subject.layers):
             for phase, values in (("FW", [p.fw_s[index] for p in probed]), ("BW", [p.bw_s[index] for p in probed])):
-                records.append(self._layer(layer.name, layer.operation, phase, "in_situ", [float(v) for v in values]))
+                if kept is not None:
+                    layer, shard = kept
+                    samples = [float(value) for value in values]
+                    records.append(self._layer(layer.name, layer.operation, phase, "in_situ", samples, shard))
         return records
 
     def isolated(self, operation: IsolatedOperation, clock: Clock) -> list[LayerSamples]:
@@ -294,7 +353,9 @@ class _About:
             for phase, values in times.items()
         ]
 
-    def _layer(self, layer: str, operation: str, phase: Any, mode: Any, samples_s: list[float]) -> LayerSamples:
+    def _layer(
+        self, layer: str, operation: str, phase: Any, mode: Any, samples_s: list[float], shard: str = ""
+    ) -> LayerSamples:
         return LayerSamples(
             model=self.subject.network.name,
             layer=layer,
@@ -307,20 +368,29 @@ class _About:
             rank=self.context.rank,
             block=self.block,
             samples_s=tuple(samples_s),
+            shard=shard,
+            position=self.subject.position,
         )
 
-    def copies(self, direction: Any, samples_s: list[float]) -> CopySamples:
-        """All gradients copied into, or out of, buckets."""
-        return CopySamples(
-            model=self.subject.network.name,
-            direction=direction,
-            tensors=len(self.subject.network.parameters),
-            bytes=self.subject.network.parameter_bytes,
-            ranks_on_host=self.context.ranks,
-            rank=self.context.rank,
-            block=self.block,
-            samples_s=tuple(samples_s),
-        )
+    def copies(self, clock: Clock) -> list[CopySamples]:
+        """All gradients of a whole model copied into, and out of, buckets."""
+        if self.subject.copies is None:
+            return []
+        directions: tuple[Literal["into", "out"], ...] = ("into", "out")
+        measured = self.subject.copies.measure(clock, self.context, repetitions=2)
+        return [
+            CopySamples(
+                model=self.subject.network.name,
+                direction=direction,
+                tensors=len(self.subject.network.parameters),
+                bytes=self.subject.network.parameter_bytes,
+                ranks_on_host=self.context.ranks,
+                rank=self.context.rank,
+                block=self.block,
+                samples_s=tuple(samples_s),
+            )
+            for direction, samples_s in zip(directions, measured, strict=True)
+        ]
 
     def iterations(self, plain: list[tuple[float, float, float]], probed: list[ProbedIteration]) -> IterationSamples:
         """Uninstrumented and instrumented iterations, pair by pair."""
@@ -342,4 +412,6 @@ class _About:
             fw_instrumented_s=tuple(p.fw_total_s for p in probed),
             bw_instrumented_s=tuple(p.bw_total_s for p in probed),
             wu_instrumented_s=tuple(p.wu_s for p in probed),
+            shard=self.subject.shard,
+            position=self.subject.position,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from paradl_bench.measure.clocks import Clock
-from paradl_bench.measure.tracing import is_operation
 from paradl_bench.spec.errors import WorkError
+from paradl_bench.strategies.operations import is_operation
 
 Floats = NDArray[np.float64]
 
@@ -131,16 +132,30 @@ class BackwardProbe:
         node.register_hook(after)
 
 
+def entered(probe: OperationProbe) -> AbstractContextManager[Any]:
+    """The probe itself: it sees every call of forward."""
+    return probe
+
+
 def probed_iteration(
-    forward: Callable[[], torch.Tensor], update: Callable[[], None], clock: Clock, cost: ProbeCost, layers: int
+    forward: Callable[[], torch.Tensor],
+    update: Callable[[], None],
+    clock: Clock,
+    cost: ProbeCost,
+    layers: int,
+    *,
+    observed: Callable[[OperationProbe], AbstractContextManager[Any]] = entered,
 ) -> ProbedIteration:
     """Run forward (to the loss), backward and weight update once, with probes.
+
+    Args:
+        observed: lets a probe see the operations of what runs inside.
 
     Raises:
         WorkError: forward ran another number of operations than the traced network has.
     """
     probe = OperationProbe(clock.stamp)
-    with probe:
+    with observed(probe):
         begin = clock.stamp()
         loss = forward()
         fw_end = clock.stamp()

@@ -19,8 +19,9 @@ import torch
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment
+from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
-from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.process_groups import NO_BACKEND, RankContext
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
     SequenceCounter,
@@ -35,12 +36,15 @@ from paradl_bench.spec.measurement import (
     RUN_NAME,
     TRAINING_FILE,
     IssuedCollective,
+    MemoryPeak,
     TrainingIterations,
     TrainingRun,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
-from paradl_bench.strategies.catalog import planner_for, runner_for
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.strategies.parallel import build_parallel
 from paradl_bench.terminal import progress, say
 
 CHUNK_ITERATIONS = 10
@@ -71,11 +75,12 @@ def measure_training(
     if done >= request.iterations:
         return
     issued = trainer.prepare(network)
-    planned = planned_collectives(plan)
+    planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
     cores = tuple(core for core in context.gather(context.core) if core is not None)
+    peaks = context.gather(msgspec.to_builtins(trainer.track_memory()))
     if writer is not None:
-        writer.describe(network, context, cores, issued, planned)
+        writer.describe(network, context, cores, issued, planned, msgspec.convert(peaks, tuple[MemoryPeak, ...]))
         writer.write(found)
     with progress(f"{request.model} {request.strategy}, batch {request.batch}", request.iterations) as bar:
         bar.advance(done)
@@ -145,11 +150,11 @@ class Trainer:
         self._request = request
         self._context = context
         self._clock: Clock = clock_for(context.device)
-        torch.manual_seed(context.rank)
-        # Each rank has its own samples, the same ones in every run; reading input is not part of the iteration.
-        local = request.batch // context.ranks
+        torch.manual_seed(_replica(request, context))
+        # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
+        local = request.batch // degree_of(request.strategy, "data")
         self._inputs, self._targets = (
-            tensor.to(context.device) for tensor in model.make_batch(local, seed=context.rank)
+            tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
         self._optimizer = build_optimizer(request.optimizer, model.module.parameters())
         self._parallel = model.module
@@ -164,9 +169,14 @@ class Trainer:
         Raises:
             UserError: nothing in the model is trained.
         """
-        runner = runner_for(self._request.strategy)
+        request = self._request
         with CollectiveRecorder() as recorder:
-            self._parallel = runner.build(self._model.module, network, self._request.settings, self._context.device)
+            built = build_parallel(
+                self._model.module, network, request.strategy, request.settings, self._context.device
+            )
+        self._parallel = built.module
+        # Parameters may have been replaced by shards of them.
+        self._optimizer = build_optimizer(request.optimizer, self._model.module.parameters())
         issued = list(recorder.issued("setup"))
         last: str | None = None
         for when in RECORDED:
@@ -180,9 +190,22 @@ class Trainer:
             raise UserError(
                 f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
             )
-        if runner.needs_process_group:
+        if self._context.backend != NO_BACKEND:
             self._watch(last)
         return tuple(issued)
+
+    def track_memory(self) -> MemoryPeak:
+        """Peak of one more iteration, on every rank at once."""
+        exchanges = bool(group_axes(self._request.strategy, *REPLICATING))
+        gradients = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if p.requires_grad)
+        return track_memory(
+            self.iterate,
+            self._parallel,
+            self._optimizer,
+            (self._inputs, self._targets),
+            rank=self._context.rank,
+            bucket_bytes=gradients if exchanges else 0,
+        )
 
     def try_alone(self) -> None:
         """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
@@ -270,6 +293,12 @@ class Trainer:
         )
 
 
+def _replica(request: TrainingRequest, context: RankContext) -> int:
+    """Which of the replicas this rank belongs to: ranks that share layers see the same samples."""
+    coordinates = zip(request.strategy.axes, request.strategy.coordinates(context.rank), strict=True)
+    return next((coordinate for axis, coordinate in coordinates if axis.kind == "data"), 0)
+
+
 class _GradientOrder:
     """While active, notes the parameters in the order in which their gradients arrive."""
 
@@ -342,6 +371,7 @@ class _Writer:
         cores: tuple[int, ...],
         issued: tuple[IssuedCollective, ...],
         planned: tuple[IssuedCollective, ...],
+        memory: tuple[MemoryPeak, ...],
     ) -> None:
         """Set what is known of the run before its timed iterations."""
         request, settings = self.request, self.request.settings
@@ -363,6 +393,7 @@ class _Writer:
             cores=cores,
             issued=issued,
             planned=planned,
+            memory=memory,
         )
 
     def append(self, chunks: list[TrainingIterations]) -> None:

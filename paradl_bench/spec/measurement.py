@@ -131,6 +131,8 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ranks_on_host: how many ranks ran this at once on the host; rank: which of them.
         block: blocks are spread over time, so that drift between them is seen.
         samples_s: one a measured iteration (or a call, isolated).
+        shard: which part of a layer this is, as one rank of a strategy runs it (``f2``); empty for whole layers.
+        position: of that rank along the strategy's axis.
     """
 
     model: str
@@ -144,6 +146,8 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rank: int
     block: int
     samples_s: tuple[float, ...]
+    shard: str = ""
+    position: int = 0
 
     def __post_init__(self) -> None:
         _check_samples(self.samples_s, f"{self.phase} of {self.layer}")
@@ -160,6 +164,7 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         fw_between_s, bw_between_s: framework, engine and allocator between operations.
         fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
         fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
+        shard, position: as those of layers; of iterations of one rank's part of the model, without communication.
     """
 
     model: str
@@ -179,6 +184,8 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     fw_instrumented_s: tuple[float, ...]
     bw_instrumented_s: tuple[float, ...]
     wu_instrumented_s: tuple[float, ...] = ()
+    shard: str = ""
+    position: int = 0
 
     def __post_init__(self) -> None:
         lists = [label for label in self.__struct_fields__ if label.endswith("_s")]
@@ -325,6 +332,21 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         _check_aligned(self, *labels, "collectives_issued", "losses")
 
 
+class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most memory that one rank held at a time in an iteration.
+
+    Attributes:
+        tracked_bytes: of the tensors that torch's tracker saw; the sum of ``parts_bytes``.
+        allocator_bytes: the CUDA allocator's own peak; None on a CPU.
+        parts_bytes: parameters, buffers, gradients, optimizer, activations, communication, temporary, input, other.
+    """
+
+    rank: int
+    tracked_bytes: int
+    parts_bytes: dict[str, int]
+    allocator_bytes: int | None = None
+
+
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
@@ -337,6 +359,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
         losses: of rank 0, one a timed iteration.
+        memory: of every rank, in an iteration that was not timed.
     """
 
     model: str
@@ -359,6 +382,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     issued_equals_plan: bool | None = None
     differences: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
+    memory: tuple[MemoryPeak, ...] = ()
 
 
 def read_run(directory: Path) -> TrainingRun:

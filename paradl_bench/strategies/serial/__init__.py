@@ -1,1 +1,0 @@
-"""One device, no exchange: what every strategy is compared with."""
