@@ -17,7 +17,7 @@ from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.plan import Collective
+from paradl_bench.spec.plan import Collective, HaloExchange
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.spec.strategy import Strategy
@@ -85,10 +85,28 @@ class CommunicationCosts:
         cost = Cost(seconds, source, remarks=(*remarks, *beyond))
         return CommunicationCost(cost, _modes(work, fits, collective, level, seconds))
 
+    def halo_cost(self, work: HaloExchange, strategy: Strategy) -> CommunicationCost:
+        """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
+
+        Raises:
+            UserError: the profile holds no fit of send_recv and the cluster states none.
+        """
+        messages = max((work.sends_bytes, work.receives_bytes), key=sum)
+        costs = [self.cost(_message(size, work.axes), strategy) for size in messages]
+        modes: dict[str, float] = {}
+        for each in costs:
+            for name, shift in each.modes:
+                modes[name] = modes.get(name, 0.0) + shift
+        total = Cost(
+            sum(each.cost.seconds for each in costs),
+            max((each.cost.source for each in costs), default=Source.MEASURED),
+            remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
+        )
+        return CommunicationCost(total, tuple(modes.items()))
+
     def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""
-        stride = math.prod(axis.degree for axis in strategy.axes[work.axis + 1 :])
-        span = work.ranks * stride
+        span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
         outermost = self.cluster.levels[-1]
         if span > outermost.ranks and not self._given:
             text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
@@ -133,6 +151,10 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
+    return Collective(operation="send_recv", message_bytes=message_bytes, ranks=2, axes=axes)
 
 
 def _choose_backend(profile: Profile, backend: str | None) -> str:

@@ -21,6 +21,7 @@ from paradl_bench.spec.plan import (
     BucketCopy,
     Collective,
     Compute,
+    HaloExchange,
     Plan,
     PlanSettings,
     WeightUpdate,
@@ -109,12 +110,8 @@ class CostModel:
 
         Raises:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
-            NotImplementedError: the plan has several roles.
         """
-        if len(plan.roles) != 1:
-            raise NotImplementedError(
-                f"a plan of {len(plan.roles)} roles can't be priced: one role stands for all ranks"
-            )
+        self._layers.learn(plan.sharded)
         place = self.place(plan.strategy, plan.local_batch)
         priced = self._priced_works(plan, place)
         remarks = Remarks()
@@ -170,7 +167,9 @@ class CostModel:
 
     def _priced_works(self, plan: Plan, place: Place) -> list[Priced]:
         """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks."""
-        counts = np.bincount(plan.roles[0].work, minlength=len(plan.works)).tolist()
+        # Where roles differ, a work counts as often as in the role that has it most.
+        of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
+        counts = np.max(of_roles, axis=0).tolist()
         between: dict[str, int] = {
             work.phase: count for work, count in zip(plan.works, counts, strict=True) if isinstance(work, Between)
         }
@@ -191,6 +190,9 @@ class CostModel:
             return Priced(_share(whole, self._updated_elements / max(work.elements, 1)), count, work)
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
+        if isinstance(work, HaloExchange):
+            halo = self.communication.halo_cost(work, strategy)
+            return Priced(halo.cost, count, work, True, halo.modes)
         found = self.communication.cost(work, strategy)
         if work.ranks <= 1:
             return Priced(found.cost, count, work, True)

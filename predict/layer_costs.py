@@ -61,6 +61,7 @@ class LayerCosts:
                 table = self._in_situ if time.mode == "in_situ" else self._isolated
                 series = table.setdefault((time.operation, time.phase, time.shard), {})
                 series.setdefault(time.ranks_on_host, {})[time.batch] = time
+        self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int], _Ratio | None] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
@@ -70,17 +71,27 @@ class LayerCosts:
         # Only where something was not measured: to go through all networks takes as long as a prediction.
         return Roofline(self._profile, self._network)
 
+    def learn(self, layers: Sequence[tuple[Layer, int]]) -> None:
+        """Operations that the network lacks, with the bytes of their parameters: shards of its layers."""
+        for layer, parameter_bytes in layers:
+            self._learnt.setdefault(layer.operation, (layer, parameter_bytes))
+
     def cost(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
         """Seconds of one operation and phase on a local batch.
 
         Raises:
             UserError: the profile holds neither the operation, nor a neighbour, nor what a roofline needs.
         """
-        key = (operation, phase, shard)
+        key = (operation, phase, "" if shard and not self._measured(operation, shard) else shard)
         known = self._known.get((key, batch, ranks_on_host))
         if known is None:
             known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
         return known
+
+    def _measured(self, operation: str, shard: str) -> bool:
+        """Whether the operation was measured as this shard; else any measurement of its shapes will do."""
+        phases: tuple[PhaseName, ...] = ("FW", "BW", "BW_weight")
+        return any((operation, phase, shard) in table for phase in phases for table in (self._in_situ, self._isolated))
 
     def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
         operation, phase, shard = key
@@ -95,7 +106,7 @@ class LayerCosts:
         if parts:
             cost = _added([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
             return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
-        return self._derived(operation, phase, shard, batch, ranks_on_host)
+        return self._derived(operation, phase, batch, ranks_on_host)
 
     def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
         measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
@@ -140,11 +151,12 @@ class LayerCosts:
             self._ratios[measured, wanted] = _ratio(pairs)
         return self._ratios[measured, wanted]
 
-    def _derived(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
+    def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
+        if operation in self._learnt:
+            self._roofline.learn(*self._learnt[operation])
         layer = self._roofline.layers.get(operation)
-        if layer is None or shard:
-            what = f"shard {shard} of {operation}" if shard else operation
-            raise UserError(f"the profile holds no time of {what}, and no network that says what it is")
+        if layer is None:
+            raise UserError(f"the profile holds no time of {operation}, and no network that says what it is")
         neighbour = self._neighbour(layer, phase)
         if neighbour is not None:
             return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
@@ -242,6 +254,11 @@ class Roofline:
                     self.layers[layer.operation] = layer
                     self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
         self._device = _rated_device(profile.devices)
+
+    def learn(self, layer: Layer, parameter_bytes: int) -> None:
+        """Know an operation that no network holds."""
+        self.layers.setdefault(layer.operation, layer)
+        self._parameter_bytes.setdefault(layer.operation, parameter_bytes)
 
     def seconds(self, layer: Layer, phase: PhaseName, batch: int) -> float | None:
         """max(FLOPs / rate, bytes / bandwidth) on a local batch; None where the profile has neither."""

@@ -53,8 +53,8 @@ def make_network(widths: Sequence[int] = (64, 128, 256, 32), *, name: str = "cha
             Layer(
                 name=f"fc{index}",
                 kind="linear",
-                attributes={"out_features": columns},
-                inputs=() if source == "input" else (source,),
+                attributes={"out_features": columns, "bias": True},
+                inputs=(source,),
                 input_shapes=((rows,),),
                 output_shape=(columns,),
                 parameters=(weight.name, bias.name),

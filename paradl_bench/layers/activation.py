@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, always
 from paradl_bench.spec.network import Attribute
 
 _FUNCTIONS = (
@@ -37,4 +37,4 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], *parameters, **settings)
 
 
-KIND = LayerKind(name="activation", functions=_FUNCTIONS, facts=facts, build=build)
+KIND = LayerKind(name="activation", functions=_FUNCTIONS, facts=facts, build=build, by_position=always)

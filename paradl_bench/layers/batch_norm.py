@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, always
 from paradl_bench.spec.network import Attribute
 
 
@@ -45,4 +45,4 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return run
 
 
-KIND = LayerKind(name="batch_norm", functions=("batch_norm",), facts=facts, build=build)
+KIND = LayerKind(name="batch_norm", functions=("batch_norm",), facts=facts, build=build, by_position=always)

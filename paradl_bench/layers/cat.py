@@ -23,4 +23,9 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs, attributes["dim"])
 
 
-KIND = LayerKind(name="cat", functions=("cat", "concat", "stack"), facts=facts, build=build)
+def by_position(attributes: Mapping[str, Attribute]) -> bool:
+    """Concatenation along channels is; along positions, or stacking, is not."""
+    return attributes["dim"] == 1 and attributes["function"] != "stack"
+
+
+KIND = LayerKind(name="cat", functions=("cat", "concat", "stack"), facts=facts, build=build, by_position=by_position)

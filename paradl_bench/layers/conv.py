@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple
+from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, windows_of
 from paradl_bench.spec.network import Attribute
 
 
@@ -51,4 +51,11 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     )
 
 
-KIND = LayerKind(name="conv", functions=("conv1d", "conv2d", "conv3d"), facts=facts, build=build, splits_backward=True)
+KIND = LayerKind(
+    name="conv",
+    functions=("conv1d", "conv2d", "conv3d"),
+    facts=facts,
+    build=build,
+    splits_backward=True,
+    windows=windows_of,
+)

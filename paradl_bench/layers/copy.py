@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.spec.network import Attribute
 
 
 def facts(call: Call) -> Facts:
@@ -10,8 +13,14 @@ def facts(call: Call) -> Facts:
     return Facts({"function": call.function, "output": call.output_shapes[0][1:]})
 
 
+def by_position(attributes: Mapping[str, Attribute]) -> bool:
+    """Plain copies and conversions are."""
+    return attributes["function"] in ("contiguous", "clone", "float")
+
+
 KIND = LayerKind(
     name="copy",
     functions=("contiguous", "clone", "pad", "roll", "to", "float", "type_as", "repeat", "swapaxes"),
     facts=facts,
+    by_position=by_position,
 )

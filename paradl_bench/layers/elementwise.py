@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, always
 from paradl_bench.spec.network import Attribute
 
 
@@ -54,4 +54,5 @@ KIND = LayerKind(
     ),
     facts=facts,
     build=build,
+    by_position=always,
 )

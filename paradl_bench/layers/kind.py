@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paradl_bench.spec.network import Attribute
+from paradl_bench.spec.partition import Window
 from paradl_bench.spec.registry import discover
 
 
@@ -90,6 +91,11 @@ class LayerKind:
             None where it can't be run alone.
         splits_backward: whether input and weight gradient are two kernels, which zero-bubble schedules need apart.
         view: moves no data: costs a call, but no bytes.
+        windows: from attributes, what an output position reads along each spatial dim; None for a kind without windows.
+        fill: from attributes, what a window reads outside the tensor.
+        by_position: from attributes, whether each output position reads that position of its inputs alone (all channels
+            of it, maybe), so that blocks of positions can be computed apart. Batch normalisation is, but for its
+            statistics.
     """
 
     name: str
@@ -98,6 +104,9 @@ class LayerKind:
     build: Callable[[Mapping[str, Attribute]], Callable[[list[Any], list[Any]], Any]] | None = None
     splits_backward: bool = False
     view: bool = False
+    windows: Callable[[Mapping[str, Attribute]], tuple[Window, ...]] | None = None
+    fill: Callable[[Mapping[str, Attribute]], float] = lambda attributes: 0.0
+    by_position: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     notes: str = field(default="")
 
 
@@ -119,6 +128,27 @@ def kind_of_function() -> dict[str, LayerKind]:
                 raise ValueError(f"layer kinds {found[function].name} and {kind.name} both cover {function}")
             found[function] = kind
     return found
+
+
+def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
+    """Windows of a convolution or pooling from its kernel, stride, padding and dilation, one a spatial dim."""
+    kernel, stride, dilation = (attributes[name] for name in ("kernel", "stride", "dilation"))
+    assert isinstance(kernel, tuple)
+    assert isinstance(stride, tuple)
+    assert isinstance(dilation, tuple)
+    padding = attributes["padding"]
+    if padding == "same":
+        # torch puts the odd one behind.
+        padding = tuple(step * (size - 1) // 2 for size, step in zip(kernel, dilation, strict=True))
+    elif padding == "valid":
+        padding = (0,) * len(kernel)
+    assert isinstance(padding, tuple)
+    return tuple(map(Window, kernel, stride, padding, dilation))
+
+
+def always(attributes: Mapping[str, Attribute]) -> bool:
+    """Of every operation of the kind."""
+    return True
 
 
 def as_tuple(value: Any, dims: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple
+from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, windows_of
 from paradl_bench.spec.network import Attribute
 
 
@@ -45,9 +45,16 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], attributes["kernel"], **settings)
 
 
+def fill(attributes: Mapping[str, Attribute]) -> float:
+    """Padding never is a maximum; to an average it adds nothing."""
+    return -math.inf if str(attributes["function"]).startswith("max") else 0.0
+
+
 KIND = LayerKind(
     name="pool",
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
     facts=facts,
     build=build,
+    windows=windows_of,
+    fill=fill,
 )

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.spec.measurement import IssuedCollective
-from paradl_bench.spec.plan import Plan
+from paradl_bench.spec.plan import Collective, Communication, Plan
+from paradl_bench.strategies.mesh import group_of
 
 When = Literal["setup", "first", "rebuild", "iteration"]
 
@@ -113,18 +114,34 @@ class SequenceCounter:
         return None if last is None or self._last is None else self._last - last
 
 
-def planned_collectives(plan: Plan) -> tuple[IssuedCollective, ...]:
-    """Every collective that a plan says a run issues, over all of its ranks."""
-    group = tuple(range(plan.strategy.ranks))
-    before = [
-        IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)  # type: ignore[arg-type]
-        for when, operation, size, count in plan.setup
-    ]
-    steady = [
-        IssuedCollective(when="iteration", operation=operation, message_bytes=size, group=group, count=count)
-        for (operation, size, _), count in plan.collectives().items()
-    ]
-    return (*before, *steady)
+def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ...]:
+    """Every collective, and every message sent or received, that a plan says one rank issues."""
+    role = plan.role_of(rank)
+    counts: Counter[_Key] = Counter()
+    exchanging = group_of(plan.strategy, plan.exchange_axes, rank)
+    for when, operation, size, count in plan.roles[role].setup:
+        counts[when, operation, size, exchanging] += count  # type: ignore[index]
+    in_iterations: tuple[tuple[When, list[Communication]], ...] = (
+        ("first", plan.of_layers(role)),
+        ("rebuild", plan.of_layers(role)),
+        ("iteration", plan.communication(role)),
+    )
+    for recorded, works in in_iterations:
+        for work in works:
+            group = group_of(plan.strategy, work.axes, rank)
+            for operation, size in _messages(work):
+                counts[recorded, operation, size, group] += 1
+    return tuple(
+        IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
+        for (when, operation, size, group), count in counts.items()
+    )
+
+
+def _messages(work: Communication) -> list[tuple[str, int]]:
+    """(operation, bytes) of each call that a communication is made of."""
+    if isinstance(work, Collective):
+        return [(work.operation, work.message_bytes)]
+    return [("send_recv", size) for size in (*work.sends_bytes, *work.receives_bytes)]
 
 
 def differences(issued: Iterable[IssuedCollective], planned: Iterable[IssuedCollective]) -> list[str]:

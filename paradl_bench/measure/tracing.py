@@ -21,6 +21,7 @@ from paradl_bench.layers.kind import Call, Facts, TensorArgument, kind_of_functi
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network, Tensor
+from paradl_bench.strategies.operations import function_name, is_operation
 
 _DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -36,28 +37,6 @@ _DTYPE_NAMES = {
 # Prime and unlike usual extents, so that a dim that is a multiple of it is the batch dim.
 _TRACE_BATCH = 7
 _BUFFER = "buffer:"
-
-
-def is_operation(function: Any, result: Any) -> bool:
-    """Whether a torch function's call counts as an operation: it returned a tensor, and is no attribute access."""
-    if function.__name__ in ("__get__", "__set__", "requires_grad_", "register_hook"):
-        return False
-    if isinstance(result, torch.Tensor):
-        return True
-    return isinstance(result, (tuple, list)) and bool(result) and isinstance(result[0], torch.Tensor)
-
-
-def function_name(function: Any) -> tuple[str, bool]:
-    """Normalised name of a torch function, and whether it works in place: ``Tensor.__iadd__`` is (``add``, True)."""
-    name: str = function.__name__
-    if name.startswith("__") and name.endswith("__"):
-        name = name[2:-2]
-        if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv", "pow"):
-            return name[1:], True
-        return name, False
-    if name.endswith("_") and not name.startswith("_"):
-        return name[:-1], True
-    return name, False
 
 
 class _TracingMode(TorchFunctionMode):

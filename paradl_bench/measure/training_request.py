@@ -50,7 +50,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             UserError: says what would be right.
         """
         nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
-        planner_for(self.strategy).plan(nothing, self.strategy, self.settings)
+        planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"

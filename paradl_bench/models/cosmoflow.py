@@ -2,12 +2,13 @@
 
 Mathuriya et al., "CosmoFlow: Using Deep Learning to Learn the Universe at Scale" (SC18), as ParaDL uses it: volumes of
 4x128^3 to 4x512^3, seven convolutions with average pooling, three dense layers, about two million parameters. Neither
-paper gives every width; those here (docs/measuring.md, "Models") are ours: 16, 32, 64 and four times 128 filters of 3^3,
-dense layers of 256, 64 and 4. A volume too small for seven poolings is pooled as often as it can be.
+paper gives every width. Those here (docs/measuring.md, "Models") are ours: 16, 32, 64 and four times 128 filters of
+3^3, dense layers of 256, 64 and 4. A volume too small for seven poolings is pooled as often as it can be.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ class CosmoFlow(nn.Module):
         self.features = nn.Sequential(*layers)
         widths = (channels * math.prod(extents), *DENSE)
         dense: list[nn.Module] = []
-        for wide, narrow in zip(widths, widths[1:], strict=False):
+        for wide, narrow in itertools.pairwise(widths):
             dense += [nn.Linear(wide, narrow), nn.LeakyReLU()]
         self.classifier = nn.Sequential(*dense, nn.Linear(widths[-1], OUTPUTS))
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.strategy import Strategy
 
 Ints = NDArray[np.int32]
@@ -83,16 +83,30 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
 
     Attributes:
         message_bytes: as the operation defines it (MODELS.md, "Collectives").
-        axis: index of the strategy's axis that the group lies along; 0 is the outermost.
+        axes: indices of the strategy's axes that the group lies along; 0 is the outermost.
     """
 
     operation: str
     message_bytes: int
     ranks: int
-    axis: int = 0
+    axes: tuple[int, ...] = (0,)
 
 
-Work = Compute | Between | WeightUpdate | BucketCopy | Collective
+class HaloExchange(msgspec.Struct, frozen=True, kw_only=True, tag="halo_exchange"):
+    """Messages between ranks that own neighbouring positions, all under way at once.
+
+    Attributes:
+        sends_bytes, receives_bytes: of each message that this role sends and receives.
+        axes: as a collective's.
+    """
+
+    sends_bytes: tuple[int, ...]
+    receives_bytes: tuple[int, ...]
+    axes: tuple[int, ...] = (0,)
+
+
+Work = Compute | Between | WeightUpdate | BucketCopy | Collective | HaloExchange
+Communication = Collective | HaloExchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +117,8 @@ class Role:
         phase, stream, work: per task; ``work`` indexes the plan's distinct works.
         dependency_start, dependencies: compressed rows: task i waits for
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
+        setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
+            message_bytes, count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`.
     """
 
     name: str
@@ -112,6 +128,7 @@ class Role:
     work: Ints
     dependency_start: Ints
     dependencies: Ints
+    setup: tuple[tuple[str, str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.phase)
@@ -139,9 +156,12 @@ class Plan:
     Attributes:
         works: distinct works that the roles' tasks point at.
         local_batch: samples a rank computes in an iteration.
-        setup: every collective issued before the steady state that the tasks show, as (when, operation, message_bytes,
-            count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`, each over all ranks.
         notes: what the plan leaves out, in words, for reports.
+        positions: per position along the axes that share layers (the last one counting fastest), the index of the role
+            that stands there.
+        exchange_axes: indices of the axes over which gradients are exchanged, as are the collectives of ``Role.setup``.
+        sharded: layers with the shapes that ranks run in the place of the network's, each operation once, and the bytes
+            of the parameters that a rank holds of it.
     """
 
     strategy: Strategy
@@ -150,7 +170,9 @@ class Plan:
     works: tuple[Work, ...]
     roles: tuple[Role, ...]
     notes: tuple[str, ...] = ()
-    setup: tuple[tuple[str, str, int, int], ...] = ()
+    positions: tuple[int, ...] = (0,)
+    exchange_axes: tuple[int, ...] = ()
+    sharded: tuple[tuple[Layer, int], ...] = ()
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
@@ -159,14 +181,32 @@ class Plan:
             if role.tasks and not 0 <= role.work.min() <= role.work.max() < len(self.works):
                 raise ValueError(f"role {role.name!r}: a task points at no work of the plan")
 
-    def collectives(self) -> Counter[tuple[str, int, int]]:
-        """How often one iteration issues each (operation, message_bytes, group size), on a rank of the first role."""
+    def collectives(self, role: int = 0) -> Counter[tuple[str, int, int]]:
+        """How often one iteration issues each (operation, message_bytes, group size), on a rank of a role."""
         counts: Counter[tuple[str, int, int]] = Counter()
-        for index in self.roles[0].work:
-            work = self.works[index]
+        for work in self.communication(role):
             if isinstance(work, Collective):
                 counts[work.operation, work.message_bytes, work.ranks] += 1
         return counts
+
+    def role_of(self, rank: int) -> int:
+        """Index of the role that a rank plays."""
+        place = 0
+        for axis, coordinate in zip(self.strategy.axes, self.strategy.coordinates(rank), strict=True):
+            if axis.kind != "data":
+                place = place * axis.degree + coordinate
+        return self.positions[place]
+
+    def of_layers(self, role: int = 0) -> list[Communication]:
+        """Communication for layers, in every iteration alike: all of FW and BW but the broadcasts of buffers."""
+        found = self.communication(role, phases=(Phase.FW, Phase.BW))
+        return [work for work in found if not (isinstance(work, Collective) and work.operation == "broadcast")]
+
+    def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
+        """Collectives and halo exchanges that a rank of a role issues in one iteration, in the plan's order."""
+        own = self.roles[role]
+        works = (self.works[index] for index, phase in zip(own.work, own.phase, strict=True) if phase in phases)
+        return [work for work in works if isinstance(work, Communication)]
 
 
 @dataclass(slots=True)
@@ -192,9 +232,10 @@ class RoleBuilder:
         self.dependency_start.append(len(self.dependencies))
         return len(self.phase) - 1
 
-    def build(self, name: str, multiplicity: int) -> Role:
+    def build(self, name: str, multiplicity: int, setup: tuple[tuple[str, str, int, int], ...] = ()) -> Role:
         """The role."""
         return Role(
+            setup=setup,
             name=name,
             multiplicity=multiplicity,
             phase=np.array(self.phase, np.int32),
@@ -256,7 +297,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @runtime_checkable
 class Planner(Protocol):
-    """What the ``plan.py`` of each strategy folder declares as ``PLANNER``."""
+    """Plans the strategies of one name; the axes' planners are in the folders of ``paradl_bench/strategies``."""
 
     @property
     def name(self) -> str:
@@ -269,5 +310,12 @@ class Planner(Protocol):
             UserError: a limit is exceeded; the message names it.
         """
 
+    def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+        """Refuse what cannot run; of an empty network, what no network could make right.
+
+        Raises:
+            UserError: says what would be right.
+        """
+
     def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
-        """How far the strategy scales on this network, and what sets it."""
+        """How far each axis of the strategy scales on this network, and what sets it."""

@@ -79,6 +79,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """PEs in all (the papers' p)."""
         return math.prod(axis.degree for axis in self.axes)
 
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where a rank stands along each axis; neighbours along the innermost axis have neighbouring ranks."""
+        found = []
+        for axis in reversed(self.axes):
+            rank, coordinate = divmod(rank, axis.degree)
+            found.append(coordinate)
+        return tuple(reversed(found))
+
     @property
     def name(self) -> str:
         """``serial``, or the kinds joined from the outermost: ``data+filter``."""

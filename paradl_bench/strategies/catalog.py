@@ -1,73 +1,32 @@
-"""Strategies by the kinds of axes that they have; each folder beside this file is one, found by discovery."""
+"""Strategies by the kinds of their axes; each folder beside this file is a kind of axis, found by discovery."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Planner, PlanSettings
+from paradl_bench.spec.plan import Planner
 from paradl_bench.spec.registry import discover
 from paradl_bench.spec.strategy import KIND_OF_LETTER, LETTER_OF_KIND, Strategy
-
-if TYPE_CHECKING:
-    import torch
-
-_PACKAGE = "paradl_bench.strategies"
+from paradl_bench.strategies.axis_planner import AxisPlanner
+from paradl_bench.strategies.nested_plan import NestedPlanner
 
 
-@runtime_checkable
-class Runner(Protocol):
-    """What the ``module.py`` of each strategy folder declares as ``RUNNER``: how the strategy really trains."""
-
-    @property
-    def name(self) -> str:
-        """As its planner's."""
-
-    @property
-    def needs_process_group(self) -> bool:
-        """Whether ranks have to have joined before :meth:`build`."""
-
-    def build(
-        self, module: torch.nn.Module, network: Network, settings: PlanSettings, device: torch.device
-    ) -> torch.nn.Module:
-        """The module as one rank trains it; called on every rank, and may communicate.
-
-        Args:
-            module: the whole model, already on ``device``.
-            network: its traced network.
-        """
+def axis_planners() -> dict[str, AxisPlanner]:
+    """The planner of each kind of axis, by kind."""
+    return discover("paradl_bench.strategies", "PLANNER", AxisPlanner, submodule="plan")  # type: ignore[type-abstract]
 
 
 def planner_for(strategy: Strategy) -> Planner:
     """The planner of a strategy's kinds.
 
     Raises:
-        UserError: none plans them; the message names those that are planned.
+        UserError: a kind of axis is not planned, or some do not nest; the message names those that are.
     """
-    planners = discover(_PACKAGE, "PLANNER", Planner, submodule="plan")  # type: ignore[type-abstract]
-    if strategy.name not in planners:
-        raise _unknown(strategy, "planned", list(planners))
-    return planners[strategy.name]
-
-
-def runner_for(strategy: Strategy) -> Runner:
-    """What runs a strategy's kinds; imports torch.
-
-    Raises:
-        UserError: none runs them; the message names those that run.
-    """
-    runners = discover(_PACKAGE, "RUNNER", Runner, submodule="module")  # type: ignore[type-abstract]
-    if strategy.name not in runners:
-        raise _unknown(strategy, "run", list(runners))
-    return runners[strategy.name]
-
-
-def _unknown(strategy: Strategy, what: str, names: list[str]) -> UserError:
-    choices = ", ".join(f"{name} ({_example(name)})" if name != "serial" else name for name in names)
-    return UserError(f"strategy {strategy} ({strategy.name}) cannot be {what} yet; those that can are {choices}")
-
-
-def _example(name: str) -> str:
-    letters = {kind: LETTER_OF_KIND[kind] for kind in KIND_OF_LETTER.values()}
-    return "".join(f"{letter}2" for kind in name.split("+") for known, letter in letters.items() if known == kind)
+    planners = axis_planners()
+    for axis in strategy.axes:
+        if axis.kind not in planners:
+            letters = {kind: letter for letter, kind in KIND_OF_LETTER.items()}
+            choices = ", ".join(f"{kind} ({letters[kind]}2)" for kind in LETTER_OF_KIND if kind in planners)
+            raise UserError(
+                f"strategy {strategy}: {axis.kind} parallelism cannot be planned or run yet; serial can, and {choices}"
+            )
+    return NestedPlanner(strategy, planners)

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Between, Compute, Phase, PlanSettings, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import (
+    Between,
+    Communication,
+    Compute,
+    Phase,
+    PlanSettings,
+    RoleBuilder,
+    Stream,
+    WeightUpdate,
+)
+
+
+class LayerShard(NamedTuple):
+    """What one rank runs of a layer, and what it communicates for it; all of that is waited for where it stands.
+
+    Attributes:
+        layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
+    """
+
+    layer: Layer
+    shard: str = ""
+    before_fw: tuple[Communication, ...] = ()
+    after_fw: tuple[Communication, ...] = ()
+    after_bw: tuple[Communication, ...] = ()
+
+
+def layers_with_gradient(network: Network) -> list[bool]:
+    """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    trained = {parameter.name for parameter in network.parameters}
+    found: list[bool] = []
+    for layer in network.layers:
+        own = any(name in trained for name in layer.parameters)
+        found.append(own or any(found[index[name]] for name in layer.inputs if name in index))
+    return found
 
 
 class NetworkCompute:
@@ -13,22 +48,23 @@ class NetworkCompute:
 
     Backward runs the layers in reverse: autograd takes, of the nodes that are ready, the one that forward made last.
     It passes over what no gradient reaches (operations on the input alone, heads that the loss does not read).
+
+    Args:
+        shards: what the rank runs of layers, by index, and communicates for them; layers that are missing run whole.
     """
 
-    def __init__(self, builder: RoleBuilder, network: Network) -> None:
+    def __init__(self, builder: RoleBuilder, network: Network, shards: Mapping[int, LayerShard] | None = None) -> None:
         self._builder = builder
         self._layers = network.layers
-        self._operations = [layer.operation for layer in network.layers]
+        of_layers = shards or {}
+        self._shards = [of_layers.get(i) or LayerShard(layer) for i, layer in enumerate(network.layers)]
+        self._operations = [shard.layer.operation for shard in self._shards]
         index = {layer.name: i for i, layer in enumerate(network.layers)}
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
-        self.backward_layers = self._find_backward_layers({parameter.name for parameter in network.parameters})
+        self.backward_layers = self._find_backward_layers(layers_with_gradient(network))
         self._forward: list[int] = []
 
-    def _find_backward_layers(self, trainable: set[str]) -> tuple[int, ...]:
-        needs_gradient: list[bool] = []
-        for layer, inputs in zip(self._layers, self._inputs, strict=True):
-            own = any(name in trainable for name in layer.parameters)
-            needs_gradient.append(own or any(needs_gradient[source] for source in inputs))
+    def _find_backward_layers(self, needs_gradient: list[bool]) -> tuple[int, ...]:
         reached = [False] * len(self._layers)
         if reached:
             reached[-1] = True
@@ -44,11 +80,19 @@ class NetworkCompute:
     def add_forward(self, after: tuple[int, ...] = ()) -> None:
         """Append forward of all layers; those that read the network's input wait for ``after``."""
         between = Between(phase="FW")
-        for layer, operation, inputs in zip(self._layers, self._operations, self._inputs, strict=True):
-            work = Compute(layer=layer.name, operation=operation, phase="FW")
+        for shard, operation, inputs in zip(self._shards, self._operations, self._inputs, strict=True):
+            work = Compute(layer=shard.layer.name, operation=operation, phase="FW", shard=shard.shard)
             waits = tuple(self._forward[source] for source in inputs) or after
-            self._forward.append(self._builder.add(work, Phase.FW, Stream.COMPUTE, waits))
+            waits = self._communicate(shard.before_fw, Phase.FW, waits)
+            task = self._builder.add(work, Phase.FW, Stream.COMPUTE, waits)
+            self._forward.append(self._communicate(shard.after_fw, Phase.FW, (task,))[-1])
             self._builder.add(between, Phase.FW, Stream.COMPUTE, (self._forward[-1],))
+
+    def _communicate(self, works: tuple[Communication, ...], phase: Phase, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append communication one after the other; returns what waits for the last waits for."""
+        for work in works:
+            after = (self._builder.add(work, phase, Stream.COMMUNICATION, after),)
+        return after
 
     def add_backward(self) -> Iterator[tuple[int, int]]:
         """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients."""
@@ -56,12 +100,15 @@ class NetworkCompute:
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in self.backward_layers}
         for index in self.backward_layers:
-            work = Compute(layer=self._layers[index].name, operation=self._operations[index], phase="BW")
-            task = self._builder.add(work, Phase.BW, Stream.COMPUTE, tuple(waits[index]))
+            shard = self._shards[index]
+            work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="BW", shard=shard.shard)
+            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, tuple(waits[index]))
+            # Autograd finishes the parameters' gradients before it goes on with the input's.
+            yield index, computed
+            task = self._communicate(shard.after_bw, Phase.BW, (computed,))[-1]
             for source in self._inputs[index]:
                 if source in waits:
                     waits[source].append(task)
-            yield index, task
             self._builder.add(between, Phase.BW, Stream.COMPUTE, (task,))
 
 

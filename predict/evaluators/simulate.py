@@ -3,6 +3,10 @@
 The exchange starts when the last rank arrives, so what a rank computes between two exchanges counts as the slowest of
 p ranks computes it (:meth:`predict.model_costs.ModelCosts.straggler`). Lag is applied to all compute of an iteration,
 weight update included, because the next exchange waits for that as well.
+
+Roles that differ (blocks at an edge, uneven shards) are simulated each by itself, as if the others kept its pace; the
+slowest one is the answer. Between them a rank that waits for another in one layer and makes up for it in the next is
+taken as slower than it is.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.spec.plan import Phase, Role, Stream
 from paradl_bench.strategies.catalog import planner_for
-from predict.cost_model import CostModel
+from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats
 from predict.memory import per_phase_memory
 from predict.simulator import Timeline, condense, simulate
@@ -24,10 +28,10 @@ def prepare(model: CostModel, point: Point) -> Workload:
     planner = planner_for(point.strategy)
     plan = planner.plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
-    role = plan.roles[0]
-    lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
-    by_phase = _Simulation(role, lag, across_phases=False)
-    coarse = _Simulation(role, lag, across_phases=True)
+    by_phase, coarse = (
+        [_simulation(role, priced, across_phases=across_phases) for role in plan.roles]
+        for across_phases in (False, True)
+    )
     return Workload(
         costs=priced.costs,
         spread=priced.spread,
@@ -36,10 +40,15 @@ def prepare(model: CostModel, point: Point) -> Workload:
             model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
         ),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
-        time=by_phase.timing,
-        iteration_s=lambda *costs: coarse.run(*costs).iteration_s,
+        time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
+        iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
         lag=priced.straggler.factor,
     )
+
+
+def _simulation(role: Role, priced: PricedPlan, *, across_phases: bool) -> _Simulation:
+    lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
+    return _Simulation(role, lag, across_phases=across_phases)
 
 
 class _Simulation:

@@ -59,7 +59,7 @@ def test_no_module_of_these_loads_torch(package: str) -> None:
 
 
 def test_no_plan_of_a_strategy_loads_torch() -> None:
-    plans = [name for name in modules_of("paradl_bench.strategies") if name.endswith((".plan", ".catalog"))]
+    plans = [name for name in modules_of("paradl_bench.strategies") if name.endswith((".plan", ".catalog", ".region"))]
     assert plans
     assert not loaded_by(*plans) & {"torch", "torchvision"}
 

@@ -1,146 +1,267 @@
-"""What holds for the plan of every strategy that is planned, without naming one."""
+"""What holds for the plan of every kind of axis that is discovered, and of nestings, without naming a kind."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
+from network_factory import NetworkFactory
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network, Tensor
-from paradl_bench.spec.plan import Collective, Compute, Phase, Plan, Planner, PlanSettings, WeightUpdate, Work
-from paradl_bench.spec.registry import discover
-from paradl_bench.spec.strategy import Axis, Strategy
-from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import (
+    Collective,
+    Compute,
+    HaloExchange,
+    Phase,
+    Plan,
+    PlanSettings,
+    Role,
+    WeightUpdate,
+    Work,
+)
+from paradl_bench.spec.strategy import Axis, Strategy, parse_strategy
+from paradl_bench.strategies.axis_planner import AxisPlanner
+from paradl_bench.strategies.catalog import axis_planners, planner_for
+from paradl_bench.strategies.mesh import group_of
 
-PLANNERS = discover("paradl_bench.strategies", "PLANNER", Planner, submodule="plan")  # type: ignore[type-abstract]
+PLANNERS = axis_planners()
 SETTINGS = PlanSettings(batch=8)
+NESTED = ("d2f2", "d2c2", "d2s2", "s2d2", "d2s2x2", "f3", "c3", "s3", "d2f3")
 
-every_planner = pytest.mark.parametrize("planner", PLANNERS.values(), ids=lambda planner: planner.name)
-
-
-def layer(name: str, *inputs: str, parameters: tuple[str, ...] = ()) -> Layer:
-    return Layer(name=name, kind="conv2d", inputs=inputs, output_shape=(4, 8, 8), parameters=parameters)
+every_kind = pytest.mark.parametrize("kind", list(PLANNERS))
 
 
 def branching_network() -> Network:
     """A skip connection, a shared parameter, batch norm's buffers and an operation that no gradient reaches."""
-    return Network(
-        name="branching",
-        input_shape=(3, 8, 8),
-        layers=(
-            layer("scale", "input"),
-            layer("conv1", "scale", parameters=("conv1.weight",)),
-            layer("bn1", "conv1", parameters=("bn1.weight", "bn1.bias")),
-            layer("conv2", "bn1", parameters=("shared.weight",)),
-            layer("conv3", "conv2", parameters=("shared.weight",)),
-            layer("add", "conv3", "bn1"),
-            layer("fc", "add", parameters=("fc.weight", "fc.bias")),
-            layer("loss", "fc"),
+    factory = NetworkFactory(8, 12, 12)
+    factory.scale("scale")
+    factory.conv("conv1", 8)
+    factory.batch_norm("bn1")
+    factory.conv("conv2", 8, 5, padding=2)
+    factory.conv("conv3", 8, 5, padding=2, weight="conv2")
+    factory.add("add", "conv3", "bn1")
+    factory.pool("pool", 2)
+    factory.conv("conv4", 12, stride=2, groups=4, bias=False)
+    factory.flatten("flatten")
+    factory.linear("fc", 10)
+    factory.loss()
+    return factory.network(
+        "branching",
+        (
+            *("fc.bias", "fc.weight", "conv4.weight", "conv2.weight", "conv2.bias"),
+            *("bn1.weight", "bn1.bias", "conv1.weight", "conv1.bias"),
         ),
-        parameters=(
-            Tensor(name="conv1.weight", shape=(4, 3, 3, 3)),
-            Tensor(name="bn1.weight", shape=(4,)),
-            Tensor(name="bn1.bias", shape=(4,)),
-            Tensor(name="shared.weight", shape=(4, 4, 3, 3)),
-            Tensor(name="fc.weight", shape=(10, 4)),
-            Tensor(name="fc.bias", shape=(10,)),
-        ),
-        buffers=(
-            Tensor(name="bn1.running_mean", shape=(4,)),
-            Tensor(name="bn1.running_var", shape=(4,)),
-            Tensor(name="bn1.num_batches_tracked", shape=(), dtype="int64"),
-        ),
-        gradient_order=("fc.bias", "fc.weight", "shared.weight", "bn1.weight", "bn1.bias", "conv1.weight"),
     )
 
 
 NETWORK = branching_network()
 
 
-def strategy_of(planner: Planner, ranks: int) -> Strategy:
-    """The planner's kinds over so many ranks, all of them along the outermost axis."""
-    kinds = [] if planner.name == "serial" else planner.name.split("+")
-    axes = [Axis(kind=kind, extents=(ranks if i == 0 else 1,)) for i, kind in enumerate(kinds)]  # type: ignore[arg-type]
-    return Strategy(axes=tuple(axes))
+def line_network() -> Network:
+    """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch."""
+    factory = NetworkFactory(4, 16)
+    factory.relu("relu0")
+    factory.conv("conv1", 8, stride=2)
+    factory.relu("relu1")
+    factory.conv("conv2", 12)
+    factory.flatten("flatten")
+    factory.linear("fc", 9)
+    factory.loss()
+    return factory.network("line")
 
 
-def plan_over(planner: Planner, ranks: int) -> Plan:
-    return planner.plan(NETWORK, strategy_of(planner, ranks), SETTINGS)
+def strategy_of(kind: str, ranks: int) -> Strategy:
+    return Strategy(axes=(Axis(kind=kind, extents=(ranks,)),))  # type: ignore[arg-type]
 
 
-def counted(plan: Plan, of: type[Work]) -> Counter[Work]:
-    return Counter(work for i in plan.roles[0].work if isinstance(work := plan.works[i], of))
+STRATEGIES = [
+    Strategy(),
+    *(strategy_of(kind, ranks) for kind in PLANNERS for ranks in (1, 2, 4)),
+    *map(parse_strategy, NESTED),
+]
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 
 
-@every_planner
-def test_it_is_found_by_the_kinds_that_it_plans(planner: Planner) -> None:
-    assert planner_for(strategy_of(planner, 1)) is planner
+def plan(strategy: Strategy, network: Network = NETWORK) -> Plan:
+    return planner_for(strategy).plan(network, strategy, SETTINGS)
 
 
-@every_planner
-def test_one_pe_does_the_work_of_serial(planner: Planner) -> None:
-    serial, alone = plan_over(PLANNERS["serial"], 1), plan_over(planner, 1)
+def works_of(found: Plan, role: Role) -> list[Work]:
+    return [found.works[index] for index in role.work]
+
+
+def counted(found: Plan, of: type[Work]) -> Counter[Work]:
+    return Counter(work for work in works_of(found, found.roles[0]) if isinstance(work, of))
+
+
+@every_kind
+def test_it_is_found_by_its_kind(kind: str) -> None:
+    assert isinstance(PLANNERS[kind], AxisPlanner)
+    assert PLANNERS[kind].name == kind
+    assert planner_for(strategy_of(kind, 2)).name == kind
+
+
+@every_kind
+def test_one_pe_does_the_work_of_serial(kind: str) -> None:
+    serial, alone = plan(Strategy()), plan(strategy_of(kind, 1))
     assert counted(alone, Compute) == counted(serial, Compute)
     assert counted(alone, WeightUpdate) == counted(serial, WeightUpdate)
     assert alone.local_batch == SETTINGS.batch
     assert {work.ranks for work in alone.works if isinstance(work, Collective)} <= {1}
+    assert not [work for work in alone.works if isinstance(work, HaloExchange)]
 
 
-@every_planner
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_roles_are_all_ranks_and_every_work_is_done(planner: Planner, ranks: int) -> None:
-    plan = plan_over(planner, 1 if planner.name == "serial" else ranks)
-    assert sum(role.multiplicity for role in plan.roles) == plan.strategy.ranks
-    done = np.unique(np.concatenate([role.work for role in plan.roles]))
-    assert done.tolist() == list(range(len(plan.works)))
+@every_strategy
+def test_roles_are_all_ranks_and_every_work_is_done(strategy: Strategy) -> None:
+    found = plan(strategy)
+    played = Counter(found.role_of(rank) for rank in range(strategy.ranks))
+    assert played == {index: role.multiplicity for index, role in enumerate(found.roles)}
+    done = np.unique(np.concatenate([role.work for role in found.roles]))
+    assert done.tolist() == list(range(len(found.works)))
 
 
-@every_planner
-def test_a_layer_waits_for_what_it_reads(planner: Planner) -> None:
-    plan = plan_over(planner, 1)
-    role = plan.roles[0]
-    tasks = {
-        (work.layer, work.phase): task
-        for task, index in enumerate(role.work)
-        if isinstance(work := plan.works[index], Compute)
-    }
-    waits = {
-        task: set(role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]].tolist())
-        for task in tasks.values()
-    }
-    for reader in NETWORK.layers:
-        for source in set(reader.inputs) - {"input"}:
-            assert tasks[source, "FW"] in waits[tasks[reader.name, "FW"]]
-            if (source, "BW") in tasks:
-                assert tasks[reader.name, "BW"] in waits[tasks[source, "BW"]]
+@every_strategy
+def test_the_mini_batch_is_computed_once(strategy: Strategy) -> None:
+    data = math.prod(axis.degree for axis in strategy.axes if axis.kind == "data")
+    assert plan(strategy).local_batch * data == SETTINGS.batch
 
 
-@every_planner
-def test_phases_follow_each_other(planner: Planner) -> None:
-    role = plan_over(planner, 1).roles[0]
-    compute = [phase for phase in role.phase.tolist() if phase != Phase.GE]
-    assert compute == sorted(compute)
-    assert compute[-1] == Phase.WU
+@every_strategy
+def test_a_layer_waits_for_what_it_reads(strategy: Strategy) -> None:
+    found = plan(strategy)
+    for role in found.roles:
+        tasks = {
+            (work.layer, work.phase): task
+            for task, work in enumerate(works_of(found, role))
+            if isinstance(work, Compute)
+        }
+        rows = np.split(role.dependencies, role.dependency_start[1:-1])
+        before: list[set[int]] = []
+        for row in rows:
+            before.append(set(row.tolist()).union(*(before[task] for task in row.tolist())))
+        for reader in NETWORK.layers:
+            for source in set(reader.inputs) - {"input"}:
+                assert tasks[source, "FW"] in before[tasks[reader.name, "FW"]]
+                if (source, "BW") in tasks:
+                    assert tasks[reader.name, "BW"] in before[tasks[source, "BW"]]
 
 
-@every_planner
-def test_planning_twice_gives_the_same(planner: Planner) -> None:
-    first, second = plan_over(planner, 1), plan_over(planner, 1)
-    assert (first.works, first.setup, first.notes) == (second.works, second.setup, second.notes)
-    for name in ("phase", "stream", "work", "dependency_start", "dependencies"):
-        assert np.array_equal(getattr(first.roles[0], name), getattr(second.roles[0], name))
+@every_strategy
+def test_phases_follow_each_other(strategy: Strategy) -> None:
+    for role in plan(strategy).roles:
+        compute = [phase for phase in role.phase.tolist() if phase != Phase.GE]
+        assert compute == sorted(compute)
+        assert compute[-1] == Phase.WU
 
 
-@every_planner
-def test_limits_hold_and_are_explained(planner: Planner) -> None:
-    limits = planner.limits(NETWORK, SETTINGS)
-    assert limits
-    smallest = min(limits, key=lambda limit: limit.ranks)
-    assert smallest.reason
-    assert str(smallest).startswith(f"p <= {smallest.ranks}: ")
-    assert plan_over(planner, smallest.ranks).strategy.ranks == smallest.ranks
-    if planner.name != "serial":
-        with pytest.raises(UserError, match=str(SETTINGS.batch)):
-            plan_over(planner, smallest.ranks + 1)
+@every_strategy
+def test_planning_twice_gives_the_same(strategy: Strategy) -> None:
+    first, second = plan(strategy), plan(strategy)
+    assert (first.works, first.notes, first.positions) == (second.works, second.notes, second.positions)
+    assert [role.setup for role in first.roles] == [role.setup for role in second.roles]
+    for one, other in zip(first.roles, second.roles, strict=True):
+        for name in ("phase", "stream", "work", "dependency_start", "dependencies"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+@every_kind
+def test_limits_hold_and_are_explained(kind: str) -> None:
+    network = line_network()
+    (limit,) = planner_for(strategy_of(kind, 1)).limits(network, SETTINGS)
+    assert limit.axis == kind
+    assert limit.reason
+    assert str(limit).startswith(f"p <= {limit.ranks}: ")
+    assert limit.ranks == SETTINGS.batch == 8
+    assert plan(strategy_of(kind, limit.ranks), network).strategy.ranks == limit.ranks
+    with pytest.raises(UserError, match=r"8") as refused:
+        plan(strategy_of(kind, limit.ranks + 1), network)
+    named = [layer.name for layer in network.layers if layer.name in limit.reason]
+    assert all(name in str(refused.value) for name in named)
+    assert "\n" not in str(refused.value)
+
+
+@every_kind
+def test_a_network_without_layers_is_refused_only_for_what_no_network_could_make_right(kind: str) -> None:
+    nothing = Network(name="nothing", input_shape=(), layers=(), parameters=())
+    strategy = strategy_of(kind, 2)
+    planner_for(strategy).check(nothing, strategy, SETTINGS)
+
+
+def flops_of(found: Plan, role: Role, network: Network) -> Counter[tuple[str, str]]:
+    """FLOPs a sample that a rank computes, by layer and phase, from the shapes that it runs."""
+    of_operation: dict[str, Layer] = {layer.operation: layer for layer in network.layers}
+    of_operation |= {layer.operation: layer for layer, _ in found.sharded}
+    flops: Counter[tuple[str, str]] = Counter()
+    for work in works_of(found, role):
+        if isinstance(work, Compute):
+            layer = of_operation[work.operation]
+            forward = work.phase == "FW"
+            flops[work.layer, work.phase] += layer.fw_flops if forward else layer.bw_input_flops + layer.bw_weight_flops
+    return flops
+
+
+@every_strategy
+def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
+    """Over the ranks of a replica a layer's FLOPs are the serial ones where it is split, else so many times these."""
+    serial = plan(Strategy())
+    alone = flops_of(serial, serial.roles[0], NETWORK)
+    found = plan(strategy)
+    sharing = math.prod(axis.degree for axis in strategy.axes if axis.kind != "data")
+    of_ranks = [flops_of(found, found.roles[index], NETWORK) for index in found.positions]
+    split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
+    assert bool(split) == (sharing > 1)
+    for (layer, phase), flops in alone.items():
+        total = sum(of_rank[layer, phase] for of_rank in of_ranks)
+        expected = flops if layer in split else flops * sharing
+        # A share of FLOPs is rounded to a whole number on each rank.
+        assert abs(total - expected) <= 2 * sharing, (layer, phase)
+
+
+@every_strategy
+def test_parameters_are_updated_as_often_as_ranks_hold_them(strategy: Strategy) -> None:
+    found = plan(strategy)
+    held = sum(
+        work.elements * role.multiplicity
+        for role in found.roles
+        for work in works_of(found, role)
+        if isinstance(work, WeightUpdate)
+    )
+    assert held >= NETWORK.parameter_elements * math.prod(
+        axis.degree for axis in strategy.axes if axis.kind in ("data", "spatial")
+    )
+    assert held <= NETWORK.parameter_elements * strategy.ranks
+
+
+def communication_by_group(found: Plan) -> dict[tuple[int, ...], dict[int, list[Collective | HaloExchange]]]:
+    """Per group, what each of its ranks issues in it, in order."""
+    issued: dict[tuple[int, ...], dict[int, list[Collective | HaloExchange]]] = {}
+    for rank in range(found.strategy.ranks):
+        for work in found.communication(found.role_of(rank)):
+            group = group_of(found.strategy, work.axes, rank)
+            issued.setdefault(group, {}).setdefault(rank, []).append(work)
+    return issued
+
+
+@every_strategy
+def test_all_ranks_of_a_group_issue_the_same_collectives_in_the_same_order(strategy: Strategy) -> None:
+    for group, of_ranks in communication_by_group(plan(strategy)).items():
+        collectives = [[work for work in of_ranks.get(rank, []) if isinstance(work, Collective)] for rank in group]
+        assert all(issued == collectives[0] for issued in collectives)
+        assert {work.ranks for work in collectives[0]} <= {len(group)}
+
+
+@every_strategy
+def test_every_message_that_a_rank_sends_some_rank_receives(strategy: Strategy) -> None:
+    for of_ranks in communication_by_group(plan(strategy)).values():
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        for works in of_ranks.values():
+            for work in works:
+                if isinstance(work, HaloExchange):
+                    sent.update(work.sends_bytes)
+                    received.update(work.receives_bytes)
+        assert sent == received

@@ -112,7 +112,8 @@ def compare(name, cap_mb, context):
     issued = trainer.prepare(network)
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     chunk = trainer.run_chunk(0, 2)
-    return dict(differences=differences(issued, planned_collectives(plan)), counts=chunk.collectives_issued,
+    found = differences(issued, planned_collectives(plan, context.rank))
+    return dict(differences=found, counts=chunk.collectives_issued,
         planned=sum(plan.collectives().values()),
         all_reduces=sum(n for (op, _, _), n in plan.collectives().items() if op == "all_reduce"))
 
@@ -139,7 +140,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.strategies.catalog import runner_for
+from paradl_bench.strategies.parallel import build_parallel
 
 def gradients(module, loss_of, inputs, targets):
     module.zero_grad()
@@ -153,7 +154,7 @@ def check(name, context, batch_norm):
     inputs, targets = model.make_batch(4 * context.ranks, seed=7)
     inputs = inputs.double()
     settings = PlanSettings(batch=4 * context.ranks, first_bucket_bytes=1000, bucket_cap_bytes=1000)
-    parallel = runner_for(parse_strategy("d2")).build(model.module, network, settings, context.device)
+    parallel = build_parallel(model.module, network, parse_strategy("d2"), settings, context.device).module
     parts = list(zip(inputs.chunk(context.ranks), targets.chunk(context.ranks)))
     for _ in range(3):
         found = gradients(parallel, model.loss, *parts[context.rank])

@@ -168,8 +168,11 @@ def test_buckets_follow_the_cap(predict: Caller) -> None:
         (("--strategy", "d3", "--batch", "8"), "batch 8 does not part over the 3 ranks of d3: 6 or 9 do"),
         (("--strategy", "d16", "--batch", "8"), "batch 8 is smaller than the 16 ranks of d16: give at least 16"),
         (("--strategy", "q4", "--batch", "8"), "strategy 'q4' does not parse"),
-        (("--strategy", "f4", "--batch", "8"), "cannot be planned yet; those that can are data (d2), serial"),
-        (("--strategy", "data+filter", "--ranks", "4", "--batch", "8"), "cannot be planned yet"),
+        (
+            ("--strategy", "p4", "--batch", "8"),
+            "pipeline parallelism cannot be planned or run yet; serial can, and data",
+        ),
+        (("--strategy", "data+filter", "--ranks", "4", "--batch", "8"), "write the degrees of both, as d4f1"),
         (("--strategy", "data", "--batch", "8"), "strategy 'data' is a kind: say how many ranks"),
         (("--strategy", "d4", "--ranks", "2:8:x2", "--batch", "8"), "the degrees of d4 are fixed"),
         (("--strategy", "data", "--ranks", "8:2:x2", "--batch", "8"), "the last count is smaller"),

@@ -162,7 +162,7 @@ FORWARD = ["FW one", "FW two", "FW three", "FW loss"]
 def test_serial_is_forward_backward_update() -> None:
     found = plan(chain(), "serial")
     assert spelled(found) == [*FORWARD, "BW loss", "BW three", "BW two", "BW one", "WU 400/3"]
-    assert (found.local_batch, found.setup, found.collectives()) == (8, (), {})
+    assert (found.local_batch, found.roles[0].setup, found.collectives()) == (8, (), {})
 
 
 def test_every_operation_has_its_share_of_the_time_between() -> None:
@@ -191,7 +191,7 @@ def test_ddp_exchanges_a_bucket_as_soon_as_it_is_full() -> None:
 def test_what_ddp_issues_before_its_steady_state() -> None:
     buffers = {("broadcast", 16): 1, ("broadcast", 8): 1}
     found: dict[str, dict[tuple[str, int], int]] = {when: {} for when in ("setup", "first", "rebuild")}
-    for when, operation, size, count in plan(chain(), "d2").setup:
+    for when, operation, size, count in plan(chain(), "d2").roles[0].setup:
         found[when][operation, size] = count
     # Sizes and strides of tensors of 1, 1 and 2 dims, as int64; parameters and float buffers are coalesced.
     shapes = 2 * (1 + 1 + 2) * 8
@@ -264,7 +264,8 @@ def test_parameters_without_gradient_are_sent_as_zeros_in_buckets_that_are_never
         ("all_reduce", 400, 2): 1,
         ("all_reduce", 12, 2): 1,
     }
-    assert [s for s in found.setup if s[0] == "first"] == [("first", *s[1:]) for s in found.setup if s[0] == "rebuild"]
+    setup = found.roles[0].setup
+    assert [s for s in setup if s[0] == "first"] == [("first", *s[1:]) for s in setup if s[0] == "rebuild"]
     assert "two.weight" in found.notes[0]
     names = spelled(found)
     assert names[names.index("BW three") + 1] == "into 1200/2"
@@ -312,9 +313,15 @@ def test_a_batch_that_does_not_split_names_those_that_do() -> None:
 
 
 def test_kinds_that_nobody_plans_name_those_that_are() -> None:
-    for text in ("f2", "d2f2", "p4"):
-        with pytest.raises(UserError, match=r"cannot be planned yet; those that can are data \(d2\), serial"):
+    choices = r"serial can, and data \(d2\), spatial \(s2\), filter \(f2\), channel \(c2\)"
+    for text, kind in (("t2", "tensor"), ("d2t2", "tensor"), ("p4", "pipeline")):
+        with pytest.raises(UserError, match=f"{kind} parallelism cannot be planned or run yet; {choices}"):
             planner_for(parse_strategy(text))
+
+
+def test_kinds_that_do_not_nest_say_which() -> None:
+    with pytest.raises(UserError, match="strategy f2s2: filter and spatial both share layers out"):
+        planner_for(parse_strategy("f2s2"))
 
 
 def test_plans_import_no_torch() -> None:

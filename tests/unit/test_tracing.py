@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from paradl_bench.measure.tracing import function_name, trace_network
+from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.network import Network
+from paradl_bench.strategies.operations import function_name
 
 
 class Branches(torch.nn.Module):

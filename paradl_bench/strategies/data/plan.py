@@ -31,13 +31,12 @@ from paradl_bench.spec.plan import (
     Collective,
     Limit,
     Phase,
-    Plan,
     PlanSettings,
     RoleBuilder,
     Stream,
 )
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import NetworkCompute, gradient_order, weight_update
+from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import assign_buckets, broadcast_buckets, total_bytes
 
 _INT64_BYTES = 8
@@ -47,58 +46,35 @@ _BROADCASTS_IN_FLIGHT = 2
 
 
 class DataPlanner:
-    """Plans replicas that each compute a part of the mini-batch and exchange gradients."""
+    """Replicas that each compute a part of the mini-batch; they share no layer, and exchange gradients."""
 
     name = "data"
 
-    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
-        """The tasks of one iteration in the steady state; what is issued before it stands in ``Plan.setup``.
-
-        Raises:
-            UserError: fewer samples than ranks, a mini-batch that does not split evenly, or ZeRO stages.
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: fewer samples than ranks, a mini-batch that does not split evenly, or ZeRO stages.
         """
-        ranks = strategy.ranks
-        _check(strategy, settings.batch)
-        buckets = GradientBuckets(network, settings)
-        builder = RoleBuilder()
-        compute = NetworkCompute(builder, network)
-        compute.add_forward(_add_buffer_broadcasts(builder, network, ranks))
-        exchange = _Exchange(builder, network, buckets, compute.backward_layers, ranks)
-        last = -1
-        for layer, last in compute.add_backward():
-            exchange.add_ready(layer, last)
-        done = exchange.add_finish(last)
-        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-        return Plan(
-            strategy=strategy,
-            network=network.name,
-            local_batch=settings.batch // ranks,
-            roles=(builder.build("replica", ranks),),
-            works=tuple(builder.works),
-            setup=_issued_before_steady_state(network, buckets),
-            notes=buckets.notes,
-        )
+        ranks, batch = strategy.axes[axis].degree, settings.batch
+        if strategy.axes[axis].zero_stage:
+            raise UserError(f"strategy {strategy}: ZeRO stages are not planned; d{ranks} is")
+        of_axis = "" if ranks == strategy.ranks else " of its data axis"
+        if ranks > batch:
+            raise UserError(
+                f"strategy {strategy}: batch {batch} is smaller than {ranks} ranks{of_axis}; give at least {ranks}"
+            )
+        if batch % ranks:
+            lower = batch - batch % ranks
+            raise UserError(
+                f"strategy {strategy}: batch {batch} does not split evenly over {ranks} ranks{of_axis};"
+                f" the nearest that do are {lower} and {lower + ranks}"
+            )
 
-    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """One sample a rank at least (ParaDL, Table 3)."""
-        return (Limit(axis="data", ranks=settings.batch, reason=f"one sample a rank, batch {settings.batch}"),)
+        return Limit(axis="data", ranks=settings.batch, reason=f"one sample a rank, batch {settings.batch}")
 
 
 PLANNER = DataPlanner()
-
-
-def _check(strategy: Strategy, batch: int) -> None:
-    ranks = strategy.ranks
-    if any(axis.zero_stage for axis in strategy.axes):
-        raise UserError(f"strategy {strategy}: ZeRO stages are not planned; d{ranks} is")
-    if ranks > batch:
-        raise UserError(f"strategy {strategy}: batch {batch} is smaller than {ranks} ranks; give at least {ranks}")
-    if batch % ranks:
-        lower = batch - batch % ranks
-        raise UserError(
-            f"strategy {strategy}: batch {batch} does not split evenly over {ranks} ranks;"
-            f" the nearest that do are {lower} and {lower + ranks}"
-        )
 
 
 class GradientBuckets:
@@ -142,8 +118,8 @@ class GradientBuckets:
         )
 
 
-def _add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int) -> tuple[int, ...]:
-    """Tasks that send rank 0's buffers to all; returns those that forward waits for."""
+def add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Tasks that send the first rank's buffers to all of a group; returns those that forward waits for."""
     finished: list[int] = []
     in_flight: deque[tuple[int, BucketCopy]] = deque()
 
@@ -155,7 +131,7 @@ def _add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int) -
         if len(in_flight) == _BROADCASTS_IN_FLIGHT:
             finish()
         copied = builder.add(BucketCopy(direction="into", bytes=size, tensors=count), Phase.FW, Stream.COMPUTE)
-        work = Collective(operation="broadcast", message_bytes=size, ranks=ranks)
+        work = Collective(operation="broadcast", message_bytes=size, ranks=ranks, axes=axes)
         broadcast = builder.add(work, Phase.FW, Stream.COMMUNICATION, (copied,))
         in_flight.append((broadcast, BucketCopy(direction="out", bytes=size, tensors=count)))
     while in_flight:
@@ -163,7 +139,7 @@ def _add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int) -
     return tuple(finished)
 
 
-class _Exchange:
+class GradientExchange:
     """Adds the exchange of gradients to backward, as layers become ready."""
 
     def __init__(
@@ -173,9 +149,10 @@ class _Exchange:
         buckets: GradientBuckets,
         backward_layers: Sequence[int],
         ranks: int,
+        axes: tuple[int, ...],
     ) -> None:
         self._builder = builder
-        self._ranks = ranks
+        self._ranks, self._axes = ranks, axes
         self._buckets = buckets
         self._bucket_of = {parameter.name: i for i, bucket in enumerate(buckets.rebuilt) for parameter in bucket}
         self._missing = [len(bucket) for bucket in buckets.rebuilt]
@@ -205,7 +182,7 @@ class _Exchange:
             self._all_reduces.append(self._all_reduce(total_bytes(self._buckets.rebuilt[bucket]), waits))
 
     def _all_reduce(self, message_bytes: int, waits: tuple[int, ...]) -> int:
-        work = Collective(operation="all_reduce", message_bytes=message_bytes, ranks=self._ranks)
+        work = Collective(operation="all_reduce", message_bytes=message_bytes, ranks=self._ranks, axes=self._axes)
         return self._builder.add(work, Phase.GE, Stream.COMMUNICATION, waits)
 
     def add_finish(self, last: int) -> tuple[int, ...]:
@@ -240,7 +217,7 @@ def _ready_with(network: Network, buckets: GradientBuckets, backward_layers: Seq
     return ready
 
 
-def _issued_before_steady_state(network: Network, buckets: GradientBuckets) -> tuple[tuple[str, str, int, int], ...]:
+def issued_before_steady_state(network: Network, buckets: GradientBuckets) -> tuple[tuple[str, str, int, int], ...]:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and

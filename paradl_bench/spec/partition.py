@@ -1,0 +1,201 @@
+"""How extents are cut over ranks, and which ranks hold what a window operation reads: halos, derived and never guessed.
+
+A box is one interval a dim, in global coordinates. Halos follow from two lists of boxes, what each rank owns and what
+each rank reads; kernel, stride, padding, dilation and uneven cuts need no case of their own, and corners of a cut over
+several dims come out as messages between diagonal neighbours. The plan counts these messages; the run sends them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """Positions from ``start`` to before ``stop`` along one dim; may reach beyond the tensor into its padding."""
+
+    start: int
+    stop: int
+
+    @property
+    def extent(self) -> int:
+        """Number of positions; 0 where it ends before it starts."""
+        return max(0, self.stop - self.start)
+
+    def meet(self, other: Interval) -> Interval:
+        """What both hold."""
+        return Interval(max(self.start, other.start), min(self.stop, other.stop))
+
+
+Box = tuple[Interval, ...]
+
+
+def cut(extent: int, parts: int) -> tuple[Interval, ...]:
+    """``parts`` intervals of nearly equal extent; the first ``extent % parts`` hold one position more."""
+    small, larger = divmod(extent, parts)
+    bounds = [0, *itertools.accumulate(small + (part < larger) for part in range(parts))]
+    return tuple(Interval(start, stop) for start, stop in itertools.pairwise(bounds))
+
+
+def cut_box(extents: Sequence[int], parts: Sequence[int]) -> tuple[Box, ...]:
+    """Boxes of all ranks of a grid, the last dim counting fastest; dims beyond ``parts`` stay whole."""
+    whole = (1,) * (len(extents) - len(parts))
+    return tuple(
+        itertools.product(*(cut(extent, count) for extent, count in zip(extents, (*parts, *whole), strict=True)))
+    )
+
+
+def box_elements(box: Box) -> int:
+    """Positions in a box."""
+    return math.prod(interval.extent for interval in box)
+
+
+def meet(one: Box, other: Box) -> Box | None:
+    """What both boxes hold; None where that is nothing."""
+    shared = tuple(a.meet(b) for a, b in zip(one, other, strict=True))
+    return shared if box_elements(shared) else None
+
+
+class Window(NamedTuple):
+    """What one output position reads along one dim: ``kernel`` inputs, ``dilation`` apart.
+
+    ``padding`` is what stands before the first input; what follows the last one shows in the output's extent, with
+    ``ceil_mode`` or without.
+    """
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def read(self, output: Interval) -> Interval:
+        """Inputs that an interval of outputs reads; outside the tensor where it reads padding."""
+        start = output.start * self.stride - self.padding
+        reach = self.dilation * (self.kernel - 1) + 1
+        return Interval(start, (output.stop - 1) * self.stride - self.padding + reach)
+
+
+def read_boxes(outputs: Sequence[Box], windows: Sequence[Window]) -> tuple[Box, ...]:
+    """What each rank reads of the input for its box of the output."""
+    return tuple(tuple(window.read(interval) for window, interval in zip(windows, box, strict=True)) for box in outputs)
+
+
+class Transfer(NamedTuple):
+    """A box that is sent to, or received from, ``peer`` (a rank of the group)."""
+
+    peer: int
+    box: Box
+
+
+class Exchange(NamedTuple):
+    """What one rank does so that it holds what it reads.
+
+    Attributes:
+        owned, read: boxes before and after; ``read`` may reach into padding.
+        kept: what it owns of what it reads; None where that is nothing.
+        sends, receives: by ascending peer.
+    """
+
+    owned: Box
+    read: Box
+    kept: Box | None
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+
+def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]:
+    """What every rank sends and receives; nobody is sent what it owns, and padding is sent by nobody."""
+    ranks = range(len(owned))
+    parts = {(source, reader): meet(owned[source], read[reader]) for source in ranks for reader in ranks}
+
+    def transfers(rank: int, *, sent: bool) -> tuple[Transfer, ...]:
+        found = ((peer, parts[(rank, peer) if sent else (peer, rank)]) for peer in ranks if peer != rank)
+        return tuple(Transfer(peer, box) for peer, box in found if box is not None)
+
+    return tuple(
+        Exchange(
+            owned=owned[rank],
+            read=read[rank],
+            kept=parts[rank, rank],
+            sends=transfers(rank, sent=True),
+            receives=transfers(rank, sent=False),
+        )
+        for rank in ranks
+    )
+
+
+class ChannelShard(NamedTuple):
+    """One rank's part of a convolution or fully connected layer that is split by filters or by input channels.
+
+    Attributes:
+        filters, channels: of the output and of the input that it computes with.
+        group_channels: of the channels of one group, those whose weights it holds (the weight's second dim).
+        groups: of the convolution that it runs.
+    """
+
+    filters: Interval
+    channels: Interval
+    group_channels: Interval
+    groups: int
+
+
+def shard_filters(out_channels: int, in_channels: int, groups: int, parts: int) -> tuple[ChannelShard, ...] | None:
+    """Shards by filters: whole groups a rank, or an equal share of one group; None where neither works out.
+
+    Filters of ranks follow each other in the order of ranks.
+    """
+    group_filters, group_channels = out_channels // groups, in_channels // groups
+    whole = Interval(0, group_channels)
+    if groups == 1:
+        if out_channels < parts:
+            return None
+        return tuple(ChannelShard(part, Interval(0, in_channels), whole, 1) for part in cut(out_channels, parts))
+    if groups >= parts:
+        return _whole_groups(groups, group_filters, group_channels, parts)
+    if parts % groups or group_filters < parts // groups:
+        return None
+    shares = cut(group_filters, parts // groups)
+    return tuple(
+        ChannelShard(
+            Interval(group * group_filters + share.start, group * group_filters + share.stop),
+            Interval(group * group_channels, (group + 1) * group_channels),
+            whole,
+            1,
+        )
+        for group in range(groups)
+        for share in shares
+    )
+
+
+def shard_channels(out_channels: int, in_channels: int, groups: int, parts: int) -> tuple[ChannelShard, ...] | None:
+    """Shards by input channels: whole groups a rank, or an equal share of one group; None where neither works out."""
+    group_filters, group_channels = out_channels // groups, in_channels // groups
+    if groups >= parts and groups > 1:
+        return _whole_groups(groups, group_filters, group_channels, parts)
+    if parts % groups or group_channels < parts // groups:
+        return None
+    shares = cut(group_channels, parts // groups)
+    return tuple(
+        ChannelShard(
+            Interval(group * group_filters, (group + 1) * group_filters),
+            Interval(group * group_channels + share.start, group * group_channels + share.stop),
+            share,
+            1,
+        )
+        for group in range(groups)
+        for share in shares
+    )
+
+
+def _whole_groups(groups: int, group_filters: int, group_channels: int, parts: int) -> tuple[ChannelShard, ...]:
+    return tuple(
+        ChannelShard(
+            Interval(own.start * group_filters, own.stop * group_filters),
+            Interval(own.start * group_channels, own.stop * group_channels),
+            Interval(0, group_channels),
+            own.extent,
+        )
+        for own in cut(groups, parts)
+    )

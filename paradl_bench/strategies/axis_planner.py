@@ -1,0 +1,55 @@
+"""What one axis of a strategy does to the layers of a network: the torch-free half of each strategy folder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import Limit, PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.compute import LayerShard
+
+
+class SharedLayers(NamedTuple):
+    """The layers of a network as the ranks of one axis share them, seen from one of them.
+
+    Attributes:
+        shards: by index of the layer; layers that are missing run whole on every rank.
+        network: with the shapes that its parameters have on this rank.
+        notes: what a report has to say, as which layers could not be split.
+    """
+
+    shards: dict[int, LayerShard]
+    network: Network
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class AxisPlanner(Protocol):
+    """What the ``plan.py`` of each strategy folder declares as ``PLANNER``."""
+
+    @property
+    def name(self) -> str:
+        """The kind of axis."""
+
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Refuse what cannot run.
+
+        Args:
+            network: may be empty: what no network could make right is refused nevertheless.
+            axis: index of the axis in the strategy.
+
+        Raises:
+            UserError: a limit is exceeded; the message names the layer that sets it, and what would be right.
+        """
+
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+        """The largest degree of the axis on this network, and what sets it."""
+
+
+@runtime_checkable
+class SharingPlanner(AxisPlanner, Protocol):
+    """An axis whose ranks share layers."""
+
+    def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
+        """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""

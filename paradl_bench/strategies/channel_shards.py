@@ -1,0 +1,145 @@
+"""Which layers filter and channel parallelism split, and into what; one answer for the plan and for the run.
+
+Convolutions and fully connected layers with parameters of their own are split (ParaDL, section 3.3 and Table 4); all
+others run whole on every rank, on gathered activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.partition import ChannelShard
+from paradl_bench.spec.plan import Limit
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.compute import layers_with_gradient
+
+SPLIT_KINDS = ("conv", "linear")
+
+Shards = tuple[ChannelShard, ...]
+Cut = Callable[[int, int, int, int], Shards | None]
+
+
+class SplitLayers(NamedTuple):
+    """Shards of the layers that are split, by index in the network; why others of these kinds are not, by name."""
+
+    shards: dict[int, Shards]
+    whole: dict[str, str]
+
+
+def channels_of(layer: Layer) -> tuple[int, int, int]:
+    """Filters, input channels and groups of a convolution; features of a fully connected layer, as one group."""
+    if layer.kind == "linear":
+        return _number(layer.attributes["out_features"]), layer.input_shapes[0][-1], 1
+    return _number(layer.attributes["out_channels"]), layer.input_shapes[0][0], _number(layer.attributes["groups"])
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def split_layers(network: Network, parts: int, cut: Cut) -> SplitLayers:
+    """What is split over ``parts`` ranks, by ``cut``: :func:`shard_filters` or :func:`shard_channels`."""
+    shards: dict[int, Shards] = {}
+    whole: dict[str, str] = {}
+    for index, reason in _reasons_against(network).items():
+        layer = network.layers[index]
+        filters, channels, groups = channels_of(layer)
+        if reason is not None:
+            whole[layer.name] = reason
+        elif (found := cut(filters, channels, groups, parts)) is None:
+            whole[layer.name] = f"{filters} filters, {channels} channels and {groups} groups do not split in {parts}"
+        else:
+            shards[index] = found
+    return SplitLayers(shards, whole)
+
+
+def _reasons_against(network: Network) -> dict[int, str | None]:
+    """Per layer of the kinds that are split, by index: why it cannot be, whatever its extents; None where it can."""
+    used = Counter(name for layer in network.layers for name in layer.parameters)
+    known = {parameter.name for parameter in network.parameters}
+    found: dict[int, str | None] = {}
+    for index, layer in enumerate(network.layers):
+        if layer.kind not in SPLIT_KINDS or not layer.input_shapes:
+            continue
+        if not layer.parameters or not set(layer.parameters) <= known:
+            found[index] = "its weight is no trained parameter"
+        elif len(layer.parameters) != 1 + bool(layer.attributes["bias"]):
+            found[index] = "its weight is computed"
+        elif any(used[name] > 1 for name in layer.parameters):
+            found[index] = "it shares a parameter with another layer"
+        else:
+            found[index] = None
+    return found
+
+
+def fewest(network: Network, axis: str, what: str, extent_of: Callable[[Layer], int | None]) -> Limit:
+    """The limit that the layer with the fewest filters or channels sets, of those that can be split."""
+    layers = [network.layers[index] for index, reason in _reasons_against(network).items() if reason is None]
+    known = [(extent, layer.name) for layer in layers if (extent := extent_of(layer)) is not None]
+    if not known:
+        return Limit(axis=axis, ranks=1, reason=f"no layer of {network.name} can be split by its {what}")
+    extent, name = min(known, key=lambda pair: pair[0])
+    return Limit(axis=axis, ranks=extent, reason=f"fewest {what}, layer {name}")
+
+
+def check_extent(network: Network, strategy: Strategy, axis: int, limit: Limit) -> None:
+    """Refuse a degree beyond the limit; of a network without layers nothing is known.
+
+    Raises:
+        UserError: the degree is larger.
+    """
+    degree = strategy.axes[axis].degree
+    if network.layers and degree > limit.ranks:
+        raise UserError(f"strategy {strategy}: {degree} ranks along {strategy.axes[axis]}, but {limit}")
+
+
+def input_needs_gradient(network: Network) -> list[bool]:
+    """Per layer, whether backward makes a gradient of what it reads."""
+    made = dict(zip((layer.name for layer in network.layers), layers_with_gradient(network), strict=True))
+    return [any(made.get(name, False) for name in layer.inputs) for layer in network.layers]
+
+
+def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
+    """The layer as one rank runs it: its shapes, parameters' shapes aside, and its share of the FLOPs."""
+    filters, channels, groups = channels_of(layer)
+    share = shard.filters.extent * shard.group_channels.extent / (filters * (channels // groups))
+    attributes = dict(layer.attributes)
+    if layer.kind == "linear":
+        attributes["out_features"] = shard.filters.extent
+        inputs: tuple[int, ...] = (*layer.input_shapes[0][:-1], shard.channels.extent)
+        output: tuple[int, ...] = (*layer.output_shape[:-1], shard.filters.extent)
+    else:
+        attributes |= {"out_channels": shard.filters.extent, "groups": shard.groups}
+        inputs = (shard.channels.extent, *layer.input_shapes[0][1:])
+        output = (shard.filters.extent, *layer.output_shape[1:])
+    return msgspec.structs.replace(
+        layer,
+        attributes=attributes,
+        input_shapes=(inputs, *layer.input_shapes[1:]),
+        output_shape=output,
+        fw_flops=round(layer.fw_flops * share),
+        bw_input_flops=round(layer.bw_input_flops * share),
+        bw_weight_flops=round(layer.bw_weight_flops * share),
+        fw_bytes=4 * (math.prod(inputs) + math.prod(output)),
+    )
+
+
+def with_parameter_shapes(network: Network, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+    """The network with other shapes of some parameters."""
+    parameters = tuple(
+        msgspec.structs.replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in network.parameters
+    )
+    return msgspec.structs.replace(network, parameters=parameters)
+
+
+def notes_on(kind: str, split: SplitLayers) -> tuple[str, ...]:
+    """Which layers could have been split and were not, and why."""
+    return tuple(f"{kind} parallelism does not split layer {name}: {why}" for name, why in split.whole.items())

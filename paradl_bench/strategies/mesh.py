@@ -1,0 +1,48 @@
+"""Ranks as a mesh whose axes are the strategy's, the outermost first, and the groups along them. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from paradl_bench.spec.strategy import AxisKind, Strategy
+
+REPLICATING: tuple[AxisKind, ...] = ("data", "spatial")
+"""Axes whose ranks hold the same parameters and see different samples, or parts of them: they exchange gradients."""
+
+
+def rank_at(strategy: Strategy, position: Sequence[int]) -> int:
+    """The rank at these coordinates."""
+    rank = 0
+    for axis, coordinate in zip(strategy.axes, position, strict=True):
+        rank = rank * axis.degree + coordinate
+    return rank
+
+
+def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The ranks that share all of a rank's coordinates but those along ``axes``, itself included, ascending."""
+    own = strategy.coordinates(rank)
+    choices = [range(axis.degree) if i in axes else (own[i],) for i, axis in enumerate(strategy.axes)]
+    return tuple(rank_at(strategy, position) for position in itertools.product(*choices))
+
+
+def all_groups(strategy: Strategy, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Every group along ``axes``, in the order of their first ranks."""
+    return tuple(sorted({group_of(strategy, axes, rank) for rank in range(strategy.ranks)}))
+
+
+def group_axes(strategy: Strategy, *kinds: AxisKind) -> tuple[int, ...]:
+    """Indices of the axes of these kinds."""
+    return tuple(i for i, axis in enumerate(strategy.axes) if axis.kind in kinds)
+
+
+def positions(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """Coordinates of one replica's ranks: all those along the axes other than data, in order; 0 along data."""
+    choices = [range(1 if axis.kind == "data" else axis.degree) for axis in strategy.axes]
+    return tuple(itertools.product(*choices))
+
+
+def degree_of(strategy: Strategy, *kinds: AxisKind) -> int:
+    """PEs along the axes of these kinds together."""
+    return math.prod(axis.degree for axis in strategy.axes if axis.kind in kinds)

@@ -1,0 +1,137 @@
+"""Plan of spatial parallelism: halos before every window and, for their gradients, behind it; a gather where it ends.
+
+ParaDL, section 3.2 and Table 3. Every rank holds all parameters and computes a block of positions; gradients are then
+exchanged as in data parallelism, over all ranks (:mod:`paradl_bench.strategies.nested_plan`). What is behind the gather
+runs whole on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.partition import Box, Transfer, box_elements
+from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limit, PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import SharedLayers
+from paradl_bench.strategies.channel_shards import input_needs_gradient
+from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.spatial.region import BlockLayer, gathered_elements, most_parts, spatial_region
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+class SpatialPlanner:
+    """Every rank computes a block of positions, up to the layer that needs all of them."""
+
+    name = "spatial"
+
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: the input has fewer positions than parts, or no layer could be cut.
+        """
+        if network.layers and strategy.axes[axis].degree > 1:
+            spatial_region(network, strategy.axes[axis].extents)
+
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+        """One position a rank at least in the layers that can be cut furthest.
+
+        The paper's limit, the fewest positions of any layer, is that of networks that are cut to their end; here the
+        region ends before the first layer that has too few.
+        """
+        most = most_parts(network)
+        if most is None:
+            return Limit(axis="spatial", ranks=1, reason=f"no layer of {network.name} has windows over positions")
+        extents, name = most
+        text = "x".join(map(str, extents))
+        return Limit(axis="spatial", ranks=math.prod(extents), reason=f"at most {text} parts, layer {name}")
+
+    def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
+        """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
+        parts = strategy.axes[axis]
+        region = spatial_region(network, parts.extents)
+        differentiated = input_needs_gradient(network)
+        shards = {}
+        for index, layer in enumerate(network.layers):
+            if index in region.layers:
+                block = region.layers[index]
+                forward, backward = _halos(layer, block, position, local_batch, axis)
+                shards[index] = LayerShard(
+                    _block_layer(layer, block, position),
+                    str(parts),
+                    before_fw=forward,
+                    after_bw=backward if differentiated[index] else (),
+                )
+            elif index in region.gathered:
+                gathers = _gathers(network, region.gathered[index], region.layers, local_batch, parts.degree, axis)
+                shards[index] = LayerShard(layer, before_fw=gathers)
+        return SharedLayers(shards, network, (f"spatial parallelism ends before {region.end}",))
+
+
+PLANNER = SpatialPlanner()
+
+
+def _halos(
+    layer: Layer, block: BlockLayer, position: int, local_batch: int, axis: int
+) -> tuple[tuple[Communication, ...], tuple[Communication, ...]]:
+    """The halo exchange before forward, and the one of gradients after backward, which goes the other way."""
+    if block.exchanges is None:
+        return (), ()
+    exchange = block.exchanges[position]
+    if not exchange.sends and not exchange.receives:
+        return (), ()
+    bytes_a_position = layer.input_shapes[0][0] * local_batch * _ELEMENT_BYTES
+    sends, receives = (_message_bytes(part, bytes_a_position) for part in (exchange.sends, exchange.receives))
+    return (
+        (HaloExchange(sends_bytes=sends, receives_bytes=receives, axes=(axis,)),),
+        (HaloExchange(sends_bytes=receives, receives_bytes=sends, axes=(axis,)),),
+    )
+
+
+def _message_bytes(transfers: Sequence[Transfer], bytes_a_position: int) -> tuple[int, ...]:
+    return tuple(box_elements(transfer.box) * bytes_a_position for transfer in transfers)
+
+
+def _gathers(
+    network: Network,
+    names: Sequence[str],
+    blocks: dict[int, BlockLayer],
+    local_batch: int,
+    ranks: int,
+    axis: int,
+) -> tuple[Communication, ...]:
+    of_names = {network.layers[index].name: block.boxes for index, block in blocks.items()}
+    sizes = (gathered_elements(network, name, of_names[name]) * local_batch * _ELEMENT_BYTES for name in names)
+    return tuple(Collective(operation="all_gather", message_bytes=size, ranks=ranks, axes=(axis,)) for size in sizes)
+
+
+def _block_layer(layer: Layer, block: BlockLayer, position: int) -> Layer:
+    """The layer as one rank runs it: on what its windows read, which holds their padding already."""
+    box = block.boxes[position]
+    output = (layer.output_shape[0], *_extents(box))
+    attributes = dict(layer.attributes)
+    if block.exchanges is None:
+        inputs = tuple((shape[0], *_extents(box)) for shape in layer.input_shapes)
+    else:
+        inputs = ((layer.input_shapes[0][0], *_extents(block.exchanges[position].read)),)
+        attributes["padding"] = (0,) * len(box)
+        if "ceil_mode" in attributes:
+            attributes["ceil_mode"] = False
+    share = math.prod(output) / max(layer.output_elements, 1)
+    return msgspec.structs.replace(
+        layer,
+        attributes=attributes,
+        input_shapes=inputs,
+        output_shape=output,
+        fw_flops=round(layer.fw_flops * share),
+        bw_input_flops=round(layer.bw_input_flops * share),
+        bw_weight_flops=round(layer.bw_weight_flops * share),
+        fw_bytes=round(layer.fw_bytes * share),
+    )
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple(interval.extent for interval in box)

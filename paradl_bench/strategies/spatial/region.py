@@ -1,0 +1,185 @@
+"""Where a network runs on blocks of positions, and which halos its windows need; one answer for the plan and the run.
+
+The region starts at the network's input. An operation is in it if all that it reads is, if it reads windows or single
+positions, and if every rank owns a position of what it reads and writes. What is outside reads whole activations: the
+blocks are gathered before it (ParaDL, section 3.2 and "Spatial" in section 4.5: before the first fully connected layer
+in VGG16 and ResNets). By default it reaches as far as it can; ``until`` ends it earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paradl_bench.layers.kind import LayerKind, layer_kinds
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.partition import Box, Exchange, cut_box, exchanges, read_boxes
+
+INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayer:
+    """An operation that runs on blocks.
+
+    Attributes:
+        boxes: per rank, the positions of the output that it computes, over all spatial dims.
+        exchanges: per rank, from what it owns of the input to what its windows read; None for operations by position.
+        fill: what windows read outside the tensor.
+    """
+
+    boxes: tuple[Box, ...]
+    exchanges: tuple[Exchange, ...] | None = None
+    fill: float = 0.0
+
+
+class Region(NamedTuple):
+    """The part of a network that runs on blocks.
+
+    Attributes:
+        layers: by index in the network.
+        gathered: per index of a layer outside, the layers whose blocks are gathered before it; each is gathered once.
+        boxes: per rank, of the network's input.
+        end: the first layer that could not be in it, and why.
+    """
+
+    layers: dict[int, BlockLayer]
+    gathered: dict[int, tuple[str, ...]]
+    boxes: tuple[Box, ...]
+    end: str
+
+
+def spatial_region(network: Network, parts: Sequence[int], *, until: str | None = None) -> Region:
+    """The region of a network cut in ``parts`` along its first spatial dims.
+
+    Args:
+        until: name of the layer before which it ends; None for as late as possible.
+
+    Raises:
+        UserError: fewer spatial dims than parts, an extent smaller than its parts before the first layer, or no layer
+            called ``until``.
+    """
+    extents = network.input_shape[1:]
+    _check_input(network, parts)
+    names = [layer.name for layer in network.layers]
+    if until is not None and until not in names:
+        raise UserError(f"spatial parallelism: {network.name} has no layer {until!r} to end before")
+    last = len(names) if until is None else names.index(until)
+    kinds = layer_kinds()
+    inside: dict[str, tuple[int, ...]] = {INPUT: extents}
+    layers: dict[int, BlockLayer] = {}
+    end = ""
+    for index, layer in enumerate(network.layers):
+        reason = _outside(layer, kinds.get(layer.kind), inside, parts) if index < last else "it was given as the end"
+        if reason is None:
+            layers[index] = _block_layer(layer, kinds[layer.kind], parts)
+            inside[layer.name] = layer.output_shape[1:]
+        elif layer.inputs and not end and any(source in inside for source in layer.inputs):
+            end = f"{layer.name}: {reason}"
+    if not any(layers[index].exchanges is not None for index in layers):
+        raise UserError(f"spatial parallelism: no layer of {network.name} can be cut {_text(parts)}; {end}")
+    return Region(layers, _gathers(network, layers), cut_box(extents, parts), end)
+
+
+def _check_input(network: Network, parts: Sequence[int]) -> None:
+    extents = network.input_shape[1:]
+    if len(extents) < len(parts):
+        raise UserError(
+            f"spatial parallelism over {len(parts)} dims: an input of {network.name} has {len(extents)} spatial dims"
+        )
+    for dim, (extent, count) in enumerate(zip(extents, parts, strict=False)):
+        if extent < count:
+            raise UserError(
+                f"spatial parallelism: the input of {network.name} has {extent} positions along dim {dim},"
+                f" fewer than {count} parts"
+            )
+
+
+def _text(parts: Sequence[int]) -> str:
+    return "x".join(map(str, parts))
+
+
+def _outside(
+    layer: Layer, kind: LayerKind | None, inside: Mapping[str, tuple[int, ...]], parts: Sequence[int]
+) -> str | None:
+    """Why a layer is not in the region; None where it is."""
+    if kind is None or not layer.inputs or not layer.input_shapes:
+        return "it is no operation on positions"
+    if any(source not in inside for source in layer.inputs):
+        return "it reads what is not cut"
+    spatial = len(inside[layer.inputs[0]])
+    if len(layer.output_shape) != spatial + 1 or any(len(shape) != spatial + 1 for shape in layer.input_shapes):
+        return f"{layer.kind} changes the number of dims"
+    if any(extent < count for extent, count in zip(layer.output_shape[1:], parts, strict=False)):
+        return f"its output has {_text(layer.output_shape[1:])} positions, too few to cut {_text(parts)}"
+    if kind.windows is not None:
+        return None if len(kind.windows(layer.attributes)) == spatial else f"{layer.kind} over other dims"
+    if not kind.by_position(layer.attributes):
+        return f"{layer.kind} reads all positions"
+    if any(shape[1:] != layer.output_shape[1:] for shape in layer.input_shapes):
+        return f"{layer.kind} broadcasts over positions"
+    if layer.parameters and layer.kind == "elementwise":
+        return f"{layer.kind} reads a parameter by position"
+    return None
+
+
+def _block_layer(layer: Layer, kind: LayerKind, parts: Sequence[int]) -> BlockLayer:
+    boxes = cut_box(layer.output_shape[1:], parts)
+    if kind.windows is None:
+        return BlockLayer(boxes=boxes)
+    windows = kind.windows(layer.attributes)
+    owned = cut_box(layer.input_shapes[0][1:], parts)
+    return BlockLayer(
+        boxes=boxes, exchanges=exchanges(owned, read_boxes(boxes, windows)), fill=kind.fill(layer.attributes)
+    )
+
+
+def most_parts(network: Network) -> tuple[tuple[int, ...], str] | None:
+    """How many parts each dim can be cut in at most so that some windows run on blocks, and the layer that says so.
+
+    That is the layer with windows that can be cut furthest, and those before it. None where no layer can be cut.
+    """
+    dims = len(network.input_shape) - 1
+    if dims < 1:
+        return None
+    try:
+        region = spatial_region(network, (1,) * dims)
+    except UserError:
+        return None
+    parts = {INPUT: network.input_shape[1:]}
+    found: list[tuple[int, str]] = []
+    for index, block in region.layers.items():
+        layer = network.layers[index]
+        limits = [layer.output_shape[1:], *(parts[source] for source in layer.inputs)]
+        parts[layer.name] = tuple(map(min, *limits))
+        if block.exchanges is not None:
+            found.append((-math.prod(parts[layer.name]), layer.name))
+    name = min(found, key=lambda pair: pair[0])[1]
+    return parts[name], name
+
+
+def _gathers(network: Network, layers: Mapping[int, BlockLayer]) -> dict[int, tuple[str, ...]]:
+    """Which blocks are gathered before which layer: each where it is first read whole.
+
+    The network's input is whole on every rank. Blocks that only the loss reads are gathered before the loss.
+    """
+    cut_names = {network.layers[index].name for index in layers}
+    seen: set[str] = set()
+    found: dict[int, tuple[str, ...]] = {}
+    for index, layer in enumerate(network.layers):
+        if index in layers:
+            continue
+        needed = tuple(name for name in layer.inputs if name in cut_names and name not in seen)
+        if needed:
+            found[index] = needed
+            seen.update(needed)
+    return found
+
+
+def gathered_elements(network: Network, name: str, boxes: Sequence[Box]) -> int:
+    """Elements per sample that each rank sends when a layer's blocks are gathered: the largest block's."""
+    layer = next(layer for layer in network.layers if layer.name == name)
+    return layer.output_shape[0] * max(math.prod(i.extent for i in box) for box in boxes)
