@@ -106,24 +106,49 @@ class Exchange(NamedTuple):
 
 
 def exchanges(owned: Sequence[Box], read: Sequence[Box]) -> tuple[Exchange, ...]:
-    """What every rank sends and receives; nobody is sent what it owns, and padding is sent by nobody."""
-    ranks = range(len(owned))
-    parts = {(source, reader): meet(owned[source], read[reader]) for source in ranks for reader in ranks}
+    """What every rank sends and receives; nobody is sent what it owns, and padding is sent by nobody.
 
-    def transfers(rank: int, *, sent: bool) -> tuple[Transfer, ...]:
-        found = ((peer, parts[(rank, peer) if sent else (peer, rank)]) for peer in ranks if peer != rank)
-        return tuple(Transfer(peer, box) for peer, box in found if box is not None)
-
+    Args:
+        owned: per rank; parts of a grid (:func:`cut_box`), so that boxes that differ share nothing.
+        read: per rank.
+    """
+    sends: list[list[Transfer]] = [[] for _ in owned]
+    receives: list[list[Transfer]] = [[] for _ in owned]
+    kept: list[Box | None] = [None] * len(owned)
+    owner_of = _Owners(owned)
+    for reader, box in enumerate(read):
+        for source in owner_of(box):
+            part = meet(owned[source], box)
+            if source == reader:
+                kept[reader] = part
+            elif part is not None:
+                sends[source].append(Transfer(reader, part))
+                receives[reader].append(Transfer(source, part))
     return tuple(
         Exchange(
             owned=owned[rank],
             read=read[rank],
-            kept=parts[rank, rank],
-            sends=transfers(rank, sent=True),
-            receives=transfers(rank, sent=False),
+            kept=kept[rank],
+            sends=tuple(sends[rank]),
+            receives=tuple(receives[rank]),
         )
-        for rank in ranks
+        for rank in range(len(owned))
     )
+
+
+class _Owners:
+    """Which ranks of a grid own some of a box, ascending; as many steps as there are such ranks, not as ranks."""
+
+    def __init__(self, owned: Sequence[Box]) -> None:
+        self._rank_of = {box: rank for rank, box in enumerate(owned)}
+        self._intervals = [sorted(set(of_dim)) for of_dim in zip(*owned, strict=True)]
+
+    def __call__(self, box: Box) -> list[int]:
+        met = [
+            [own for own in intervals if own.meet(wanted).extent]
+            for intervals, wanted in zip(self._intervals, box, strict=True)
+        ]
+        return sorted(self._rank_of[found] for found in itertools.product(*met))
 
 
 class ChannelShard(NamedTuple):

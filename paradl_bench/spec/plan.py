@@ -14,14 +14,14 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import Layer
 from paradl_bench.spec.strategy import Strategy
 
 Ints = NDArray[np.int32]
@@ -253,10 +253,12 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         batch: global mini-batch.
         optimizer: ``sgd`` (with momentum) or ``adam``.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits (torch's defaults).
+        batch_norm: statistics of each rank's own samples and positions, or synchronised over all ranks.
     """
 
     batch: int
     optimizer: str = "sgd"
+    batch_norm: Literal["local", "sync"] = "local"
     first_bucket_bytes: int = 1024 * 1024
     bucket_cap_bytes: int = 25 * 1024 * 1024
 
@@ -293,29 +295,3 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __str__(self) -> str:
         return f"p <= {self.ranks}: {self.reason}"
-
-
-@runtime_checkable
-class Planner(Protocol):
-    """Plans the strategies of one name; the axes' planners are in the folders of ``paradl_bench/strategies``."""
-
-    @property
-    def name(self) -> str:
-        """The kinds of axes that it plans, as ``Strategy.name`` joins them: ``serial``, ``data``, ``data+filter``."""
-
-    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
-        """The tasks of one iteration.
-
-        Raises:
-            UserError: a limit is exceeded; the message names it.
-        """
-
-    def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
-        """Refuse what cannot run; of an empty network, what no network could make right.
-
-        Raises:
-            UserError: says what would be right.
-        """
-
-    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
-        """How far each axis of the strategy scales on this network, and what sets it."""

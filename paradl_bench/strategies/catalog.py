@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Planner
 from paradl_bench.spec.registry import discover
 from paradl_bench.spec.strategy import KIND_OF_LETTER, LETTER_OF_KIND, Strategy
 from paradl_bench.strategies.axis_planner import AxisPlanner
@@ -15,7 +14,7 @@ def axis_planners() -> dict[str, AxisPlanner]:
     return discover("paradl_bench.strategies", "PLANNER", AxisPlanner, submodule="plan")  # type: ignore[type-abstract]
 
 
-def planner_for(strategy: Strategy) -> Planner:
+def planner_for(strategy: Strategy) -> NestedPlanner:
     """The planner of a strategy's kinds.
 
     Raises:

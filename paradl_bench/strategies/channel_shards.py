@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -80,13 +80,20 @@ def _reasons_against(network: Network) -> dict[int, str | None]:
     return found
 
 
-def fewest(network: Network, axis: str, what: str, extent_of: Callable[[Layer], int | None]) -> Limit:
-    """The limit that the layer with the fewest filters or channels sets, of those that can be split."""
-    layers = [network.layers[index] for index, reason in _reasons_against(network).items() if reason is None]
-    known = [(extent, layer.name) for layer in layers if (extent := extent_of(layer)) is not None]
-    if not known:
+def splittable(network: Network) -> list[Layer]:
+    """Layers that can be split, extents aside."""
+    return [network.layers[index] for index, reason in _reasons_against(network).items() if reason is None]
+
+
+def fewest(network: Network, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
+    """The limit that the layer with the fewest filters or channels sets.
+
+    Args:
+        extents: name and number of each layer that counts.
+    """
+    if not extents:
         return Limit(axis=axis, ranks=1, reason=f"no layer of {network.name} can be split by its {what}")
-    extent, name = min(known, key=lambda pair: pair[0])
+    name, extent = min(extents, key=lambda pair: pair[1])
     return Limit(axis=axis, ranks=extent, reason=f"fewest {what}, layer {name}")
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-import numpy as np
+from typing import NamedTuple
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
@@ -25,6 +24,19 @@ from paradl_bench.strategies.data.plan import (
     issued_before_steady_state,
 )
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.strategies.norm_statistics import synchronise_norms
+
+
+class Shares(NamedTuple):
+    """What the ranks of a replica run.
+
+    Attributes:
+        distinct: what some ranks run, each once.
+        positions: per position along the axes that share layers, the index of what stands there.
+    """
+
+    distinct: tuple[SharedLayers, ...]
+    positions: tuple[int, ...]
 
 
 class NestedPlanner:
@@ -53,31 +65,51 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
-        self.check(network, strategy, settings)
-        local_batch = settings.batch // degree_of(strategy, "data")
+        shares = self.shares(network, strategy, settings)
+        replicas = degree_of(strategy, "data")
         exchange_axes = group_axes(strategy, *REPLICATING)
         works: dict[Work, int] = {}
-        built: list[Role] = []
+        roles: list[Role] = []
         notes: dict[str, None] = {}
         sharded: dict[str, tuple[Layer, int]] = {}
-        for position in positions(strategy):
-            shared = self._share(network, strategy, position, local_batch)
+        for index, shared in enumerate(shares.distinct):
             exchanged = GradientBuckets(shared.network, settings).notes if exchange_axes else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
             sharded |= _sharded_layers(shared)
-            built.append(_build_role(shared, strategy, settings, works))
-        roles, of_positions = _distinct(built, degree_of(strategy, "data"))
+            number = f" {index}" if len(shares.distinct) > 1 else ""
+            multiplicity = shares.positions.count(index) * replicas
+            roles.append(_build_role(shared, strategy, settings, works, number, multiplicity))
         return Plan(
             strategy=strategy,
             network=network.name,
-            local_batch=local_batch,
-            roles=roles,
+            local_batch=settings.batch // replicas,
+            roles=tuple(roles),
             works=tuple(works),
             notes=tuple(notes),
-            positions=of_positions,
+            positions=shares.positions,
             exchange_axes=exchange_axes,
             sharded=tuple(sharded.values()),
         )
+
+    def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
+        """What the ranks of a replica each run of the layers.
+
+        Raises:
+            UserError: a limit is exceeded; the message names it.
+        """
+        self.check(network, strategy, settings)
+        local_batch = settings.batch // degree_of(strategy, "data")
+        distinct: list[SharedLayers] = []
+        of_positions = []
+        for position in positions(strategy):
+            shared = self._share(network, strategy, position, local_batch)
+            if settings.batch_norm == "sync":
+                shared = synchronise_norms(shared, network, strategy)
+            found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
+            if found == len(distinct):
+                distinct.append(shared)
+            of_positions.append(found)
+        return Shares(tuple(distinct), tuple(of_positions))
 
     def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
         """Refuse what cannot run; of an empty network, what no network could make right.
@@ -101,8 +133,15 @@ class NestedPlanner:
         return tuple(planner.limit(network, settings) for planner in self._planners)
 
 
-def _build_role(shared: SharedLayers, strategy: Strategy, settings: PlanSettings, works: dict[Work, int]) -> Role:
-    """What one rank does. The name and the multiplicity are given when equal roles are joined."""
+def _build_role(
+    shared: SharedLayers,
+    strategy: Strategy,
+    settings: PlanSettings,
+    works: dict[Work, int],
+    number: str,
+    multiplicity: int,
+) -> Role:
+    """What ``multiplicity`` ranks each do."""
     network, axes = shared.network, group_axes(strategy, *REPLICATING)
     builder = RoleBuilder(works)
     compute = NetworkCompute(builder, network, shared.shards)
@@ -110,7 +149,7 @@ def _build_role(shared: SharedLayers, strategy: Strategy, settings: PlanSettings
         compute.add_forward()
         last = tuple(task for _, task in compute.add_backward())[-1:]
         builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
-        return builder.build("device", 1)
+        return builder.build(f"device{number}", multiplicity)
     ranks = math.prod(strategy.axes[index].degree for index in axes)
     buckets = GradientBuckets(network, settings)
     compute.add_forward(add_buffer_broadcasts(builder, network, ranks, axes))
@@ -120,30 +159,10 @@ def _build_role(shared: SharedLayers, strategy: Strategy, settings: PlanSettings
         exchange.add_ready(layer, last_task)
     done = exchange.add_finish(last_task)
     builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-    return builder.build("replica", 1, issued_before_steady_state(network, buckets))
+    return builder.build(f"replica{number}", multiplicity, issued_before_steady_state(network, buckets))
 
 
 def _sharded_layers(shared: SharedLayers) -> dict[str, tuple[Layer, int]]:
     size = {parameter.name: parameter.bytes for parameter in shared.network.parameters}
     layers = [shard.layer for shard in shared.shards.values() if shard.shard]
     return {layer.operation: (layer, sum(size.get(name, 0) for name in layer.parameters)) for layer in layers}
-
-
-_ARRAYS = ("phase", "stream", "work", "dependency_start", "dependencies")
-
-
-def _distinct(built: list[Role], replicas: int) -> tuple[tuple[Role, ...], tuple[int, ...]]:
-    """Roles that differ, each with as many ranks as do the same; and per position, which of them stands there."""
-    index_of: dict[object, int] = {}
-    of_positions = []
-    for role in built:
-        key = (role.setup, *(getattr(role, name).tobytes() for name in _ARRAYS))
-        of_positions.append(index_of.setdefault(key, len(index_of)))
-    counts = np.bincount(of_positions)
-    roles = []
-    for index, count in enumerate(counts.tolist()):
-        first = built[of_positions.index(index)]
-        name = first.name if len(counts) == 1 else f"{first.name} {index}"
-        arrays = {array: getattr(first, array) for array in _ARRAYS}
-        roles.append(Role(name=name, multiplicity=count * replicas, setup=first.setup, **arrays))
-    return tuple(roles), tuple(of_positions)

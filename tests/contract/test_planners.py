@@ -29,7 +29,7 @@ from paradl_bench.strategies.mesh import group_of
 
 PLANNERS = axis_planners()
 SETTINGS = PlanSettings(batch=8)
-NESTED = ("d2f2", "d2c2", "d2s2", "s2d2", "d2s2x2", "f3", "c3", "s3", "d2f3")
+NESTED = ("d2f2", "d2c2", "d2s2", "s2d2", "d2s2x2", "f3", "c3", "s3", "d2f3", "f2d2", "c2d2")
 
 every_kind = pytest.mark.parametrize("kind", list(PLANNERS))
 

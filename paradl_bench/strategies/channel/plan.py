@@ -21,6 +21,7 @@ from paradl_bench.strategies.channel_shards import (
     notes_on,
     shard_layer,
     split_layers,
+    splittable,
     with_parameter_shapes,
 )
 from paradl_bench.strategies.compute import LayerShard
@@ -44,10 +45,11 @@ class ChannelPlanner:
 
         Layers that read what no parameter has touched, as images of 3 channels, run whole where they have too few.
         """
-        behind = dict(zip((layer.name for layer in network.layers), input_needs_gradient(network), strict=True))
-        return fewest(
-            network, "channel", "channels", lambda layer: channels_of(layer)[1] if behind[layer.name] else None
-        )
+        differentiated = zip(network.layers, input_needs_gradient(network), strict=True)
+        first = {layer.name for layer, needed in differentiated if not needed}
+        layers = splittable(network)
+        counting = [layer for layer in layers if layer.name not in first] or layers
+        return fewest(network, "channel", "channels", [(layer.name, channels_of(layer)[1]) for layer in counting])
 
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.partition import shard_filters
 from paradl_bench.spec.plan import Collective, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
@@ -21,6 +21,7 @@ from paradl_bench.strategies.channel_shards import (
     notes_on,
     shard_layer,
     split_layers,
+    splittable,
     with_parameter_shapes,
 )
 from paradl_bench.strategies.compute import LayerShard
@@ -41,7 +42,8 @@ class FilterPlanner:
 
     def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """The fewest filters of any layer that is split (ParaDL, Table 3)."""
-        return fewest(network, "filter", "filters", _filters)
+        extents = [(layer.name, channels_of(layer)[0]) for layer in splittable(network)]
+        return fewest(network, "filter", "filters", extents)
 
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
@@ -67,10 +69,6 @@ class FilterPlanner:
 
 
 PLANNER = FilterPlanner()
-
-
-def _filters(layer: Layer) -> int:
-    return channels_of(layer)[0]
 
 
 def _collective(operation: str, elements: int, ranks: int, axis: int) -> Collective:

@@ -19,7 +19,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.channel_shards import input_needs_gradient
 from paradl_bench.strategies.compute import LayerShard
-from paradl_bench.strategies.spatial.region import BlockLayer, gathered_elements, most_parts, spatial_region
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, spatial_region
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -29,12 +29,21 @@ class SpatialPlanner:
 
     name = "spatial"
 
+    def __init__(self) -> None:
+        # Every position asks for the region of one network, and many regions take long to find.
+        self._latest: tuple[Network, tuple[int, ...], Region] | None = None
+
+    def _region(self, network: Network, parts: tuple[int, ...]) -> Region:
+        if self._latest is None or self._latest[0] is not network or self._latest[1] != parts:
+            self._latest = network, parts, spatial_region(network, parts)
+        return self._latest[2]
+
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: the input has fewer positions than parts, or no layer could be cut.
         """
         if network.layers and strategy.axes[axis].degree > 1:
-            spatial_region(network, strategy.axes[axis].extents)
+            self._region(network, strategy.axes[axis].extents)
 
     def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """One position a rank at least in the layers that can be cut furthest.
@@ -52,7 +61,7 @@ class SpatialPlanner:
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
-        region = spatial_region(network, parts.extents)
+        region = self._region(network, parts.extents)
         differentiated = input_needs_gradient(network)
         shards = {}
         for index, layer in enumerate(network.layers):
