@@ -24,6 +24,9 @@ from paradl_bench.spec.measurement import (
     read_records,
 )
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import planner_for
 
 FACTORY = """
 import torch
@@ -128,6 +131,33 @@ def test_two_ranks_at_once_keep_both_ranks_samples(workplace: Path) -> None:
 
 
 @pytest.mark.distributed
+def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> None:
+    settings = ("--batch", "3", "--blocks", "2", "--iterations", "2", "--warmup", "1", "--shards", "f4,c2,s2")
+    done = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = workplace / "out"
+    name = "network-nets_of_layers_test_Net.json"
+    network = msgspec.json.decode((directory / name).read_bytes(), type=Network)
+    samples, iterations, copies = read(directory)
+    for text in ("f4", "c2", "s2"):
+        strategy = parse_strategy(text)
+        plan = planner_for(strategy).plan(network, strategy, PlanSettings(batch=3))
+        wanted = {layer.operation for layer, _ in plan.sharded}
+        assert wanted
+        assert {s.operation for s in samples if s.shard == text} == wanted
+        assert sum(sum(s.samples_s) for s in samples if s.shard == text and s.phase == "BW") > 0
+        # 6 filters over 4 ranks are 2, 2, 1 and 1, 3 channels over 2 are 2 and 1; either half has one halo row.
+        assert {i.position for i in iterations if i.shard == text} == {"f4": {0, 2}, "c2": {0, 1}, "s2": {0}}[text]
+    assert {s.layer for s in samples if not s.shard} == {layer.name for layer in network.layers}
+    assert len(iterations) == 2 * (1 + 2 + 2 + 1)
+    assert len(copies) == 2 * 2
+    assert {c["shard"] for c in json.loads(done.stdout)} == {"", "f4", "c2", "s2"}
+    again = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out")
+    assert again.returncode == 0
+    assert len(read(directory)[1]) == len(iterations)
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -138,6 +168,9 @@ def test_two_ranks_at_once_keep_both_ranks_samples(workplace: Path) -> None:
         (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
         (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
         (("resnet18", "--batch", "2", "-o", "nets_of_layers_test.py"), "is a file"),
+        (("resnet18", "--batch", "2", "--shards", "d2", "-o", "x"), "none of its axes shares layers"),
+        (("nets_of_layers_test:Net", "--batch", "2", "--shards", "f8", "-o", "x"), "fewest filters, layer head"),
+        (("resnet18", "--batch", "2", "--shards", "q2", "-o", "x"), "does not parse"),
         (("resnet18", "--batch", "2", "-o", "."), "holds no measurement"),
         (("resnet18", "--batch", "2", "--device", "cuda", "-o", "x"), "cuda"),
     ],

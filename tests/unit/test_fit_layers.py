@@ -47,9 +47,11 @@ def iterations_of(records: Sequence[Placed[LayerSamples]]) -> list[Placed[Iterat
         iteration = IterationSamples(
             model=r.model, batch=r.batch, dtype=r.dtype, optimizer="sgd", ranks_on_host=r.ranks_on_host, rank=r.rank,
             block=r.block, fw_s=r.samples_s, bw_s=none, wu_s=none, fw_layers_s=r.samples_s, bw_layers_s=none,
-            fw_between_s=none, bw_between_s=none, fw_instrumented_s=none, bw_instrumented_s=none,
+            fw_between_s=none, bw_between_s=none, fw_instrumented_s=none, bw_instrumented_s=none, shard=r.shard,
+            position=r.position,
         )  # fmt: skip
-        found[directory, r.model, r.batch, r.dtype, r.ranks_on_host, r.rank, r.block] = Placed(directory, iteration)
+        key = (directory, r.model, r.batch, r.dtype, r.ranks_on_host, r.rank, r.block, r.shard, r.position)
+        found[key] = Placed(directory, iteration)
     return list(found.values())
 
 
@@ -113,9 +115,27 @@ def test_equal_blocks_of_two_directories_are_two_blocks() -> None:
     assert apart.block_relative_sd == pytest.approx(block_sd([0.5, 1.5]))
 
 
+def test_shards_align_with_iterations_of_their_own() -> None:
+    """The whole model's iterations are the other way round: what is typical there is not typical here."""
+    whole = place(LAYER, samples_s=(1.0, 2.0, 30.0))
+    part = place(LAYER, shard="f2", position=1, samples_s=(9.0, 5.0, 5.0))
+    times = {time.shard: time.time for time in times_of(whole, part)}
+    assert (times[""].typical_s, times["f2"].typical_s) == (2.0, 5.0)
+    assert times["f2"].samples == 3
+    assert [time.iteration.samples for time in model_times(iterations_of([whole, part]))] == [3]
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"phase": "BW"}, {"mode": "isolated"}, {"batch": 8}, {"dtype": "bf16"}, {"ranks_on_host": 2}, {"operation": "x"}],
+    [
+        {"shard": "f2"},
+        {"phase": "BW"},
+        {"mode": "isolated"},
+        {"batch": 8},
+        {"dtype": "bf16"},
+        {"ranks_on_host": 2},
+        {"operation": "x"},
+    ],
 )
 def test_what_decides_a_time_keeps_times_apart(change: dict[str, object]) -> None:
     assert len(times_of(place(LAYER), place(LAYER, **change))) == 2
