@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import msgspec
 import numpy as np
@@ -109,6 +109,11 @@ Work = Compute | Between | WeightUpdate | BucketCopy | Collective | HaloExchange
 Communication = Collective | HaloExchange
 
 
+def is_of_layer(work: Work) -> TypeGuard[Communication]:
+    """Whether a work of forward or backward is communication for a layer; the broadcast of buffers is none."""
+    return isinstance(work, HaloExchange) or (isinstance(work, Collective) and work.operation != "broadcast")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """What ``multiplicity`` ranks each do in one iteration.
@@ -199,8 +204,7 @@ class Plan:
 
     def of_layers(self, role: int = 0) -> list[Communication]:
         """Communication for layers, in every iteration alike: all of FW and BW but the broadcasts of buffers."""
-        found = self.communication(role, phases=(Phase.FW, Phase.BW))
-        return [work for work in found if not (isinstance(work, Collective) and work.operation == "broadcast")]
+        return [work for work in self.communication(role, phases=(Phase.FW, Phase.BW)) if is_of_layer(work)]
 
     def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
         """Collectives and halo exchanges that a rank of a role issues in one iteration, in the plan's order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
@@ -17,8 +18,10 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, group_axes
+from paradl_bench.strategies.norm_statistics import statistics_axes
 from paradl_bench.strategies.process_mesh import ProcessMesh
-from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule
+from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
+from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,13 @@ class ParallelModule:
         module: what is called in the place of the model.
         network: of the model, with the shapes that its parameters have on this rank.
         spans: layer-wise communication; it is stamped once its ``stamp`` is set.
+        groups: process groups that it communicates over, the one of all ranks included.
     """
 
     module: torch.nn.Module
     network: Network
     spans: Spans
+    groups: tuple[dist.ProcessGroup, ...] = ()
 
 
 def axis_runners() -> dict[str, AxisRunner]:
@@ -56,13 +61,29 @@ def build_parallel(
     if not strategy.axes:
         return ParallelModule(module, network, Spans())
     mesh = ProcessMesh(strategy)
-    runners = axis_runners()
-    for index, axis in enumerate(strategy.axes):
-        if axis.kind in runners and axis.degree > 1:
-            sharding = runners[axis.kind].shard(module, network, axis, mesh.group((index,)), settings)
-            module, network = ShardedModule(module, sharding), sharding.network
+    sharding = _sharding(module, network, strategy, settings, mesh)
+    if sharding.rules:
+        module = ShardedModule(module, sharding)
     replicating = group_axes(strategy, *REPLICATING)
     if replicating:
         group = mesh.group(replicating)
-        module = exchange_gradients(module, network, settings, device, group.process_group)
-    return ParallelModule(module, network, mesh.spans)
+        module = exchange_gradients(module, sharding.network, settings, device, group.process_group)
+    return ParallelModule(module, sharding.network, mesh.spans, mesh.groups)
+
+
+def _sharding(
+    module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
+) -> Sharding:
+    """The rules of the axis that shares layers, if one does, and those of batch norms that several ranks run."""
+    runners = axis_runners()
+    sharing = [i for i, axis in enumerate(strategy.axes) if axis.kind in runners and axis.degree > 1]
+    # Planning has refused more than one.
+    assert len(sharing) <= 1
+    sharding = Sharding({}, network)
+    for index in sharing:
+        axis = strategy.axes[index]
+        sharding = runners[axis.kind].shard(module, network, axis, mesh.group((index,)), settings)
+    if settings.batch_norm == "sync":
+        groups = {index: mesh.group(axes) for index, axes in statistics_axes(network, strategy).items()}
+        sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups))
+    return sharding

@@ -35,13 +35,22 @@ class ProcessMesh:
             spans=self.spans,
         )
 
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """Every process group of this rank, the one of all ranks first."""
+        return (_world(), *self._made.values())
+
     def _process_group(self, groups: tuple[tuple[int, ...], ...], members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(groups) == 1:
-            whole: dist.ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
-            return whole
+            return _world()
         if groups not in self._made:
             for ranks in groups:
                 made = dist.new_group(list(ranks))
                 if ranks == members:
                     self._made[groups] = made
         return self._made[groups]
+
+
+def _world() -> dist.ProcessGroup:
+    whole: dist.ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
+    return whole

@@ -45,12 +45,15 @@ class Sharding(NamedTuple):
         rules: by index of the layer in the network.
         network: with the shapes that the parameters have on this rank.
         enter: what is done to the input first. leave: what is done to the output last.
+        whole_shape: the shape that the serial model has in the place of a tensor; None where it is the tensor's. What
+            the module's own code asks for is answered so.
     """
 
     rules: Mapping[int, Rule]
     network: Network
     enter: Callable[[Any], Any] | None = None
     leave: Callable[[Any], Any] | None = None
+    whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
 
 
 @runtime_checkable
@@ -96,17 +99,14 @@ class ShardedModule(torch.nn.Module):
             WorkError: forward called other operations than when the network was traced.
         """
         sharding = self._sharding
-        walk = _Walk(sharding.rules)
+        walk = _Walk(sharding)
         # Outside the walk, which would take what it calls for layers.
         entered = sharding.enter(inputs) if sharding.enter else inputs
         with walk, self.observer or contextlib.nullcontext():
             outputs = self.module(entered)
         expected = operations_of_forward(sharding.network)
         if walk.index != expected:
-            raise WorkError(
-                f"forward of {sharding.network.name} called {walk.index} operations and {expected} when it was traced:"
-                " its control flow varies, which that of a module that runs sharded must not"
-            )
+            raise _varies(sharding.network, f"called {walk.index} operations and {expected}")
         return sharding.leave(outputs) if sharding.leave else outputs
 
 
@@ -118,25 +118,51 @@ def operations_of_forward(network: Network) -> int:
     return count
 
 
+def _varies(network: Network, how: str) -> WorkError:
+    return WorkError(
+        f"forward of {network.name} {how} when it was traced: its control flow varies, which that of a module that runs"
+        " sharded must not"
+    )
+
+
+_SIZE = torch.Tensor.size
+_SHAPE_QUESTIONS = (_SIZE, torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
+
+
 class _Walk(TorchFunctionMode):
     """Counts operations, and runs those that have a rule by it."""
 
-    def __init__(self, rules: Mapping[int, Rule]) -> None:
+    def __init__(self, sharding: Sharding) -> None:
         super().__init__()
         self.index = 0
-        self._rules = rules
+        self._sharding = sharding
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = self._rules.get(self.index)
+        given = kwargs or {}
+        rule = self._sharding.rules.get(self.index)
+        ruled = rule is not None and function_name(function)[0] in rule.functions
         # What a rule calls is no layer: modes that are entered further out do not see it.
         with torch._C.DisableTorchFunction():
-            if rule is not None and function_name(function)[0] in rule.functions:
-                result = rule.run(function, args, kwargs or {})
+            if rule is not None and ruled:
+                result = rule.run(function, args, given)
+            elif self._sharding.whole_shape is not None and function in _SHAPE_QUESTIONS:
+                return self._shape(function, args, given)
             else:
-                result = function(*args, **(kwargs or {}))
+                result = function(*args, **given)
         if is_operation(function, result):
+            if rule is not None and not ruled:
+                layer = self._sharding.network.layers[self.index].name
+                raise _varies(self._sharding.network, f"called {function.__name__} where {layer} was")
             self.index += 1
         return result
+
+    def _shape(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._sharding.whole_shape is not None
+        shape = self._sharding.whole_shape(args[0])
+        if shape is None:
+            return function(*args, **kwargs)
+        dim = args[1] if len(args) > 1 and function == _SIZE else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
 
 
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

@@ -1,176 +1,179 @@
-"""Every strategy gives the serial model's outputs, input gradients and parameter gradients, on real ranks in float64."""
+"""Every strategy gives the serial outputs, input gradients and parameter gradients, on real ranks in float64."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from paradl_bench.measure.process_groups import launch_ranks
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 
-NETWORKS = """
-import torch
-from torch import nn
-import torch.nn.functional as F
+pytestmark = pytest.mark.distributed
 
-class Plain(nn.Module):
-    "Strides, an uneven extent, an overlapping pool, bias or none, functional operations, a skip and a concatenation."
-    input_shape = (4, 23, 19)
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(4, 6, 7, stride=2, padding=3, bias=False)
-        self.pool = nn.MaxPool2d(3, 2, 1)
-        self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
-        self.conv3 = nn.Conv2d(6, 7, 1)
-        self.fc1 = nn.Linear(13 * 12 // 12, 9)
-        self.fc2 = nn.Linear(9, 5)
-    def forward(self, x):
-        x = self.pool(F.relu(self.conv1(x)))
-        x = x + self.conv2(x)
-        x = torch.cat([x, F.relu_(self.conv3(x))], 1)
-        return self.fc2(F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1).flatten(1))))
+PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
-class Grouped(nn.Module):
-    "Groups, depthwise, dilation, ceil mode, averages with and without padding counted."
-    input_shape = (4, 22, 21)
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=2)
-        self.conv2 = nn.Conv2d(8, 8, 5, padding=2, groups=8, bias=False)
-        self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.pool2 = nn.AvgPool2d(3, 2, 1, ceil_mode=True)
-        self.pool3 = nn.AvgPool2d(2, 1, 1, count_include_pad=False)
-        self.conv3 = nn.Conv2d(8, 12, 3, padding="same", groups=4)
-        self.fc = nn.Linear(12, 6)
-    def forward(self, x):
-        x = self.pool1(F.silu(self.conv2(F.relu(self.conv1(x)))))
-        x = self.conv3(self.pool3(self.pool2(x)))
-        return self.fc(x.mean((2, 3)))
-
-class Normed(nn.Module):
-    input_shape = (4, 12, 12)
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(4, 8, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 6, 3, stride=2, padding=1)
-        self.bn2 = nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 4)
-    def forward(self, x):
-        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return self.fc(F.relu(self.bn2(self.conv2(x))).mean((2, 3)))
-
-class Line(nn.Module):
-    input_shape = (4, 37)
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv1d(4, 6, 5, stride=2, padding=2), nn.ReLU(), nn.AvgPool1d(3, 2, 1),
-            nn.Conv1d(6, 8, 3), nn.Tanh())
-        self.fc = nn.Linear(8 * 8, 4)
-    def forward(self, x):
-        return self.fc(self.body(x).flatten(1))
-
-class Volume(nn.Module):
-    input_shape = (4, 9, 10, 11)
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.LeakyReLU(), nn.AvgPool3d(2),
-            nn.Conv3d(6, 8, 3, padding=1))
-        self.fc1 = nn.Linear(8 * 4 * 5 * 5, 10)
-        self.fc2 = nn.Linear(10, 4)
-    def forward(self, x):
-        return self.fc2(F.relu(self.fc1(self.body(x).flatten(1))))
-"""
-
-CHECK = """
-import sys
-import torch
-from paradl_bench.measure.process_groups import join_ranks
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.partition import shard_channels, shard_filters
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.strategies.channel_shards import split_layers
-from paradl_bench.strategies.parallel import build_parallel
-
-CUTS = {"filter": shard_filters, "channel": shard_channels}
-
-def own_parts(network, strategy, rank):
-    "Per parameter, the slices of it that this rank holds; none for whole ones."
-    parts = {}
-    for axis, position in zip(strategy.axes, strategy.coordinates(rank)):
-        if axis.kind not in CUTS:
-            continue
-        for index, shards in split_layers(network, axis.degree, CUTS[axis.kind]).shards.items():
-            names, own = network.layers[index].parameters, shards[position]
-            parts[names[0]] = (slice(*own.filters), slice(*own.group_channels))
-            if axis.kind == "filter":
-                parts |= {name: (slice(*own.filters),) for name in names[1:]}
-    return parts
-
-def check(name, text, context):
-    strategy, per_replica = parse_strategy(text), 3
-    places = zip(strategy.axes, strategy.coordinates(context.rank))
-    replicas, replica = next(((axis.degree, at) for axis, at in places if axis.kind == "data"), (1, 0))
-    model, serial = load_model(f"networks:{name}"), load_model(f"networks:{name}")
-    network = trace_network(model)
-    model.module.double(), serial.module.double()
-    inputs, targets = model.make_batch(per_replica * replicas, seed=7)
-    inputs = inputs.double()
-    settings = PlanSettings(batch=len(inputs), first_bucket_bytes=1000, bucket_cap_bytes=1000)
-    parallel = build_parallel(model.module, network, strategy, settings, context.device)
-    parts = own_parts(network, strategy, context.rank)
-    own = slice(replica * per_replica, (replica + 1) * per_replica)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (model.module, serial.module)]
-    close = lambda found, exact: torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11)
-    for _ in range(3):
-        found_x, exact_x = inputs[own].clone().requires_grad_(), inputs.clone().requires_grad_()
-        found, exact = parallel.module(found_x), serial.module(exact_x)
-        close(found, exact[own])
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        model.loss(found, targets[own]).backward()
-        serial.loss(exact, targets).backward()
-        close(found_x.grad, exact_x.grad[own] * replicas)
-        exact_parameters = dict(serial.module.named_parameters())
-        for key, parameter in model.module.named_parameters():
-            of = parts.get(key, ())
-            close(parameter, exact_parameters[key][of])
-            close(parameter.grad, exact_parameters[key].grad[of])
-        for optimizer in optimizers:
-            optimizer.step()
-
-sys.path.append(sys.argv[1])
-with join_ranks("gloo", "cpu", timeout_s=60) as context:
-    for case in sys.argv[2:]:
-        name, text = case.split(":")
-        try:
-            check(name, text, context)
-        except BaseException as error:
-            raise AssertionError(f"{case}, rank {context.rank}: {error}") from error
-"""
-
+# network:strategy, with :sync for synchronised batch norm and :seeded where serial draws the same random numbers.
 CASES = {
     2: (
-        "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Normed:f2 Normed:c2 "
-        "Line:f2 Line:c2 Line:s2 Volume:f2 Volume:c2 Volume:s2 Volume:s1x1x2"
+        "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
+        "Volume:f2 Volume:c2 Volume:s2 Volume:s1x1x2 Asking:s2 Asking:s1x2 Asking:f2 Asking:d2 "
+        "Normed:f2 Normed:c2 Normed:d2 Normed:s2 Normed:d2:sync Normed:s2:sync Normed:f2:sync "
+        "Dropped:f2:seeded Dropped:c2:seeded Dropped:s2:seeded"
     ),
+    3: "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded",
     4: (
-        "Plain:f4 Plain:c4 Plain:s4 Plain:s2x2 Plain:d2f2 Plain:d2c2 Plain:d2s2 Grouped:f4 Grouped:c4 Grouped:s2x2 "
-        "Grouped:d2f2 Grouped:d2s2 Line:s4 Line:d2c2 Volume:s2x2 Volume:d2s2 Volume:d2f2"
+        "Plain:f4 Plain:c4 Plain:s4 Plain:s2x2 Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:s2d2 Plain:f2d2 Grouped:f4 "
+        "Grouped:c4 Grouped:s2x2 Grouped:d2f2 Grouped:d2s2 Line:s4 Line:d2c2 Volume:s2x2 Volume:d2s2 Volume:d2f2 "
+        "Normed:s2x2 Normed:d2s2 Normed:s2x2:sync Normed:d2s2:sync Normed:d2f2:sync Normed:d2c2:sync"
     ),
-    3: "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3",
 }
+
+DRAWN_STRATEGIES = {2: ("f2", "c2", "s2"), 3: ("f3", "c3", "s3"), 4: ("s4", "s2x2", "d2f2", "d2c2", "d2s2")}
+
+
+def named(text: str) -> dict[str, Any]:
+    network, strategy, *options = text.split(":")
+    return {
+        "network": network,
+        "strategy": strategy,
+        "batch_norm": "sync" if "sync" in options else "local",
+        "seeded": "seeded" in options,
+    }
+
+
+def compare(where: Path, ranks: int, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run cases on real ranks; raises where they differ from serial training."""
+    (where / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, str(PROGRAM), str(where / "cases.json"), str(where / "result.json")]
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=1500)
+    result: dict[str, Any] = json.loads((where / "result.json").read_text())
+    return result
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_sharded_is_serial(tmp_path: Path, ranks: int) -> None:
-    (tmp_path / "networks.py").write_text(NETWORKS)
-    program = tmp_path / "program_of_test.py"
-    program.write_text(CHECK)
-    command = [sys.executable, str(program), str(tmp_path), *CASES[ranks].split()]
-    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=300)
+    cases = [named(text) for text in CASES[ranks].split()]
+    assert compare(tmp_path, ranks, cases) == {"ran": len(cases), "refused": []}
+
+
+def output_extent(extent: int, arguments: dict[str, Any], dim: int) -> int:
+    """Positions that a window operation writes (the formula in torch's documentation)."""
+
+    def of(name: str, default: int) -> int:
+        value = arguments.get(name, default)
+        return int(value[dim]) if isinstance(value, list) else int(value)
+
+    kernel, stride, padding, dilation = of("kernel_size", 1), of("stride", 1), of("padding", 0), of("dilation", 1)
+    free = extent + 2 * padding - dilation * (kernel - 1) - 1
+    if free < 0:
+        return 0
+    if not arguments.get("ceil_mode"):
+        return free // stride + 1
+    count = -(-free // stride) + 1
+    # The last window has to start inside the input or the padding before it.
+    return count - 1 if (count - 1) * stride >= extent + padding else count
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, channels: int, dims: int) -> tuple[str, dict[str, Any], int]:
+    """Its name, arguments and filters."""
+    groups = draw(st.sampled_from([1, 1, channels, *(g for g in (2, 3) if channels % g == 0)]))
+    filters = groups * draw(st.integers(1, max(1, 10 // groups)))
+    kernel = [draw(st.sampled_from([1, 2, 3, 3, 5, 7])) for _ in range(dims)]
+    dilation = draw(st.sampled_from([1, 1, 1, 2]))
+    arguments = {
+        "in_channels": channels,
+        "out_channels": filters,
+        "kernel_size": kernel,
+        "stride": [draw(st.sampled_from([1, 1, 2, 3])) for _ in range(dims)],
+        "padding": [draw(st.integers(0, dilation * (size - 1))) for size in kernel],
+        "dilation": dilation,
+        "groups": groups,
+        "bias": draw(st.booleans()),
+    }
+    return "conv", arguments, filters
+
+
+@st.composite
+def pools(draw: st.DrawFn, channels: int, dims: int) -> tuple[str, dict[str, Any], int]:
+    """Its name, arguments and channels."""
+    maximum = draw(st.booleans())
+    kernel = [draw(st.integers(1, 4)) for _ in range(dims)]
+    arguments: dict[str, Any] = {
+        "kernel_size": kernel,
+        "stride": [draw(st.integers(1, size)) for size in kernel],
+        "padding": [draw(st.integers(0, size // 2)) for size in kernel],
+        "ceil_mode": draw(st.booleans()),
+    }
+    if maximum:
+        arguments["dilation"] = draw(st.sampled_from([1, 1, 2]))
+    else:
+        arguments["count_include_pad"] = draw(st.booleans())
+    return "max" if maximum else "avg", arguments, channels
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> dict[str, Any]:
+    """What ``Drawn`` takes."""
+    dims = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    smallest, largest = {1: (9, 40), 2: (8, 24), 3: (6, 11)}[dims]
+    extents = [draw(st.integers(smallest, largest)) for _ in range(dims)]
+    channels = draw(st.integers(1, 6))
+    input_shape = [channels, *extents]
+    layers: list[list[Any]] = []
+    for index in range(draw(st.integers(2, 5))):
+        kind = convolutions if index == 0 or draw(st.booleans()) else pools
+        name, arguments, filters = draw(kind(channels, dims))
+        written = [output_extent(extent, arguments, dim) for dim, extent in enumerate(extents)]
+        if min(written) < 1:
+            continue
+        layers.append([name, arguments])
+        extents, channels = written, filters
+        if draw(st.booleans()):
+            layers.append([draw(st.sampled_from(["relu", "relu_in_place", "tanh"])), {}])
+    features = channels
+    for extent in extents:
+        features *= extent
+    return {"input_shape": input_shape, "layers": layers, "features": features}
+
+
+def drawn_networks(count: int, of: int) -> list[dict[str, Any]]:
+    """As many networks as asked for; ``of`` is the draw's seed."""
+    found: list[dict[str, Any]] = []
+
+    @seed(of)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(networks())
+    def collect(network: dict[str, Any]) -> None:
+        found.append(network)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize("ranks", DRAWN_STRATEGIES)
+@pytest.mark.parametrize(
+    "count", [pytest.param(8), pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_layers_that_were_drawn(tmp_path: Path, ranks: int, count: int) -> None:
+    cases = [
+        {"network": network, "strategy": strategy}
+        for network in drawn_networks(count, ranks)
+        for strategy in DRAWN_STRATEGIES[ranks]
+    ]
+    result = compare(tmp_path, ranks, cases)
+    # Some networks have fewer filters than ranks, or lose their positions at once.
+    assert result["ran"] > len(cases) / 3, result["refused"]

@@ -7,8 +7,9 @@ as there are blocks: the mean of these is the sum over blocks. Outside the regio
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ _MARK = "_paradl_blocks"
 _WHOLE = "_paradl_whole"
 _LEADING = 2
 """Dims before the spatial ones: samples and channels."""
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: seeds of ranks lie far from each other and from those of other replicas."""
 
 
 class _Blocks(NamedTuple):
@@ -68,13 +71,14 @@ RUNNER = SpatialRunner()
 
 def _shard(network: Network, region: Region, group: Group) -> Sharding:
     kinds = layer_kinds()
-    end = _RegionEnd(group)
+    end, random = _RegionEnd(group), _OwnRandomness(group)
+    cut = {network.layers[index].name for index in region.layers}
     rules = {}
     for index, layer in enumerate(network.layers):
         if index in region.layers:
             functions = frozenset(kinds[layer.kind].functions)
-            run: Any = _BlockOperation(layer, kinds[layer.kind], region.layers[index], group)
-        elif index in region.gathered:
+            run: Any = _BlockOperation(layer, kinds[layer.kind], region.layers[index], group, random)
+        elif cut.intersection(layer.inputs):
             functions = _functions(layer, kinds.get(layer.kind))
             run = end
         else:
@@ -86,7 +90,7 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
         # Inside the region gradients are as many times larger as there are blocks; the input's shall not be.
         return _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
 
-    return Sharding(rules, network, enter, end.gather_all)
+    return Sharding(rules, network, enter, end.gather_all, _whole_shape)
 
 
 def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:
@@ -95,7 +99,14 @@ def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:
 
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:
     setattr(tensor, _MARK, blocks)
+    # An operation in place has changed what was gathered before.
+    setattr(tensor, _WHOLE, None)
     return tensor
+
+
+def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
+    blocks: _Blocks | None = getattr(tensor, _MARK, None)
+    return None if blocks is None else torch.Size((*tensor.shape[:_LEADING], *blocks.extents))
 
 
 class _RegionEnd:
@@ -123,15 +134,52 @@ class _RegionEnd:
         return whole
 
 
+def _draws_by_position(layer: Layer) -> bool:
+    """Whether a layer draws a number for each position; dropout of whole channels draws the same on every rank."""
+    return layer.kind == "dropout" and layer.attributes["function"] in ("dropout", "alpha_dropout")
+
+
+class _OwnRandomness:
+    """Random numbers of this rank's own, so that no two blocks are dropped alike.
+
+    The state that ranks have in common is left as it was: blocks may be of unlike extents, and what is behind the
+    region has to draw alike on every rank.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._rank = group.rank
+        self._state: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def used(self, like: torch.Tensor) -> Iterator[None]:
+        """Draw own numbers on the tensor's device inside."""
+        cuda = like.device.type == "cuda"
+        generator = torch.cuda.default_generators[like.device.index] if cuda else torch.default_generator
+        common = generator.get_state()
+        if self._state is None:
+            seed = (generator.initial_seed() + (self._rank + 1) * _SEED_STRIDE) % 2**63
+            self._state = torch.Generator(like.device).manual_seed(seed).get_state()
+        generator.set_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = generator.get_state()
+            generator.set_state(common)
+
+
 class _BlockOperation:
     """Runs one operation of the region on this rank's block."""
 
-    def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group) -> None:
+    def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group, random: _OwnRandomness) -> None:
         self._layer, self._kind, self._block, self._group = layer, kind, block, group
         self._blocks = _Blocks(block.boxes, tuple(layer.output_shape[1:]))
         self._exchange = block.exchanges[group.rank] if block.exchanges is not None else None
+        self._random = random if _draws_by_position(layer) else None
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        if self._random is not None:
+            with self._random.used(args[0] if args else kwargs["input"]):
+                return _mark(function(*args, **kwargs), self._blocks)
         if self._exchange is None:
             return _mark(function(*args, **kwargs), self._blocks)
         if self._layer.kind == "conv":

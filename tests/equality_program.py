@@ -1,0 +1,190 @@
+"""What every rank of an equality test runs: a strategy's training beside the serial one, iteration by iteration.
+
+Usage: equality_program.py CASES RESULT; both are JSON files. A case has ``network`` (a name, or what ``Drawn`` takes),
+``strategy``, ``batch_norm`` and ``seeded`` (whether both draw the same random numbers). The result is how many ran, and
+for those that a limit refused, why.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import equality_networks
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paradl_bench.measure.process_groups import RankContext, join_ranks
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.partition import shard_channels, shard_filters
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy, parse_strategy
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.channel_shards import split_layers
+from paradl_bench.strategies.parallel import build_parallel
+
+CUTS = {"filter": shard_filters, "channel": shard_channels}
+SAMPLES = 3
+"""A replica's."""
+
+
+def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11)
+
+
+def own_parts(network: Network, strategy: Strategy, rank: int) -> dict[str, tuple[slice, ...]]:
+    """Per parameter that is split, the slices of it that this rank holds."""
+    parts: dict[str, tuple[slice, ...]] = {}
+    for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
+        if axis.kind not in CUTS:
+            continue
+        for index, shards in split_layers(network, axis.degree, CUTS[axis.kind]).shards.items():
+            names, own = network.layers[index].parameters, shards[position]
+            parts[names[0]] = (slice(*own.filters), slice(*own.group_channels))
+            if axis.kind == "filter":
+                parts |= {name: (slice(*own.filters),) for name in names[1:]}
+    return parts
+
+
+def norm_cuts(strategy: Strategy) -> list[tuple[int, int]]:
+    """Dims, and in how many parts, along which local batch norm takes its statistics apart."""
+    cuts = []
+    for axis in strategy.axes:
+        if axis.kind == "data":
+            cuts.append((0, axis.degree))
+        elif axis.kind == "spatial":
+            cuts += [(2 + dim, parts) for dim, parts in enumerate(axis.extents)]
+    return cuts
+
+
+def take_statistics_apart(module: nn.Module, cuts: Sequence[tuple[int, int]]) -> None:
+    """Make batch norms those that local ones are defined to be: each part by its own statistics."""
+
+    def forward(norm: Any, x: torch.Tensor, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
+        if not cuts:
+            return F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+        (dim, parts), *rest = cuts
+        return torch.cat([forward(norm, part, rest) for part in x.tensor_split(parts, dim)], dim)
+
+    for norm in module.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.forward = functools.partial(forward, norm, cuts=cuts)  # type: ignore[method-assign]
+
+
+def load(case: dict[str, Any]) -> LoadedModel:
+    name = case["network"]
+    if not isinstance(name, str):
+        equality_networks.drawn = lambda: equality_networks.Drawn(**case["network"])  # type: ignore[attr-defined]
+        name = "drawn"
+    model = load_model(f"equality_networks:{name}")
+    return model
+
+
+class Comparison:
+    """One case on one rank."""
+
+    def __init__(self, case: dict[str, Any], context: RankContext) -> None:
+        self.strategy = parse_strategy(case["strategy"])
+        self.seeded = case.get("seeded", False)
+        self.context = context
+        self.model, self.serial = load(case), load(case)
+        self.network = trace_network(self.model)
+        places = zip(self.strategy.axes, self.strategy.coordinates(context.rank), strict=True)
+        self.replicas, replica = next(((axis.degree, at) for axis, at in places if axis.kind == "data"), (1, 0))
+        self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
+        settings = PlanSettings(
+            batch=SAMPLES * self.replicas,
+            first_bucket_bytes=1000,
+            bucket_cap_bytes=1000,
+            batch_norm=case.get("batch_norm", "local"),
+        )
+        planner_for(self.strategy).plan(self.network, self.strategy, settings)
+        self.model.module.double()
+        self.serial.module.double()
+        cuts = norm_cuts(self.strategy) if settings.batch_norm == "local" else []
+        self.exact_buffers = not cuts
+        if cuts:
+            take_statistics_apart(self.serial.module, cuts)
+        self.parallel = build_parallel(self.model.module, self.network, self.strategy, settings, context.device).module
+
+    def run(self) -> None:
+        """Three iterations; gradients, then what the optimizer makes of them."""
+        inputs, targets = self.model.make_batch(SAMPLES * self.replicas, seed=7)
+        inputs = inputs.double()
+        modules = (self.model.module, self.serial.module)
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
+        for iteration in range(3):
+            found_x, exact_x = inputs[self.own].clone().requires_grad_(), inputs.clone().requires_grad_()
+            found = self.forward(self.parallel, found_x, iteration)
+            exact = self.forward(self.serial.module, exact_x, iteration)
+            assert_close(found, exact[self.own])
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            self.model.loss(found, targets[self.own]).backward()  # type: ignore[no-untyped-call]
+            self.serial.loss(exact, targets).backward()  # type: ignore[no-untyped-call]
+            assert found_x.grad is not None
+            assert exact_x.grad is not None
+            assert_close(found_x.grad, exact_x.grad[self.own] * self.replicas)
+            self.compare_parameters()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    def forward(self, module: nn.Module, inputs: torch.Tensor, seed: int) -> torch.Tensor:
+        if self.seeded:
+            torch.manual_seed(seed)
+        outputs: torch.Tensor = module(inputs)
+        return outputs
+
+    def compare_parameters(self) -> None:
+        parts = own_parts(self.network, self.strategy, self.context.rank)
+        exact = dict(self.serial.module.named_parameters())
+        for name, parameter in self.model.module.named_parameters():
+            of = parts.get(name, ())
+            gradient, exact_gradient = parameter.grad, exact[name].grad
+            assert gradient is not None, name
+            assert exact_gradient is not None, name
+            assert_close(parameter, exact[name][of])
+            assert_close(gradient, exact_gradient[of])
+        if self.exact_buffers:
+            buffers = dict(self.serial.module.named_buffers())
+            for name, buffer in self.model.module.named_buffers():
+                assert_close(buffer, buffers[name])
+
+
+def run_cases(cases: list[dict[str, Any]], context: RankContext, run: Callable[[Comparison], None]) -> dict[str, Any]:
+    """How many cases ran, and why the others were refused.
+
+    Raises:
+        AssertionError: names the case.
+    """
+    refused = []
+    for case in cases:
+        try:
+            comparison = Comparison(case, context)
+        except UserError as error:
+            refused.append(str(error))
+            continue
+        try:
+            run(comparison)
+        except BaseException as error:
+            raise AssertionError(f"{json.dumps(case)}, rank {context.rank}: {error}") from error
+    return {"ran": len(cases) - len(refused), "refused": refused}
+
+
+def main(cases: Path, result: Path) -> None:
+    with join_ranks("gloo", "cpu", timeout_s=60) as context:
+        found = run_cases(json.loads(cases.read_text()), context, Comparison.run)
+        if context.rank == 0:
+            result.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
