@@ -61,6 +61,7 @@ class LayerCosts:
                 table = self._in_situ if time.mode == "in_situ" else self._isolated
                 series = table.setdefault((time.operation, time.phase, time.shard), {})
                 series.setdefault(time.ranks_on_host, {})[time.batch] = time
+        self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int], _Ratio | None] = {}
@@ -76,12 +77,19 @@ class LayerCosts:
         for layer, parameter_bytes in layers:
             self._learnt.setdefault(layer.operation, (layer, parameter_bytes))
 
+    def share_out(self, shares: Mapping[str, tuple[str, float]]) -> None:
+        """Take operations as a share of another's time from now on: (operation, share) by operation."""
+        self._shares.update(shares)
+
     def cost(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
         """Seconds of one operation and phase on a local batch.
 
         Raises:
             UserError: the profile holds neither the operation, nor a neighbour, nor what a roofline needs.
         """
+        if operation in self._shares:
+            whole, share = self._shares[operation]
+            return _times(self.cost(whole, phase, "", batch, ranks_on_host), share)
         key = (operation, phase, "" if shard and not self._measured(operation, shard) else shard)
         known = self._known.get((key, batch, ranks_on_host))
         if known is None:
@@ -184,7 +192,10 @@ class LayerCosts:
         )
 
     def _neighbour(self, layer: Layer, phase: PhaseName, *, without: str = "") -> Layer | None:
-        """The measured operation of the same kind, equal settings first, whose work is nearest."""
+        """The measured operation of the same kind, of those with most settings in common, whose work is nearest.
+
+        For a shard that is the operation that it is a shard of, or one that is as like it.
+        """
         found = [
             other
             for other in self._roofline.layers.values()
@@ -192,10 +203,12 @@ class LayerCosts:
             and other.operation != without
             and ((other.operation, phase, "") in self._in_situ or (other.operation, phase, "") in self._isolated)
         ]
-        alike = [other for other in found if other.attributes == layer.attributes]
         return min(
-            alike or found,
-            key=lambda other: abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
+            found,
+            key=lambda other: (
+                _unlike_settings(layer, other),
+                abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
+            ),
             default=None,
         )
 
@@ -286,6 +299,13 @@ class Roofline:
         return flops * batch, 2 * layer.fw_bytes * batch + 2 * weights
 
 
+def _unlike_settings(layer: Layer, other: Layer) -> int:
+    """In how many settings two operations of a kind differ."""
+    missing = object()
+    names = {*layer.attributes, *other.attributes}
+    return sum(layer.attributes.get(name, missing) != other.attributes.get(name, missing) for name in names)
+
+
 def nearest_count(measured: Mapping[int, object] | Sequence[int], wanted: int) -> int:
     """The number nearest to ``wanted`` by ratio; the smaller of two as near."""
     return min(sorted(measured), key=lambda count: abs(math.log(count / wanted)))
@@ -304,6 +324,15 @@ def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
 
 def _isolated_remark(operation: str) -> Remark:
     return Remark("times of the operation alone, not inside an iteration", False, operation.split("(", 1)[0])
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    return cost._replace(
+        seconds=cost.seconds * factor,
+        independent_sd_s=cost.independent_sd_s * factor,
+        batch_sd_s=cost.batch_sd_s * factor,
+        method_sd_s=cost.method_sd_s * factor,
+    )
 
 
 def _added(costs: Sequence[Cost]) -> Cost:

@@ -7,9 +7,12 @@ holds all gradients. The peak is the largest of these sums.
 
 Approximated: every output that owns memory counts as saved until its layer's backward, whether backward reads it or
 not; views and in-place operations own none. What operations save beside outputs (masks, indices, statistics),
-workspaces, the allocator's fragments, and the device's context are left out. Gradients are released by zero_grad before
-forward (torch's default); data parallelism holds them a second time in its buckets, in every phase
-(``gradient_as_bucket_view`` is off by default).
+workspaces, the allocator's fragments, and the device's context are left out, and so are buffers of communication for
+layers, which live as long as it. Gradients are released by zero_grad before forward (torch's default); where they are
+exchanged a second copy stays in DDP's buckets, in every phase (``gradient_as_bucket_view`` is off by default).
+
+Where ranks share layers each holds its own shapes: parameters of its shards, activations whole behind what is gathered
+or summed, blocks with their halos inside a spatial region.
 
 The paper's formula (MODELS.md, "ParaDL", memory; rho = 1): e times the sum over layers of
 2 b (x + y) + 2 w + bias, b the local batch; every tensor counts twice, and the bias once, as printed.
@@ -17,7 +20,7 @@ The paper's formula (MODELS.md, "ParaDL", memory; rho = 1): e times the sum over
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +28,11 @@ import numpy as np
 from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from predict.costs import Ints
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
@@ -39,9 +47,20 @@ class MemoryUse(NamedTuple):
 
 
 def per_phase_memory(
-    network: Network, local_batch: int, optimizer: str, *, ranks: int, dtype: str = "fp32"
+    network: Network,
+    local_batch: int,
+    optimizer: str,
+    *,
+    exchanged: bool,
+    dtype: str = "fp32",
+    shards: Mapping[int, LayerShard] | None = None,
 ) -> MemoryUse:
-    """Peak over forward, backward and weight update of serial or data parallel training.
+    """Peak over forward, backward and weight update on one rank.
+
+    Args:
+        network: with the shapes that parameters have on the rank.
+        exchanged: whether gradients are exchanged, which holds them a second time.
+        shards: what the rank runs of layers, by index; all of those that are missing.
 
     Raises:
         UserError: an optimizer whose state is not known.
@@ -52,23 +71,72 @@ def per_phase_memory(
     fixed = {
         "parameters": parameters,
         "optimizer": STATE_COPIES[optimizer] * parameters,
-        "buckets": parameters if ranks > 1 else 0,
+        "buckets": parameters if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
         "input": local_batch * int(np.prod(network.input_shape)) * DTYPE_BYTES[dtype],
     }
-    activations, gradients = _largest_moment(network, local_batch, dtype)
+    held = [_hold(layer, (shards or {}).get(index)) for index, layer in enumerate(network.layers)]
+    activations, gradients = _largest_moment(network, held, local_batch * DTYPE_BYTES[dtype])
     parts = fixed | {"gradients": gradients, "activations": activations}
     return MemoryUse(sum(parts.values()), parts)
 
 
-def _largest_moment(network: Network, local_batch: int, dtype: str) -> tuple[int, int]:
-    """(activations and their gradients, gradients of parameters) in bytes, at the moment when they are largest."""
-    layers = network.layers
-    if not layers:
+def planned_memory(network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> MemoryUse:
+    """The peak of the rank that needs most, of all that share a replica's layers.
+
+    Raises:
+        UserError: a limit is exceeded, or an optimizer whose state is not known.
+    """
+    exchanged = degree_of(strategy, *REPLICATING) > 1
+    shares = planner_for(strategy).shares(network, strategy, settings).distinct
+    of_ranks = [
+        per_phase_memory(
+            shared.network,
+            settings.batch // degree_of(strategy, "data"),
+            settings.optimizer,
+            exchanged=exchanged,
+            dtype=dtype,
+            shards=shared.shards,
+        )
+        for shared in shares
+    ]
+    return max(of_ranks, key=lambda use: use.peak_bytes)
+
+
+class _Held(NamedTuple):
+    """Elements per sample: kept from a layer's forward to its backward, and gradients while that works."""
+
+    kept: int
+    in_flight: int
+
+
+def _hold(layer: Layer, shard: LayerShard | None) -> _Held:
+    """What a rank holds of a layer.
+
+    What is gathered or summed behind a shard is whole; a shard that reads a slice, or a block with its halo, reads a
+    copy; blocks that are gathered before a layer become a tensor of their own.
+    """
+    if shard is None:
+        return _Held(layer.output_elements if _owns_output(layer) else 0, layer.input_elements + layer.output_elements)
+    run = layer if shard.after_fw else shard.layer
+    reads_slice = bool(shard.after_fw) and shard.layer.input_elements < layer.input_elements
+    reads_halo = any(isinstance(work, HaloExchange) for work in shard.before_fw)
+    copied = shard.layer.input_elements if reads_slice or reads_halo else 0
+    gathered = layer.input_elements if any(isinstance(work, Collective) for work in shard.before_fw) else 0
+    output = run.output_elements if _owns_output(layer) else 0
+    return _Held(output + copied + gathered, run.input_elements + run.output_elements)
+
+
+def _largest_moment(network: Network, held: Sequence[_Held], scale: int) -> tuple[int, int]:
+    """(activations and their gradients, gradients of parameters) in bytes, at the moment when they are largest.
+
+    Args:
+        scale: bytes of an element of each sample.
+    """
+    if not held:
         return 0, network.parameter_bytes
-    scale = local_batch * DTYPE_BYTES[dtype]
-    owned = np.array([layer.output_elements if _owns_output(layer) else 0 for layer in layers], np.int64) * scale
-    in_flight = np.array([layer.input_elements + layer.output_elements for layer in layers], np.int64) * scale
+    owned = np.array([layer.kept for layer in held], np.int64) * scale
+    in_flight = np.array([layer.in_flight for layer in held], np.int64) * scale
     saved = np.cumsum(owned)
     gradients = _gradients_after(network)
     in_backward = saved + in_flight + gradients

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
 from paradl_bench.spec.units import parse_counts, parse_ranks
@@ -23,6 +24,7 @@ class Points(NamedTuple):
 
 
 def expand_points(
+    network: Network,
     strategies: str,
     batches: str,
     ranks: str | None,
@@ -35,6 +37,7 @@ def expand_points(
         strategies: fixed (``d4``) or kinds (``data``), parted by commas.
         batches: global mini-batches. In weak scaling a kind's batch is that of the smallest rank count and grows with
             the ranks; serial and fixed strategies take it as it is.
+        network: sets the limits beyond which a point is left out.
         settings_of: a plan's settings for a global mini-batch.
 
     Raises:
@@ -52,7 +55,9 @@ def expand_points(
         for text in texts:
             for strategy, global_batch in _configurations(text, batch, counts, scaling):
                 try:
-                    points.append(Point(strategy=strategy, settings=settings_of(global_batch)))
+                    point = Point(strategy=strategy, settings=settings_of(global_batch))
+                    planner_for(strategy).check(network, strategy, point.settings)
+                    points.append(point)
                 except UserError as error:
                     refused.append(error)
     if not points:

@@ -22,8 +22,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         batch: global mini-batch. local_batch: samples a rank computes.
         iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
-        breakdown_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add
-            up to the iteration; exposed_communication lies inside of them.
+        phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
+            to the iteration.
+        breakdown_s: FW and BW without communication for layers that compute waits for, GE, WU, and that communication
+            by name (halo, all_gather, ...) add up to the iteration; exposed_communication lies inside of them.
         compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
         overlap_s: both at once.
         straggler: the slowest rank's compute over a median one's.
@@ -48,6 +50,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     interval_s: tuple[float, float]
     epoch_s: float | None
     samples_per_s: float
+    phases_s: dict[str, float]
     breakdown_s: dict[str, float]
     compute_s: float
     communication_s: float
@@ -110,6 +113,7 @@ class Predictor:
             interval_s=(bounds.low_s, bounds.high_s),
             epoch_s=None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s,
             samples_per_s=batch / iteration_s,
+            phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
             breakdown_s=_breakdown(timing),
             compute_s=costs.compute_s,
             communication_s=costs.communication_s,
@@ -145,10 +149,12 @@ class Predictor:
 
 
 def _breakdown(timing: Timing) -> dict[str, float]:
+    forward, backward = timing.fw_of_layers_s, timing.bw_of_layers_s
     return {
-        "FW": timing.fw_s,
-        "BW": timing.bw_s,
+        "FW": timing.fw_s - sum(forward.values()),
+        "BW": timing.bw_s - sum(backward.values()),
         "GE": timing.ge_s,
         "WU": timing.wu_s,
+        **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
         "exposed_communication": timing.exposed_communication_s,
     }

@@ -36,7 +36,9 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
             batch=batch, optimizer=optimizer, first_bucket_bytes=first_bucket, bucket_cap_bytes=bucket_cap
         )
 
-    chosen = expand_points(options["strategy"], options["batch"], options["ranks"], options["scaling"], settings)
+    chosen = expand_points(
+        network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
+    )
     cluster: Path | None = options["cluster"]
     model = CostModel(
         profile=profile,

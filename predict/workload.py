@@ -6,7 +6,7 @@ interval then asks the workload for its time under costs that are shifted by eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ class Timing(NamedTuple):
     the last gradient is there; what is left of the gradient exchange after it; the rest.
 
     Attributes:
+        fw_of_layers_s, bw_of_layers_s: inside of forward and of backward, communication for layers while compute is
+            not active, by name (``halo``, ``all_gather``, ...).
         exposed_communication_s: communication active while compute is not, anywhere in the iteration.
         overlap_s: both active.
     """
@@ -37,6 +39,8 @@ class Timing(NamedTuple):
     wu_s: float
     exposed_communication_s: float
     overlap_s: float
+    fw_of_layers_s: Mapping[str, float] = {}
+    bw_of_layers_s: Mapping[str, float] = {}
 
     @property
     def iteration_s(self) -> float:
@@ -109,11 +113,13 @@ class Evaluator:
     Attributes:
         name: as ``--evaluator`` takes it. summary: one line for help.
         prepare: raises UserError where it has nothing to say on the point's strategy.
+        covers: whether it has something to say on a strategy.
     """
 
     name: str
     summary: str
     prepare: Callable[[CostModel, Point], Workload]
+    covers: Callable[[Strategy], bool] = lambda strategy: True
 
 
 def evaluators() -> dict[str, Evaluator]:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.assembly import join
 from predict.closed_forms import ClosedForm, gradient_exchange
@@ -18,14 +19,18 @@ from predict.workload import Point, Timing, Workload
 KINDS = ("serial", "data")
 
 
+def has_closed_form(strategy: Strategy) -> bool:
+    """Serial and data, without ZeRO stages."""
+    return strategy.name in KINDS and not any(axis.zero_stage for axis in strategy.axes)
+
+
 def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Point, memory: MemoryUse) -> Workload:
     """A workload of six sums.
 
     Raises:
         UserError: the strategy is neither serial nor data.
     """
-    kinds = point.strategy.name
-    if kinds not in KINDS or any(axis.zero_stage for axis in point.strategy.axes):
+    if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
     sums = model.sums(model.place(point.strategy, point.local_batch))
     exchange, exchange_remarks = model.collective(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from predict.closed_forms import csf
 from predict.cost_model import CostModel
-from predict.evaluators.closed_form import prepare_closed_form
-from predict.memory import per_phase_memory
+from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
+from predict.memory import planned_memory
 from predict.workload import Evaluator, Point, Workload
 
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The sums, time between operations included."""
-    memory = per_phase_memory(
-        model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
-    )
+    memory = planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype)
     return prepare_closed_form("csf", csf, model, point, memory)
 
 
@@ -21,4 +19,5 @@ EVALUATOR = Evaluator(
     name="csf",
     summary="no overlap: all of compute, then one all-reduce of everything",
     prepare=prepare,
+    covers=has_closed_form,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from predict.closed_forms import paradl
 from predict.cost_model import CostModel
-from predict.evaluators.closed_form import prepare_closed_form
+from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
 from predict.memory import paradl_memory
 from predict.workload import Evaluator, Point, Workload
 
@@ -19,4 +19,5 @@ EVALUATOR = Evaluator(
     name="paradl",
     summary="ParaDL's closed form: layers and weight update, then one all-reduce",
     prepare=prepare,
+    covers=has_closed_form,
 )

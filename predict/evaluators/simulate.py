@@ -11,14 +11,16 @@ taken as slower than it is.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Phase, Role, Stream
+from paradl_bench.spec.plan import HaloExchange, Ints, Phase, Plan, Role, Stream, is_of_layer
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats
-from predict.memory import per_phase_memory
+from predict.memory import planned_memory
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -29,16 +31,18 @@ def prepare(model: CostModel, point: Point) -> Workload:
     plan = planner.plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
     by_phase, coarse = (
-        [_simulation(role, priced, across_phases=across_phases) for role in plan.roles]
+        [_Simulation(plan, role, priced, across_phases=across_phases) for role in plan.roles]
         for across_phases in (False, True)
     )
+    costs = priced.costs
+    alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
+    slowest = max(range(len(plan.roles)), key=lambda index: alone[index].iteration_s)
+    counts = np.bincount(plan.roles[slowest].work, minlength=len(plan.works)).astype(float)
     return Workload(
-        costs=priced.costs,
+        costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=per_phase_memory(
-            model.network, point.local_batch, model.optimizer, ranks=point.strategy.ranks, dtype=model.dtype
-        ),
+        memory=planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
@@ -46,27 +50,24 @@ def prepare(model: CostModel, point: Point) -> Workload:
     )
 
 
-def _simulation(role: Role, priced: PricedPlan, *, across_phases: bool) -> _Simulation:
-    lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
-    return _Simulation(role, lag, across_phases=across_phases)
-
-
 class _Simulation:
-    """A role condensed once, to be run under many costs of its works.
+    """A role condensed once, to be run under many costs of its works."""
 
-    Args:
-        lag: per task, how much longer the slowest rank takes.
-    """
-
-    def __init__(self, role: Role, lag: Floats, *, across_phases: bool) -> None:
+    def __init__(self, plan: Plan, role: Role, priced: PricedPlan, *, across_phases: bool) -> None:
         self._condensed = condense(role, across_phases=across_phases)
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
-        self._work, self._lag = role.work, lag
+        # How much longer the slowest rank takes, per task.
+        self._lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
+        self._work = role.work
         self._segment_work = role.work[first_task]
-        on_compute = role.stream[first_task] == Stream.COMPUTE
-        self._forward = on_compute & (self._condensed.phase == Phase.FW)
-        self._backward = on_compute & (self._condensed.phase == Phase.BW)
+        self._on_compute = role.stream[first_task] == Stream.COMPUTE
+        self._forward = self._on_compute & (self._condensed.phase == Phase.FW)
+        self._backward = self._on_compute & (self._condensed.phase == Phase.BW)
         self._exchange = self._condensed.phase == Phase.GE
+        self._of_layers = {
+            phase: _communication_of_layers(plan, self._segment_work, self._condensed.phase == phase)
+            for phase in (Phase.FW, Phase.BW)
+        }
 
     def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
         """The timeline of the segments under costs per work."""
@@ -90,7 +91,34 @@ class _Simulation:
             wu_s=max(line.iteration_s - exchange, 0.0),
             exposed_communication_s=line.exposed_communication_s,
             overlap_s=line.overlap_s,
+            fw_of_layers_s=self._exposed(line, Phase.FW),
+            bw_of_layers_s=self._exposed(line, Phase.BW),
         )
+
+    def _exposed(self, line: Timeline, phase: Phase) -> dict[str, float]:
+        """Seconds of communication for layers while compute is not active, by name."""
+        if not self._of_layers[phase]:
+            return {}
+        computing = np.column_stack([line.start_s[self._on_compute], line.end_s[self._on_compute]])
+        busy = np.cumsum(computing[:, 1] - computing[:, 0])
+        moments = computing.ravel()
+        computed = np.column_stack([busy - (computing[:, 1] - computing[:, 0]), busy]).ravel()
+        found = {}
+        for name, segments in self._of_layers[phase].items():
+            start, end = line.start_s[segments], line.end_s[segments]
+            beside = np.interp(end, moments, computed) - np.interp(start, moments, computed)
+            found[name] = float(np.sum(end - start - beside))
+        return found
+
+
+def _communication_of_layers(plan: Plan, segment_work: Ints, in_phase: NDArray[np.bool_]) -> dict[str, list[int]]:
+    """Segments by what they do, of communication for layers; the broadcasts of buffers are none."""
+    found: dict[str, list[int]] = {}
+    for segment in np.flatnonzero(in_phase).tolist():
+        work = plan.works[segment_work[segment]]
+        if is_of_layer(work):
+            found.setdefault("halo" if isinstance(work, HaloExchange) else work.operation, []).append(segment)
+    return found
 
 
 def _last(line: Timeline, chosen: NDArray[np.bool_], earliest: float) -> float:

@@ -25,7 +25,7 @@ def test_paradl_counts_every_tensor_twice_and_the_bias_once() -> None:
 
 
 def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
-    found = per_phase_memory(SMALL, 1000, "sgd", ranks=1)
+    found = per_phase_memory(SMALL, 1000, "sgd", exchanged=False)
     fixed = 2 * PARAMETERS + 4 * 128 + 4 * 1000 * 64
     # Backward of relu0: outputs of fc0 and fc1 are freed from the back, so fc0's is left; relu0 has two gradients of
     # 128, and fc1's gradients are there. Backward of fc1: both outputs, gradients of 128 and 32.
@@ -37,23 +37,23 @@ def test_the_peak_is_in_backward_where_outputs_meet_gradients() -> None:
 
 
 def test_a_tiny_batch_peaks_at_the_weight_update_or_after_backward() -> None:
-    found = per_phase_memory(SMALL, 1, "sgd", ranks=1)
+    found = per_phase_memory(SMALL, 1, "sgd", exchanged=False)
     assert found.parts_bytes["gradients"] == PARAMETERS
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 2)])
 def test_optimizers_hold_state(optimizer: str, copies: int) -> None:
-    assert per_phase_memory(SMALL, 1, optimizer, ranks=1).parts_bytes["optimizer"] == copies * PARAMETERS
+    assert per_phase_memory(SMALL, 1, optimizer, exchanged=False).parts_bytes["optimizer"] == copies * PARAMETERS
 
 
 def test_data_parallelism_holds_gradients_twice() -> None:
-    alone, beside = (per_phase_memory(SMALL, 4, "sgd", ranks=ranks) for ranks in (1, 2))
+    alone, beside = (per_phase_memory(SMALL, 4, "sgd", exchanged=exchanged) for exchanged in (False, True))
     assert beside.peak_bytes - alone.peak_bytes == PARAMETERS
 
 
 def test_an_optimizer_of_unknown_state_is_refused() -> None:
     with pytest.raises(UserError, match="unknown optimizer 'lion'"):
-        per_phase_memory(SMALL, 4, "lion", ranks=1)
+        per_phase_memory(SMALL, 4, "lion", exchanged=False)
 
 
 def test_views_and_in_place_operations_own_nothing() -> None:
@@ -61,14 +61,14 @@ def test_views_and_in_place_operations_own_nothing() -> None:
     base = Network(name="n", input_shape=(64,), layers=SMALL.layers[:1], parameters=SMALL.parameters[:2])
     viewed = msgspec.structs.replace(base, layers=(*base.layers, view))
     copied = msgspec.structs.replace(viewed, layers=(*base.layers, msgspec.structs.replace(view, kind="elementwise")))
-    sizes = [per_phase_memory(network, 1000, "sgd", ranks=1).peak_bytes for network in (viewed, copied)]
+    sizes = [per_phase_memory(network, 1000, "sgd", exchanged=False).peak_bytes for network in (viewed, copied)]
     assert sizes[1] - sizes[0] == 4 * 1000 * 128
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(1, 100))
 def test_memory_grows_with_the_batch_and_holds_at_least_what_is_fixed(widths: list[int], batch: int) -> None:
     network = make_network(widths)
-    one, more = (per_phase_memory(network, size, "sgd", ranks=1) for size in (batch, batch + 1))
+    one, more = (per_phase_memory(network, size, "sgd", exchanged=False) for size in (batch, batch + 1))
     assert more.peak_bytes > one.peak_bytes
     assert one.peak_bytes >= 3 * network.parameter_bytes
     outputs = sum(layer.output_elements for layer in network.layers if layer.kind == "linear")

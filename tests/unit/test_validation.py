@@ -44,7 +44,7 @@ def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Predict
 
 
 def phases(strategy: str, batch: int, *, factor: float = 1.0, slow: str = "") -> Phases:
-    parts = predicted(strategy, batch).breakdown_s
+    parts = predicted(strategy, batch).phases_s
     found = {name: parts[name] * (factor if slow in ("", name) else 1.0) for name in ("FW", "BW", "GE", "WU")}
     return found["FW"], found["BW"], found["GE"], found["WU"]
 
@@ -97,7 +97,7 @@ def test_the_baselines_are_the_closed_forms(profile: Path, tmp_path: Path) -> No
 def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path, tmp_path: Path) -> None:
     report = validate(profile, [run_like(tmp_path / "run", "serial", 8, factor=1.5, slow="BW")])
     pair = report.pairs[0]
-    parts = predicted("serial", 8).breakdown_s
+    parts = predicted("serial", 8).phases_s
     assert pair.error == pytest.approx(-0.5 * parts["BW"] / pair.measured_median_s)
     assert pair.accuracy == pytest.approx(1 + pair.error)
     assert pair.phases["BW"].error == pytest.approx(1 / 1.5 - 1)
