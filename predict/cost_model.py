@@ -75,6 +75,7 @@ class CostModel:
     Args:
         cluster: of a cluster file; None takes the profile's own, and goes on beyond its ranks.
         backend: library of the collectives; None takes the one that suits the profile's device.
+        proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
     """
 
     profile: Profile
@@ -83,6 +84,7 @@ class CostModel:
     dtype: str = "fp32"
     cluster: Cluster | None = None
     backend: str | None = None
+    proportional: bool = False
     communication: CommunicationCosts = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
@@ -112,6 +114,8 @@ class CostModel:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
         """
         self._layers.learn(plan.sharded)
+        if self.proportional:
+            self._layers.share_out(_shares(self.network, plan))
         place = self.place(plan.strategy, plan.local_batch)
         priced = self._priced_works(plan, place)
         remarks = Remarks()
@@ -218,6 +222,17 @@ class CostModel:
             remarks=(Remark(text, True),) if other_host else (),
         )
         return Priced(cost, count, work, modes=((f"copies {work.direction} buckets", seconds * copy.relative_sd),))
+
+
+def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
+    """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
+    whole = {layer.name: layer for layer in network.layers}
+    found = {}
+    for layer, _ in plan.sharded:
+        of = whole[layer.name]
+        share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
+        found[layer.operation] = (of.operation, share)
+    return found
 
 
 def _sum_of(work: Work) -> str:

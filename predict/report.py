@@ -17,8 +17,9 @@ from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Re
 FILES = ("report.md", "pairs.csv", "report.json")
 _RUN_TITLES = (
     *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
-    *(f"{name} error" for name in EVALUATORS[1:]),
+    "memory",
 )
+_RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
 _SCORE_TITLES = (
     *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
     "noise floor",
@@ -49,11 +50,7 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     from rich.table import Table
 
     console = open_console()
-    tables = (
-        ("Predicted against measured", _RUN_TITLES, _run_rows(report)),
-        ("Accuracy", _SCORE_TITLES, _score_rows(report)),
-    )
-    for title, titles, rows in tables:
+    for title, titles, rows in _tables(report):
         table = Table(title=title)
         for column in titles:
             table.add_column(column, justify="left" if column in ("model", "strategy", "evaluator") else "right")
@@ -65,16 +62,28 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     click.echo(f"Report: {path}")
 
 
+def _tables(report: Report) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+    """Titles, columns and rows of the tables for the terminal."""
+    tables: list[tuple[str, Sequence[str], list[list[str]]]] = [
+        ("Predicted against measured", _run_titles(report), _run_rows(report)),
+        ("Accuracy", _SCORE_TITLES, _score_rows(report)),
+    ]
+    if report.reruns:
+        tables.append(("What repeating a run predicts of it", _RERUN_TITLES, _rerun_rows(report)))
+    return tables
+
+
 def markdown(report: Report) -> str:
     """The whole report for a person."""
     lines = [
         "# Predicted against measured",
         "",
-        f"Profile: `{report.profile}`. Every run is predicted by `{PREDICTOR}`; {' and '.join(EVALUATORS[1:])} are "
-        "baselines from the same profile. Error is (predicted - measured) / measured, accuracy 1 - |error|; measured "
-        "is the median over iterations of the slowest rank, the noise floor its run-to-run spread.",
+        f"Profile: `{report.profile}`. Every run is predicted by `{PREDICTOR}`; {', '.join(_baselines(report))} are "
+        "baselines from the same profile, where they have something to say. Error is (predicted - measured) / measured "
+        "and accuracy 1 - |error|; measured is the median over iterations of the slowest rank, the noise floor its "
+        "run-to-run spread; memory is the error of the predicted peak.",
         "",
-        *_markdown_table(_RUN_TITLES, _run_rows(report)),
+        *_markdown_table(_run_titles(report), _run_rows(report)),
         "",
         "## Accuracy",
         "",
@@ -82,6 +91,7 @@ def markdown(report: Report) -> str:
         "",
         *_markdown_table(_SCORE_TITLES, _score_rows(report)),
         "",
+        *_markdown_reruns(report),
         "## Findings",
         "",
         *(f"- {line}" for line in _findings(report)),
@@ -105,7 +115,39 @@ def _of(report: Report, evaluator: str) -> list[Pair]:
     return [pair for pair in report.pairs if pair.evaluator == evaluator]
 
 
+def _baselines(report: Report) -> list[str]:
+    return [name for name in EVALUATORS[1:] if name in report.overall]
+
+
+def _run_titles(report: Report) -> list[str]:
+    return [*_RUN_TITLES, *(f"{name} error" for name in _baselines(report))]
+
+
+def _markdown_reruns(report: Report) -> list[str]:
+    if not report.reruns:
+        return []
+    return [
+        "## Repeated runs",
+        "",
+        "How well the other real runs of a configuration predict each run of it; a prediction can hardly do better.",
+        "",
+        *_markdown_table(_RERUN_TITLES, _rerun_rows(report)),
+        "",
+    ]
+
+
+def _rerun_rows(report: Report) -> list[list[str]]:
+    return [
+        [strategy, str(rerun.runs), f"{rerun.mean_accuracy:.1%}", f"{rerun.half_width_85:.1%}"]
+        for strategy, rerun in report.reruns.items()
+    ]
+
+
 def _run_rows(report: Report) -> list[list[str]]:
+    by_run: dict[str, dict[str, Pair]] = {}
+    for pair in report.pairs:
+        by_run.setdefault(pair.run, {})[pair.evaluator] = pair
+    names = _baselines(report)
     return [
         [
             pair.model,
@@ -118,9 +160,11 @@ def _run_rows(report: Report) -> list[list[str]]:
             " to ".join(map(format_seconds, pair.interval_s)),
             f"{pair.error:+.1%}",
             "yes" if pair.covered else "no",
-            *(f"{baseline.error:+.1%}" for baseline in baselines),
+            "" if pair.memory is None else f"{pair.memory.error:+.1%}",
+            *(f"{of_run[name].error:+.1%}" if name in of_run else "" for name in names),
         ]
-        for pair, *baselines in zip(*(_of(report, name) for name in EVALUATORS), strict=True)
+        for of_run in by_run.values()
+        for pair in (of_run[PREDICTOR],)
     ]
 
 

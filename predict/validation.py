@@ -22,7 +22,7 @@ from predict.workload import Point, evaluators
 
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
-EVALUATORS = (PREDICTOR, "paradl", "csf")
+EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf")
 _NO_BACKEND = "none"
 
 
@@ -34,6 +34,14 @@ class PhasePair(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None
 
 
+class MemoryPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak memory of the rank that held most, predicted and tracked."""
+
+    predicted_bytes: int
+    measured_bytes: int
+    error: float
+
+
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction beside the run that it predicts.
 
@@ -43,6 +51,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         covered: whether the interval holds the measured median.
         explained_by: the phase whose difference has the error's sign and is largest.
         issued_equals_plan: whether the run issued the plan's collectives.
+        memory: None where the run did not track it.
     """
 
     run: str
@@ -71,6 +80,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, PhasePair]
     explained_by: str
     issued_equals_plan: bool | None
+    memory: MemoryPair | None
     sources: dict[str, float]
     extrapolated: tuple[str, ...]
 
@@ -107,6 +117,19 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     top1_regret: float | None
 
 
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a run is predicted by other real runs of its configuration: the median of their medians.
+
+    Attributes:
+        runs: those that have at least one other.
+        half_width_85: relative half-width that an interval round it needs to hold 85% of the runs.
+    """
+
+    runs: int
+    mean_accuracy: float
+    half_width_85: float
+
+
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluator's score and ranking over all runs."""
 
@@ -133,6 +156,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategies: by strategy, then by evaluator.
         overall: by evaluator.
+        reruns: by strategy: what a prediction can reach at best on this machine.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
     """
 
@@ -140,12 +164,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...]
     strategies: dict[str, dict[str, Score]]
     overall: dict[str, Overall]
+    reruns: dict[str, Rerun]
     outliers: tuple[Outlier, ...]
     notes: tuple[str, ...]
 
 
 def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Path | None, force: bool) -> Report:
-    """Predict every run with every evaluator and compare.
+    """Predict every run with every evaluator that covers its strategy, and compare.
 
     Args:
         force: compare runs of another environment or network than the profile's, and note it.
@@ -161,16 +186,23 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
     predictors = _Predictors(profile, cluster)
-    pairs = tuple(_pair(run, runs, predictors.predict(run, evaluator)) for run in runs for evaluator in EVALUATORS)
+    pairs = tuple(
+        _pair(run, runs, predictors.predict(run, evaluator))
+        for run in runs
+        for evaluator in EVALUATORS
+        if predictors.covers(run, evaluator)
+    )
+    strategies = tuple(dict.fromkeys(run.description.strategy for run in runs))
+    known = [name for name in EVALUATORS if any(pair.evaluator == name for pair in pairs)]
     return Report(
         profile=str(profile_path),
         pairs=pairs,
-        strategies={
-            strategy: {name: _score(p for p in _of(pairs, name) if p.strategy == strategy) for name in EVALUATORS}
-            for strategy in dict.fromkeys(pair.strategy for pair in pairs)
-        },
-        overall={
-            name: Overall(score=_score(_of(pairs, name)), ranking=rank(list(_of(pairs, name)))) for name in EVALUATORS
+        strategies={strategy: _scores([p for p in pairs if p.strategy == strategy]) for strategy in strategies},
+        overall={name: Overall(score=_score(_of(pairs, name)), ranking=rank(list(_of(pairs, name)))) for name in known},
+        reruns={
+            strategy: rerun
+            for strategy in strategies
+            if (rerun := rerun_of([run for run in runs if run.description.strategy == strategy])) is not None
         },
         outliers=tuple(_outlier(pair) for pair in _of(pairs, PREDICTOR) if not pair.covered),
         notes=(*notes, *(f"compared by force: {line}" for line in differences)),
@@ -198,6 +230,10 @@ class _Predictors:
         self._cluster = cluster
         self._evaluators = evaluators()
         self._models: dict[tuple[str, ...], CostModel] = {}
+
+    def covers(self, run: Run, evaluator: str) -> bool:
+        """Whether the evaluator has something to say on a run's strategy."""
+        return self._evaluators[evaluator].covers(parse_strategy(run.description.strategy))
 
     def predict(self, run: Run, evaluator: str) -> Prediction:
         """The prediction of a run's configuration.
@@ -227,6 +263,7 @@ class _Predictors:
             optimizer=about.optimizer,
             first_bucket_bytes=about.first_bucket_bytes,
             bucket_cap_bytes=about.bucket_cap_bytes,
+            batch_norm=about.batch_norm,
         )
         point = Point(strategy=parse_strategy(about.strategy), settings=settings)
         return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)
@@ -237,7 +274,7 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
     low, high = prediction.interval_s
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
-    phases = {name: _phase(prediction.breakdown_s[name], run.phase_s[name]) for name in PHASES}
+    phases = {name: _phase(prediction.phases_s[name], run.phase_s[name]) for name in PHASES}
     sign = 1 if error > 0 else -1
     return Pair(
         run=str(run.path),
@@ -266,6 +303,7 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
         phases=phases,
         explained_by=max(phases, key=lambda name: sign * (phases[name].predicted_s - phases[name].measured_s)),
         issued_equals_plan=about.issued_equals_plan,
+        memory=_memory(prediction.memory_bytes, run),
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
     )
@@ -274,6 +312,34 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
 def _phase(predicted_s: float, measured_s: float) -> PhasePair:
     error = predicted_s / measured_s - 1 if measured_s > 0 else None
     return PhasePair(predicted_s=predicted_s, measured_s=measured_s, error=error)
+
+
+def _memory(predicted_bytes: int, run: Run) -> MemoryPair | None:
+    measured = max((peak.tracked_bytes for peak in run.description.memory), default=0)
+    if not measured:
+        return None
+    return MemoryPair(predicted_bytes=predicted_bytes, measured_bytes=measured, error=predicted_bytes / measured - 1)
+
+
+def rerun_of(runs: Sequence[Run]) -> Rerun | None:
+    """How the other runs of its configuration predict each run; None where no configuration was run twice."""
+    deviations = []
+    for run in runs:
+        others = [o.median_s for o in runs if o is not run and o.configuration == run.configuration]
+        if others:
+            deviations.append(abs(float(np.median(others)) / run.median_s - 1))
+    if not deviations:
+        return None
+    return Rerun(
+        runs=len(deviations),
+        mean_accuracy=float(1 - np.mean(deviations)),
+        half_width_85=float(np.quantile(deviations, 0.85)),
+    )
+
+
+def _scores(pairs: Sequence[Pair]) -> dict[str, Score]:
+    """By evaluator, of those that say something on these runs."""
+    return {name: _score(own) for name in EVALUATORS if (own := list(_of(pairs, name)))}
 
 
 def _of(pairs: Iterable[Pair], evaluator: str) -> Iterable[Pair]:

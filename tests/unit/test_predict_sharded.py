@@ -291,3 +291,31 @@ def test_every_strategy_in_one_call(predict: Caller) -> None:
     code, out, err = predict("--strategy", "serial,d2,f2,c2,s2,d2f2,d2s2", "--batch", "8")
     assert (code, err) == (0, "")
     assert "not measured, scaled from the nearest operation of the kind" in out
+
+
+def test_proportional_takes_a_shard_as_its_share_of_the_layer_whatever_was_measured() -> None:
+    """Shards were measured to take as long as the whole layer: simulate says so, proportional does not look."""
+    strategy = parse_strategy("f2")
+    plan = planner_for(strategy).plan(NETWORK, strategy, PlanSettings(batch=BATCH))
+    whole = {layer.name: layer.operation for layer in NETWORK.layers}
+    twins = {layer.operation: whole[layer.name] for layer, _ in plan.sharded}
+    times = layer_times(NETWORK)
+    shards = [
+        msgspec.structs.replace(time, operation=shard, shard="f2")
+        for shard, of in twins.items()
+        for time in times
+        if time.operation == of
+    ]
+    profile = profile_of(layer_times=(*times, *shards))
+    model = CostModel(profile=profile, network=NETWORK)
+    simulated, shared = (
+        Predictor(model, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
+    )
+    of_split = sum(
+        linear_seconds(layer, phase, BATCH)
+        for layer in NETWORK.layers
+        if layer.operation in twins.values()
+        for phase in ("FW", "BW")
+    )
+    assert simulated.compute_s - shared.compute_s == pytest.approx(of_split / 2)
+    assert not evaluator_named("proportional").covers(parse_strategy("d2"))

@@ -14,7 +14,7 @@ from profile_factory import ENVIRONMENT, make_network, make_profile, model_times
 
 from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import TRAINING_FILE
+from paradl_bench.spec.measurement import TRAINING_FILE, MemoryPeak
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
@@ -92,6 +92,35 @@ def test_the_baselines_are_the_closed_forms(profile: Path, tmp_path: Path) -> No
         (pair,) = (pair for pair in report.pairs if pair.evaluator == name)
         assert pair.predicted_s == pytest.approx(predicted("d2", 8, name).iteration_s)
         assert pair.error == pytest.approx(pair.predicted_s / pair.measured_median_s - 1)
+
+
+def test_other_runs_of_a_configuration_say_how_well_a_run_can_be_predicted(profile: Path, tmp_path: Path) -> None:
+    runs = [run_like(tmp_path / str(factor), "serial", 8, factor=factor) for factor in (1.0, 1.25, 0.8)]
+    alone = run_like(tmp_path / "alone", "d2", 8)
+    report = validate(profile, [*runs, alone])
+    (strategy,) = report.reruns
+    rerun = report.reruns[strategy]
+    # Medians of the others: of 1.25 and 0.8, of 1 and 0.8, of 1 and 1.25.
+    off = [abs(1.025 / 1.0 - 1), abs(0.9 / 1.25 - 1), abs(1.125 / 0.8 - 1)]
+    assert (strategy, rerun.runs) == ("serial", 3)
+    assert rerun.mean_accuracy == pytest.approx(1 - sum(off) / 3)
+    assert max(off) > rerun.half_width_85 > sorted(off)[1]
+    assert "half-width that holds 85%" in markdown(report)
+    assert validate(profile, [alone]).reruns == {}
+
+
+def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path: Path) -> None:
+    wanted = predicted("d2", 8).memory_bytes
+    peaks = tuple(
+        MemoryPeak(rank=rank, tracked_bytes=size, parts_bytes={"parameters": size})
+        for rank, size in enumerate((wanted // 4, wanted // 2))
+    )
+    report = validate(profile, [run_like(tmp_path / "run", "d2", 8, memory=peaks), run_like(tmp_path / "old", "d2", 8)])
+    tracked, untracked = (pair.memory for pair in report.pairs if pair.evaluator == "simulate")
+    assert tracked is not None
+    assert (tracked.predicted_bytes, tracked.measured_bytes) == (wanted, wanted // 2)
+    assert tracked.error == pytest.approx(1, rel=1e-3)
+    assert untracked is None
 
 
 def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path, tmp_path: Path) -> None:

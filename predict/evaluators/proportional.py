@@ -1,0 +1,34 @@
+"""``proportional``: as ``simulate``, but a shard takes its share of the layer's time, 1/p where the split is even.
+
+What ParaDL's Table 3 assumes of the layers that it splits. Beside ``simulate`` it shows what the measurement of sharded
+shapes buys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import SharingPlanner
+from paradl_bench.strategies.catalog import axis_planners
+from predict.cost_model import CostModel
+from predict.evaluators import simulate
+from predict.workload import Evaluator, Point, Workload
+
+
+def prepare(model: CostModel, point: Point) -> Workload:
+    """The simulation, with layers' times shared out."""
+    return simulate.prepare(dataclasses.replace(model, proportional=True), point)
+
+
+def _shares_layers(strategy: Strategy) -> bool:
+    planners = axis_planners()
+    return any(axis.degree > 1 and isinstance(planners.get(axis.kind), SharingPlanner) for axis in strategy.axes)
+
+
+EVALUATOR = Evaluator(
+    name="proportional",
+    summary="as simulate, with a shard taken as its share (1/p) of the whole layer's time",
+    prepare=prepare,
+    covers=_shares_layers,
+)
