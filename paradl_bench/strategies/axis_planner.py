@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import LayerShard
+
+T = TypeVar("T")
 
 
 class SharedLayers(NamedTuple):
@@ -53,3 +57,16 @@ class SharingPlanner(AxisPlanner, Protocol):
 
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
+
+
+@dataclass(slots=True)
+class Latest(Generic[T]):
+    """Keeps the last answer about a network: every position along an axis asks for the same one."""
+
+    _known: tuple[Network, object, T] | None = None
+
+    def get(self, network: Network, key: object, find: Callable[[], T]) -> T:
+        """The answer, found anew where the network is another object or the key unequal."""
+        if self._known is None or self._known[0] is not network or self._known[1] != key:
+            self._known = network, key, find()
+        return self._known[2]

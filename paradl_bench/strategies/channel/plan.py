@@ -12,8 +12,9 @@ from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.partition import shard_channels
 from paradl_bench.spec.plan import Collective, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import SharedLayers
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers
 from paradl_bench.strategies.channel_shards import (
+    SplitLayers,
     channels_of,
     check_extent,
     fewest,
@@ -33,6 +34,9 @@ class ChannelPlanner:
     """Every rank computes with some of the input channels of each convolution and fully connected layer."""
 
     name = "channel"
+
+    def __init__(self) -> None:
+        self._latest: Latest[SplitLayers] = Latest()
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -54,7 +58,7 @@ class ChannelPlanner:
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis].degree
-        split = split_layers(network, parts, shard_channels)
+        split = self._latest.get(network, parts, lambda: split_layers(network, parts, shard_channels))
         differentiated = input_needs_gradient(network)
         weights = {tensor.name: tensor for tensor in network.parameters}
         shards, shapes = {}, {}

@@ -12,8 +12,9 @@ from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.partition import shard_filters
 from paradl_bench.spec.plan import Collective, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import SharedLayers
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers
 from paradl_bench.strategies.channel_shards import (
+    SplitLayers,
     channels_of,
     check_extent,
     fewest,
@@ -34,6 +35,9 @@ class FilterPlanner:
 
     name = "filter"
 
+    def __init__(self) -> None:
+        self._latest: Latest[SplitLayers] = Latest()
+
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: a layer has fewer filters than the axis has ranks.
@@ -48,7 +52,7 @@ class FilterPlanner:
     def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis].degree
-        split = split_layers(network, parts, shard_filters)
+        split = self._latest.get(network, parts, lambda: split_layers(network, parts, shard_filters))
         differentiated = input_needs_gradient(network)
         shards, shapes = {}, {}
         for index, of_ranks in split.shards.items():

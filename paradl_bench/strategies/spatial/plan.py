@@ -16,7 +16,7 @@ from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 from paradl_bench.spec.partition import Box, Transfer, box_elements
 from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import SharedLayers
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers
 from paradl_bench.strategies.channel_shards import input_needs_gradient
 from paradl_bench.strategies.compute import LayerShard
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, spatial_region
@@ -30,13 +30,10 @@ class SpatialPlanner:
     name = "spatial"
 
     def __init__(self) -> None:
-        # Every position asks for the region of one network, and many regions take long to find.
-        self._latest: tuple[Network, tuple[int, ...], Region] | None = None
+        self._latest: Latest[Region] = Latest()
 
     def _region(self, network: Network, parts: tuple[int, ...]) -> Region:
-        if self._latest is None or self._latest[0] is not network or self._latest[1] != parts:
-            self._latest = network, parts, spatial_region(network, parts)
-        return self._latest[2]
+        return self._latest.get(network, parts, lambda: spatial_region(network, parts))
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
