@@ -544,9 +544,16 @@ def _settle(place: RankPlace, device: str) -> int | None:
         return None
     core = cores[place.local_rank % len(cores)]
     os.sched_setaffinity(0, {core})
-    _never_preempt_on_waking()
+    if _ranks_here(place) <= len(cores):
+        _never_preempt_on_waking()
     torch.set_num_threads(1)
     return core
+
+
+def _ranks_here(place: RankPlace) -> int:
+    """Ranks on this host; all of them where the launcher does not say."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if told.isdigit() else place.ranks
 
 
 def _never_preempt_on_waking() -> None:
@@ -554,6 +561,7 @@ def _never_preempt_on_waking() -> None:
 
     gloo's threads share the rank's core. Under the default policy one that wakes may take the core from the one that
     it waits for, and then polls until the scheduler's next tick: a small all-reduce takes 0.3 or 3.7 ms, by chance.
+    Only for ranks that have a core each: where ranks share one, the one that polls would keep the others from it.
     """
     if hasattr(os, "SCHED_BATCH"):
         # A sandbox may forbid it; what holds is recorded either way.

@@ -81,7 +81,13 @@ def test_ranks_join_with_a_core_and_a_thread_each(program: str) -> None:
         assert (own["total"], own["gathered"], own["first"]) == (1.0, [0, 1], "from 0")
         assert own["core"] == cores[rank % len(cores)]
         assert (own["cores"], own["threads"]) == ([own["core"]], 1)
-        assert own["settings"] == {"pinned": "one core a rank", "scheduling": "SCHED_BATCH"}
+        policy = "SCHED_BATCH" if len(found) <= len(cores) else "SCHED_OTHER"
+        assert own["settings"] == {"pinned": "one core a rank", "scheduling": policy}
+
+
+def test_ranks_that_share_cores_may_take_them_from_each_other(program: str) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1
+    assert {own["settings"]["scheduling"] for own in launch(program, "join", ranks=ranks)} == {"SCHED_OTHER"}
 
 
 def test_one_rank_needs_no_process_group(program: str) -> None:
