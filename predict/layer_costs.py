@@ -181,7 +181,8 @@ class LayerCosts:
         cost = self.cost(neighbour.operation, phase, "", batch, ranks_on_host)
         factor = self._roofline.ratio(layer, neighbour, phase)
         error = self._neighbour_error(layer.kind, phase)
-        remark = Remark("not measured, scaled from the nearest operation of the kind", True, layer.name)
+        how = "; paradl-bench layers --shards measures it" if layer.operation in self._learnt else ""
+        remark = Remark(f"not measured, scaled from the nearest operation of the kind{how}", True, layer.name)
         return Cost(
             cost.seconds * factor,
             Source.SCALED,

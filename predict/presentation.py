@@ -72,20 +72,25 @@ def print_table(predictions: Sequence[Prediction]) -> None:
     titles = ["strategy", "ranks", "batch", "iteration", "90%", "FW", "BW", "GE", "WU", "exposed", "samples/s"]
     titles += ["efficient", "memory", "measured", "see"]
     with_epochs = any(prediction.epoch_s is not None for prediction in predictions)
+    with_layers = any(_of_layers_s(prediction) for prediction in predictions)
+    if with_layers:
+        titles.insert(titles.index("GE"), "for layers")
     if with_epochs:
-        titles.insert(5, "epoch")
+        titles.insert(titles.index("FW"), "epoch")
     for title in titles:
         table.add_column(title, justify="left" if title in ("strategy", "see") else "right")
     footnotes: dict[str, int] = {}
     for prediction in predictions:
         lines = (*prediction.extrapolated, *prediction.notes)
         numbers = [footnotes.setdefault(line, len(footnotes) + 1) for line in lines]
-        table.add_row(*_cells(prediction, with_epochs), ",".join(map(str, sorted(numbers))))
+        table.add_row(*_cells(prediction, with_epochs, with_layers), ",".join(map(str, sorted(numbers))))
     console = open_console()
     console.print(table)
     console.print(
-        "90%: interval of the iteration. GE: what is left of the exchange after the last gradient. exposed: "
-        "communication that nothing hides. measured: share of the seconds.",
+        "90%: interval of the iteration. "
+        + ("for layers: all-gathers, halos and the like that FW and BW wait for. " if with_layers else "")
+        + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides. "
+        "measured: share of the seconds.",
         highlight=False,
     )
     beyond = {line for prediction in predictions for line in prediction.extrapolated}
@@ -93,7 +98,13 @@ def print_table(predictions: Sequence[Prediction]) -> None:
         console.print(escape(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}"), highlight=False)
 
 
-def _cells(prediction: Prediction, with_epoch: bool) -> list[str]:
+def _of_layers_s(prediction: Prediction) -> float:
+    """Seconds of the iteration that compute waits for communication for layers."""
+    others = ("FW", "BW", "GE", "WU", "exposed_communication")
+    return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
+
+
+def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool) -> list[str]:
     low, high = prediction.interval_s
     parts = prediction.breakdown_s
     memory = format_bytes(prediction.memory_bytes) + (" (too much)" if prediction.fits is False else "")
@@ -105,7 +116,9 @@ def _cells(prediction: Prediction, with_epoch: bool) -> list[str]:
         format_seconds(prediction.iteration_s),
         f"{low / prediction.iteration_s - 1:+.0%} {high / prediction.iteration_s - 1:+.0%}",
         *epoch,
-        *(format_seconds(parts[name]) for name in ("FW", "BW", "GE", "WU", "exposed_communication")),
+        *(format_seconds(parts[name]) for name in ("FW", "BW")),
+        *([format_seconds(_of_layers_s(prediction))] if with_layers else []),
+        *(format_seconds(parts[name]) for name in ("GE", "WU", "exposed_communication")),
         f"{prediction.samples_per_s:.4g}",
         f"{prediction.efficiency:.1%}",
         memory,

@@ -83,7 +83,7 @@ def test_shards_that_were_not_measured_are_scaled_from_their_neighbour_and_say_s
     assert found.sources["scaled"] > 0.1
     lines = [line for line in found.extrapolated if "not measured, scaled from the nearest operation" in line]
     assert len(lines) == 1
-    assert "conv1" in lines[0]
+    assert "paradl-bench layers --shards measures it: conv1" in lines[0]
 
 
 @pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
@@ -291,6 +291,8 @@ def test_every_strategy_in_one_call(predict: Caller) -> None:
     code, out, err = predict("--strategy", "serial,d2,f2,c2,s2,d2f2,d2s2", "--batch", "8")
     assert (code, err) == (0, "")
     assert "not measured, scaled from the nearest operation of the kind" in out
+    assert "for layers" in out
+    assert "for layers" not in predict("--strategy", "serial,d2", "--batch", "8")[1]
 
 
 def test_proportional_takes_a_shard_as_its_share_of_the_layer_whatever_was_measured() -> None:
