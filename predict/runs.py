@@ -51,7 +51,7 @@ class Run:
         run = self.description
         return (
             *(run.model, run.input_shape, run.strategy, run.batch, run.dtype, run.optimizer, run.backend),
-            *(run.bucket_cap_bytes, run.first_bucket_bytes, run.network_digest),
+            *(run.bucket_cap_bytes, run.first_bucket_bytes, run.batch_norm, run.network_digest),
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -15,7 +16,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 
 @click.command("train")
 @click.argument("model")
-@click.option("--strategy", required=True, metavar="S", help="serial, or data parallel over N ranks: d2, d4, ...")
+@click.option("--strategy", required=True, metavar="S", help="serial, d4, f2, c2, s2x2, or nested: d2f2.")
 @click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
 @click.option(
@@ -28,6 +29,13 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 @click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["local", "sync"]),
+    default="local",
+    show_default=True,
+    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
@@ -51,6 +59,7 @@ def COMMAND(  # noqa: N802
     input_shape: str | None,
     optimizer: str,
     bucket_cap_mb: float | None,
+    batch_norm: Literal["local", "sync"],
     device: str,
     dtype: str,
     backend: str | None,
@@ -61,8 +70,10 @@ def COMMAND(  # noqa: N802
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
-    Every collective that is issued is recorded and compared with the plan that predictions read. An interrupted run
-    goes on when the same command is given again.
+    Strategies: d data, s spatial (s2x2 over two dims), f filter, c channel parallelism, nested from the outermost.
+
+    Every collective and message that is issued is recorded and compared with the plan that predictions read. An
+    interrupted run goes on when the same command is given again.
     """
     from paradl_bench.measure import process_groups
     from paradl_bench.measure.training_request import TrainingRequest
@@ -77,6 +88,7 @@ def COMMAND(  # noqa: N802
         dtype=dtype,
         optimizer=optimizer,
         bucket_cap_mb=bucket_cap_mb,
+        batch_norm=batch_norm,
         iterations=iterations,
         warmup=warmup,
     )
@@ -86,6 +98,10 @@ def COMMAND(  # noqa: N802
     place = process_groups.launcher_of_environment(launcher)
     ranks = request.strategy.ranks
     if place is None:
+        if request.shares_layers:
+            from paradl_bench.measure.training import check_limits
+
+            check_limits(request)
         process_groups.check_ranks_fit(ranks, device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
         process_groups.launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s)

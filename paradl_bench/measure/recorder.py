@@ -8,7 +8,7 @@ timed, and in timed ones the process group's sequence number shows that as many 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -94,17 +94,18 @@ def _group(values: Iterable[Any]) -> tuple[int, ...]:
 
 
 class SequenceCounter:
-    """How many collectives the default process group has issued since the last call; None where it can't tell."""
+    """How many collectives some process groups have issued since the last call; None where one can't tell.
 
-    def __init__(self) -> None:
+    A backend may count messages between two ranks as well.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup] = ()) -> None:
+        self._groups: Sequence[Any] = groups
         self._last = self._read()
 
     def _read(self) -> int | None:
-        if not dist.is_initialized():
-            return 0
-        group: Any = dist.group.WORLD
         try:
-            return int(group._get_sequence_number_for_group())
+            return sum(int(group._get_sequence_number_for_group()) for group in self._groups)
         except RuntimeError:
             return None
 

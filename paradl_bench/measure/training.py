@@ -21,7 +21,7 @@ from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
-from paradl_bench.measure.process_groups import NO_BACKEND, RankContext
+from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
     SequenceCounter,
@@ -43,12 +43,23 @@ from paradl_bench.spec.measurement import (
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
 from paradl_bench.terminal import progress, say
 
 CHUNK_ITERATIONS = 10
 """Timed iterations between two writes: what an interruption loses at most."""
+
+
+def check_limits(request: TrainingRequest) -> None:
+    """Refuse, before any rank is started, what the model's layers do not allow.
+
+    Raises:
+        UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
+    """
+    network = trace_network(load_model(request.model, request.input_shape, device="meta"))
+    planner_for(request.strategy).plan(network, request.strategy, request.settings)
 
 
 def measure_training(
@@ -120,7 +131,10 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
 
 
 class _Stamps(msgspec.Struct, frozen=True):
-    """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device."""
+    """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device.
+
+    Layer-wise communication is (what, begin, end) in the order of issue.
+    """
 
     begin: Any
     forward_end: Any
@@ -128,6 +142,8 @@ class _Stamps(msgspec.Struct, frozen=True):
     backward_end: Any
     end: Any
     loss: torch.Tensor
+    fw_communication: list[tuple[str, Any, Any]]
+    bw_communication: list[tuple[str, Any, Any]]
 
 
 @dataclass(slots=True)
@@ -159,6 +175,7 @@ class Trainer:
         self._optimizer = build_optimizer(request.optimizer, model.module.parameters())
         self._parallel = model.module
         self._counter = SequenceCounter()
+        self._spans = Spans()
         self._last_gradient = _Arrival()
         self._watches_gradients = False
         self.recorded_count: int | None = None
@@ -169,18 +186,17 @@ class Trainer:
         Raises:
             UserError: nothing in the model is trained.
         """
-        request = self._request
+        request, model = self._request, self._model.module
         with CollectiveRecorder() as recorder:
-            built = build_parallel(
-                self._model.module, network, request.strategy, request.settings, self._context.device
-            )
-        self._parallel = built.module
+            built = build_parallel(model, network, request.strategy, request.settings, self._context.device)
+        self._parallel, self._spans = built.module, built.spans
+        self._counter = SequenceCounter(built.groups)
         # Parameters may have been replaced by shards of them.
-        self._optimizer = build_optimizer(request.optimizer, self._model.module.parameters())
+        self._optimizer = build_optimizer(request.optimizer, model.parameters())
         issued = list(recorder.issued("setup"))
         last: str | None = None
         for when in RECORDED:
-            with CollectiveRecorder() as recorder, _GradientOrder(self._model.module) as order:
+            with CollectiveRecorder() as recorder, _GradientOrder(model) as order:
                 self._counter.since_last()
                 self.iterate()
                 self.recorded_count = self._counter.since_last()
@@ -190,7 +206,8 @@ class Trainer:
             raise UserError(
                 f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
             )
-        if self._context.backend != NO_BACKEND:
+        # Where no gradients are exchanged nothing is waited for after the last one.
+        if group_axes(request.strategy, *REPLICATING):
             self._watch(last)
         return tuple(issued)
 
@@ -238,16 +255,22 @@ class Trainer:
         """Forward, loss, backward and weight update, once."""
         stamp = self._clock.stamp
         self._last_gradient.stamp = None
+        communication: list[tuple[str, Any, Any]] = []
+        self._spans.rows = communication
         begin = stamp()
         loss = self._model.loss(self._parallel(self._inputs), self._targets)
         forward_end = stamp()
+        of_forward = len(communication)
         loss.backward()  # type: ignore[no-untyped-call]
         backward_end = stamp()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        return _Stamps(begin, forward_end, last, backward_end, end, loss.detach())
+        return _Stamps(
+            *(begin, forward_end, last, backward_end, end, loss.detach()),
+            *(communication[:of_forward], communication[of_forward:]),
+        )
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
@@ -259,9 +282,11 @@ class Trainer:
         self.iterate()
         self._counter.since_last()
         stamps, counts = [], []
+        self._spans.stamp = self._clock.stamp
         for _ in range(count):
             stamps.append(self.iterate())
             counts.append(self._counter.since_last())
+        self._spans.stamp = None
         self._clock.synchronise()
         losses = tuple(float(item.loss) for item in stamps)
         for index, (loss, item) in enumerate(zip(losses, stamps, strict=True), start=first):
@@ -288,9 +313,20 @@ class Trainer:
             bw_s=tuple(seconds(item.forward_end, item.last_gradient) for item in stamps),
             exposed_ge_s=tuple(seconds(item.last_gradient, item.backward_end) for item in stamps),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
+            fw_communication_s=self._communication([item.fw_communication for item in stamps]),
+            bw_communication_s=self._communication([item.bw_communication for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=losses,
         )
+
+    def _communication(self, iterations: list[list[tuple[str, Any, Any]]]) -> dict[str, tuple[float, ...]]:
+        """Seconds of each kind of layer-wise communication, one value an iteration."""
+        sums: dict[str, list[float]] = {}
+        for index, rows in enumerate(iterations):
+            for what, begin, end in rows:
+                own = sums.setdefault(what, [0.0] * len(iterations))
+                own[index] += self._clock.seconds(begin, end)
+        return {what: tuple(own) for what, own in sums.items()}
 
 
 def _replica(request: TrainingRequest, context: RankContext) -> int:
@@ -389,6 +425,7 @@ class _Writer:
             warmup=request.warmup,
             bucket_cap_bytes=settings.bucket_cap_bytes,
             first_bucket_bytes=settings.first_bucket_bytes,
+            batch_norm=settings.batch_norm,
             network_digest=network.digest,
             cores=cores,
             issued=issued,

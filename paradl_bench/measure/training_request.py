@@ -24,6 +24,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
+        batch_norm: as in :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
     model: str
@@ -34,6 +35,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "fp32"
     optimizer: str = "sgd"
     bucket_cap_mb: float | None = None
+    batch_norm: Literal["local", "sync"] = "local"
     iterations: int = 30
     warmup: int = 5
 
@@ -41,7 +43,18 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
         first, cap = bucket_limits(self.bucket_cap_mb)
-        return PlanSettings(batch=self.batch, optimizer=self.optimizer, first_bucket_bytes=first, bucket_cap_bytes=cap)
+        return PlanSettings(
+            batch=self.batch,
+            optimizer=self.optimizer,
+            first_bucket_bytes=first,
+            bucket_cap_bytes=cap,
+            batch_norm=self.batch_norm,
+        )
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether the model's layers limit the strategy, beside its mini-batch."""
+        return any(axis.kind != "data" and axis.degree > 1 for axis in self.strategy.axes)
 
     def check(self) -> None:
         """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.
@@ -71,4 +84,5 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
+            **({"batch_norm": self.batch_norm} if self.batch_norm != "local" else {}),
         }

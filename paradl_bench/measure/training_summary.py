@@ -30,11 +30,16 @@ PHASES = {"iteration": "iteration_s", "FW": "fw_s", "BW": "bw_s", "exposed GE": 
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one rank's timed iterations, by phase."""
+    """Statistics of one rank's timed iterations, by phase.
+
+    Attributes:
+        communication: of layer-wise communication, by phase and kind (``FW halo``); these are parts of the phases.
+    """
 
     rank: int
     core: int | None
     phases: dict[str, Summary]
+    communication: dict[str, Summary] = {}
 
 
 class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +62,19 @@ def summarise_training(directory: Path) -> TrainingSummary:
         own = [record for record in records if record.rank == rank]
         phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in PHASES.items()}
         core = run.cores[rank] if rank < len(run.cores) else None
-        summaries.append(RankSummary(rank=rank, core=core, phases=phases))
+        communication = {name: summarise(values) for name, values in _communication(own).items()}
+        summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
     return TrainingSummary(run=run, ranks=tuple(summaries))
+
+
+def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
+    """Seconds of every iteration, by phase and kind."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for phase, kinds in (("FW", record.fw_communication_s), ("BW", record.bw_communication_s)):
+            for kind, values in kinds.items():
+                found.setdefault(f"{phase} {kind}", []).extend(values)
+    return found
 
 
 def print_training_summary(directory: Path, *, as_json: bool) -> None:
@@ -69,6 +85,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
         return
     console = open_console()
     console.print(_phase_table(summary))
+    if any(rank.communication for rank in summary.ranks):
+        console.print(_communication_table(summary.ranks))
     run = summary.run
     if run.losses:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
@@ -89,12 +107,25 @@ def _phase_table(summary: TrainingSummary) -> Table:
     for column in ("rank", "core", "iterations", *PHASES):
         table.add_column(column, justify="right")
     for rank in summary.ranks:
-        cells = [
-            f"{format_seconds(item.median_s)} ({format_seconds(item.iqr_s)})" if item.median_s else "-"
-            for item in rank.phases.values()
-        ]
+        cells = [_cell(item) for item in rank.phases.values()]
         core = "-" if rank.core is None else str(rank.core)
         table.add_row(str(rank.rank), core, str(rank.phases["iteration"].samples), *cells)
+    return table
+
+
+def _cell(item: Summary | None) -> str:
+    return f"{format_seconds(item.median_s)} ({format_seconds(item.iqr_s)})" if item and item.median_s else "-"
+
+
+def _communication_table(ranks: Sequence[RankSummary]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="layer-wise communication within FW and BW, waiting for other ranks included")
+    columns = list(dict.fromkeys(name for rank in ranks for name in rank.communication))
+    for column in ("rank", *columns):
+        table.add_column(column, justify="right")
+    for rank in ranks:
+        table.add_row(str(rank.rank), *(_cell(rank.communication.get(name)) for name in columns))
     return table
 
 

@@ -310,6 +310,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         bw_s: to the readiness of the last gradient.
         exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
         wu_s: optimizer step and zero_grad.
+        fw_communication_s, bw_communication_s: by kind (``halo``, or the collective), what layer-wise communication
+            took of ``fw_s`` and ``bw_s``, waiting for other ranks included; empty where layers are not shared.
         collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
             one issued as many as the recorded one; empty where the backend does not count.
         losses: of this rank's samples.
@@ -322,6 +324,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     bw_s: tuple[float, ...]
     exposed_ge_s: tuple[float, ...]
     wu_s: tuple[float, ...]
+    fw_communication_s: dict[str, tuple[float, ...]] = {}
+    bw_communication_s: dict[str, tuple[float, ...]] = {}
     collectives_issued: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
 
@@ -330,6 +334,10 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         for label in labels:
             _check_samples(getattr(self, label), label)
         _check_aligned(self, *labels, "collectives_issued", "losses")
+        for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
+            _check_samples(values, kind)
+            if len(values) != len(self.iteration_s):
+                raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,6 +361,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         batch: global mini-batch.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
+        batch_norm: statistics, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
         network_digest: digest of the traced network.
         cores: the core that each rank was pinned to; empty on GPUs.
         issued: collectives that rank 0 issued, by when; planned: what the plan holds.
@@ -376,6 +385,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bucket_cap_bytes: int
     first_bucket_bytes: int
     network_digest: str
+    batch_norm: Literal["local", "sync"] = "local"
     cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()

@@ -3,6 +3,8 @@
 What is reduced forward is passed on as it is backward, and the other way round; what is gathered is sliced
 (Megatron-LM's conjugate functions f and g, for any of them). Every function times its own communication where it is
 asked to (:class:`Spans`), without waiting for anything that it would not wait for anyway.
+
+A gradient that autograd does not make, as of a head that no loss reads, is not made here either.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ import torch.distributed as dist
 from paradl_bench.spec.partition import Box, Exchange
 
 Slices = tuple[slice, ...]
+
+# torch 2.13 gave them new names, and warns of the old ones.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(slots=True)
@@ -64,12 +70,12 @@ class Group:
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
         """Every rank's ``sent``, one after the other; both flat."""
         with self.spans.span("all_gather"):
-            dist.all_gather_into_tensor(gathered, sent, group=self.process_group)
+            _ALL_GATHER(gathered, sent, group=self.process_group)
 
     def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """This rank's part of the sum of ``sent``; both flat."""
         with self.spans.span("reduce_scatter"):
-            dist.reduce_scatter_tensor(received, sent, group=self.process_group)
+            _REDUCE_SCATTER(received, sent, group=self.process_group)
 
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
@@ -131,11 +137,14 @@ class _ReduceGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.group = group
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 2
         # A copy: other branches may hold the same gradient.
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         ctx.group.all_reduce(gradient)
@@ -147,11 +156,14 @@ class _ReduceScatterGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, slices: Sequence[Slices], group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.slices = group, slices
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 3
         gradient = torch.zeros_like(gradients[0])
         gradient[ctx.slices[ctx.group.rank]] = reduce_scatter_slices(gradients[0], ctx.slices, ctx.group)
         return gradient, None, None
@@ -162,12 +174,15 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         group.all_reduce(partial)
         ctx.mark_dirty(partial)
         return partial
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 2
         return gradients[0], None
 
 
@@ -178,11 +193,14 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: Any, part: torch.Tensor, slices: Sequence[Slices], shape: Sequence[int], scale: float, group: Group
     ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.own, ctx.scale = slices[group.rank], scale
         return all_gather_slices(part, slices, shape, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 5
         part = gradients[0][ctx.own]
         return part.contiguous() if ctx.scale == 1 else part * ctx.scale, None, None, None, None
 
@@ -192,11 +210,14 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, slices: Sequence[Slices], scale: float, group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.slices, ctx.scale, ctx.shape, ctx.group = slices, scale, whole.shape, group
         return whole[slices[group.rank]].contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 4
         whole = all_gather_slices(gradients[0], ctx.slices, ctx.shape, ctx.group)
         return whole if ctx.scale == 1 else whole * ctx.scale, None, None, None
 
@@ -206,6 +227,7 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, owned: torch.Tensor, exchange: Exchange, fill: float, group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         leading = owned.dim() - len(exchange.owned)
         ctx.exchange, ctx.group, ctx.leading, ctx.shape = exchange, group, leading, owned.shape
         extents = [interval.extent for interval in exchange.read]
@@ -221,6 +243,8 @@ class _Halo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if gradients[0] is None:
+            return (None,) * 4
         exchange: Exchange = ctx.exchange
         inside, outside = _slicers(exchange, ctx.leading)
         owned = gradients[0].new_zeros(ctx.shape)

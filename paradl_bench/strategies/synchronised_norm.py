@@ -31,6 +31,7 @@ class _Normalise(torch.autograd.Function):
         eps: float,
         group: Group,
     ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         mean, variance, count = _statistics(inputs, group)
         if running is not None:
             running[0].lerp_(mean.to(running[0].dtype), momentum)
@@ -43,6 +44,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
+        if gradient is None:
+            return (None,) * 7
         inputs, weight, mean, scale = ctx.saved_tensors
         dims, channels = _reduced_dims(inputs), (-1, *(1,) * (inputs.dim() - 2))
         normalised = (inputs - mean.view(channels)) * scale.view(channels)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,7 @@ class Diverging(Biased):
 
 COMPARE = """
 import json, os, sys
+import msgspec
 import torch
 from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
@@ -102,20 +104,22 @@ from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 
-def compare(name, cap_mb, context):
-    strategy = parse_strategy(f"d{context.ranks}")
+def compare(case, context):
+    name, text, cap_mb, batch_norm = case.split()
+    strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
-        device="cpu", bucket_cap_mb=cap_mb)
+        device="cpu", bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm)
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
     issued = trainer.prepare(network)
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     chunk = trainer.run_chunk(0, 2)
-    found = differences(issued, planned_collectives(plan, context.rank))
-    return dict(differences=found, counts=chunk.collectives_issued,
-        planned=sum(plan.collectives().values()),
-        all_reduces=sum(n for (op, _, _), n in plan.collectives().items() if op == "all_reduce"))
+    planned = plan.collectives(plan.role_of(context.rank))
+    return dict(differences=differences(issued, planned_collectives(plan, context.rank)),
+        counts=chunk.collectives_issued, recorded=trainer.recorded_count, chunk=msgspec.to_builtins(chunk),
+        collectives=sum(planned.values()), of_layers=len(plan.of_layers(plan.role_of(context.rank))),
+        all_reduces=sum(n for (op, _, _), n in planned.items() if op == "all_reduce"))
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -124,8 +128,7 @@ sys.path.append(sys.argv[1])
 before = threads()
 with join_ranks("gloo", "cpu", timeout_s=60) as context:
     assert threads() > before
-    cases = [(name, cap) for name in ("BatchNormed", "Biased", "Shared", "Unused") for cap in (None, 0.001, 0.004)]
-    found = context.gather({f"{name} {cap}": compare(name, cap, context) for name, cap in cases})
+    found = context.gather({case: compare(case, context) for case in sys.argv[2:]})
     if context.rank == 0:
         open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))
 # A thread of gloo's that outlives the interpreter aborts the process.
@@ -181,23 +184,54 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(where: Path, program: str, ranks: int = 2) -> None:
+def launch(where: Path, program: str, *arguments: str, ranks: int = 2) -> None:
     path = where / "program_of_test.py"
     path.write_text(program)
-    launch_ranks([sys.executable, str(path), str(where)], ranks=ranks, device="cpu", timeout_s=200)
+    launch_ranks([sys.executable, str(path), str(where), *arguments], ranks=ranks, device="cpu", timeout_s=200)
+
+
+def issued_and_planned(workplace: Path, cases: list[str], ranks: int) -> list[dict[str, Any]]:
+    """What each rank found, by case; cases are network, strategy, bucket cap in MiB or -, batch norm."""
+    launch(workplace, COMPARE, *cases, ranks=ranks)
+    of_ranks: list[dict[str, Any]] = json.loads((workplace / "found.json").read_text())
+    assert len(of_ranks) == ranks
+    for found in of_ranks:
+        assert list(found) == cases
+        for case, result in found.items():
+            assert result["differences"] == [], case
+            assert result["counts"] == [result["recorded"]] * 2, case
+    return of_ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_is_issued_is_what_is_planned(workplace: Path, ranks: int) -> None:
-    launch(workplace, COMPARE, ranks)
-    of_ranks = json.loads((workplace / "found.json").read_text())
-    assert len(of_ranks) == ranks
-    for found in of_ranks:
+def test_what_replicas_issue_is_what_is_planned(workplace: Path, ranks: int) -> None:
+    networks = ("BatchNormed", "Biased", "Shared", "Unused")
+    cases = [f"{name} d{ranks} {cap} local" for name in networks for cap in ("-", "0.001", "0.004")]
+    for found in issued_and_planned(workplace, cases, ranks):
         for case, result in found.items():
-            assert result["differences"] == [], case
-            assert result["counts"] == [result["planned"]] * 2, case
-        assert found["Biased None"]["all_reduces"] == 1
-        assert found["Biased 0.001"]["all_reduces"] > found["Biased 0.004"]["all_reduces"] > 1
+            assert result["recorded"] == result["collectives"], case
+        of_cap = {cap: found[f"Biased d{ranks} {cap} local"]["all_reduces"] for cap in ("-", "0.001", "0.004")}
+        assert of_cap["-"] == 1
+        assert of_cap["0.001"] > of_cap["0.004"] > 1
+
+
+@pytest.mark.parametrize(("ranks", "strategies"), [(2, "f2 c2 s2 s1x2"), (3, "f3 c3 s3"), (4, "s2x2 d2f2 d2c2 d2s2")])
+def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ranks: int, strategies: str) -> None:
+    cases = [f"{name} {strategy} 0.004 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]
+    cases += [f"BatchNormed {strategy} - sync" for strategy in strategies.split()]
+    # What has no positions, or parameters that several layers or none use.
+    cases += [f"{name} {s} - local" for name in ("Shared", "Unused") for s in strategies.split() if "s" not in s]
+    for found in issued_and_planned(workplace, cases, ranks):
+        for case, result in found.items():
+            chunk, timed = result["chunk"], {}
+            for phase in ("fw", "bw"):
+                of_kinds = chunk[f"{phase}_communication_s"]
+                timed[phase] = [sum(values) for values in zip(*of_kinds.values(), strict=True)]
+                # It is a part of the phase, timed inside of it.
+                assert all(part < whole for part, whole in zip(timed[phase], chunk[f"{phase}_s"], strict=False)), case
+            assert bool(result["of_layers"]) == bool(timed["fw"]), case
+            exchanges = any(letter in case.split()[1] for letter in "ds")
+            assert all((seconds > 0) == exchanges for seconds in chunk["exposed_ge_s"]), case
 
 
 def test_gradients_are_those_of_serial_training(workplace: Path) -> None:
@@ -269,6 +303,24 @@ def test_a_run_as_a_user_makes_it(workplace: Path) -> None:
     assert other.stderr.strip().splitlines()[-1].startswith("paradl-bench: error: run was measured with")
 
 
+def test_a_run_with_shared_layers_shows_their_communication(workplace: Path) -> None:
+    settings = ("networks:BatchNormed", "--strategy", "s2", "--batch", "4", "--iterations", "12")
+    result = train(workplace, *settings, "--batch-norm", "sync", "-o", "run")
+    assert result.returncode == 0, result.stderr
+    assert "layer-wise communication within FW and BW" in result.stdout
+    assert "every collective agrees with the plan to the byte" in result.stdout
+    summary = check_whole(workplace / "run", 12, 2)
+    assert summary.run.batch_norm == "sync"
+    for rank in summary.ranks:
+        assert list(rank.communication) == ["FW halo", "FW all_reduce", "FW all_gather", "BW all_reduce", "BW halo"]
+        for phase in ("FW", "BW"):
+            parts = [item.median_s for name, item in rank.communication.items() if name.startswith(phase)]
+            assert 0 < sum(parts) < 2 * rank.phases[phase].median_s
+    local = train(workplace, *settings, "-o", "run")
+    assert local.returncode == 2
+    assert "batch_norm" in local.stderr
+
+
 def test_serial_exchanges_nothing_and_goes_on_after_an_interruption(workplace: Path) -> None:
     settings = ("networks:Biased", "--strategy", "serial", "--batch", "4", "--iterations", "500", "-o", "run")
     command = [sys.executable, "-m", "paradl_bench", "train", *settings]
@@ -321,9 +373,19 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
     [
         ("resnet18 --strategy x2 --batch 8", "strategy 'x2' does not parse"),
         (
-            "resnet18 --strategy f2 --batch 8",
-            "strategy f2 (filter) cannot be planned yet; those that can are data (d2)",
+            "resnet18 --strategy t2 --batch 8",
+            "tensor parallelism cannot be planned or run yet; serial can, and data (d2)",
         ),
+        ("resnet18 --strategy f2s2 --batch 8", "filter and spatial both share layers out, and one of them can"),
+        ("resnet18 --strategy d2f2 --batch 3", "batch 3 does not split evenly over 2 ranks of its data axis"),
+        ("networks:BatchNormed --strategy f9 --batch 8", "9 ranks along f9, but p <= 8: fewest filters, layer one"),
+        ("networks:BatchNormed --strategy c9 --batch 8", "9 ranks along c9, but p <= 8: fewest channels, layer two"),
+        ("networks:BatchNormed --strategy s13 --batch 8", "12 positions along dim 0, fewer than 13 parts"),
+        (
+            "networks:BatchNormed --strategy s3x3x3 --batch 8",
+            "over 3 dims: an input of networks:BatchNormed has 2 spatial",
+        ),
+        ("networks:BatchNormed --strategy f2 --batch 8 --batch-norm global", "'global' is not one of 'local', 'sync'"),
         ("resnet18 --strategy d4 --batch 3", "batch 3 is smaller than 4 ranks"),
         ("resnet18 --strategy d2 --batch 7", "the nearest that do are 6 and 8"),
         ("resnet18 --strategy d2 --batch 0", "--batch"),
