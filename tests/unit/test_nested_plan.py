@@ -137,14 +137,21 @@ def test_spatial_exchanges_halos_and_gathers_before_what_needs_all_positions() -
     assert found.notes == ("spatial parallelism ends before flatten: view changes the number of dims",)
 
 
-def test_neighbours_of_two_and_of_one_are_roles_of_their_own() -> None:
+def test_ranks_at_an_edge_are_one_role_and_those_between_another() -> None:
     found = plan(chain(8, extent=12), "d2s3")
-    assert [role.multiplicity for role in found.roles] == [4, 2] or [role.multiplicity for role in found.roles] == [
-        *[2] * 3
+    assert [(role.name, role.multiplicity) for role in found.roles] == [("replica 0", 4), ("replica 1", 2)]
+    assert [found.role_of(rank) for rank in range(6)] == [0, 1, 0, 0, 1, 0]
+    neighbours = [
+        {len(work.sends_bytes) for work in found.of_layers(role) if isinstance(work, HaloExchange)} for role in (0, 1)
     ]
-    middle = found.roles[found.role_of(1)]
-    halos = [found.works[index] for index in middle.work if isinstance(found.works[index], HaloExchange)]
-    assert {len(work.sends_bytes) for work in halos if isinstance(work, HaloExchange)} == {2}
+    assert neighbours == [{1}, {2}]
+
+
+def test_uneven_blocks_are_roles_of_their_own() -> None:
+    found = plan(chain(8, extent=11), "s3")
+    assert [role.multiplicity for role in found.roles] == [1, 1, 1]
+    rows = [{layer.output_shape[1] for layer, _ in found.sharded}]
+    assert rows == [{4, 3}]
 
 
 @pytest.mark.parametrize(
