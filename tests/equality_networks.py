@@ -151,7 +151,8 @@ class Drawn(nn.Module):
     """A sequence of layers from a description.
 
     Args:
-        input_shape: of one sample. layers: each its name ("conv", "max", "avg", or that of a function) and arguments.
+        input_shape: of one sample.
+        layers: each its name ("conv", "max", "avg", "norm" or that of a function) and arguments.
         features: of what the last layer writes, flat.
     """
 
@@ -159,7 +160,12 @@ class Drawn(nn.Module):
         super().__init__()
         self.input_shape = tuple(input_shape)
         dims = len(input_shape) - 1
-        kinds = {"conv": f"Conv{dims}d", "max": f"MaxPool{dims}d", "avg": f"AvgPool{dims}d"}
+        kinds = {
+            "conv": f"Conv{dims}d",
+            "max": f"MaxPool{dims}d",
+            "avg": f"AvgPool{dims}d",
+            "norm": f"BatchNorm{dims}d",
+        }
         self.body = nn.Sequential(
             *(
                 _FUNCTIONS[name]() if name in _FUNCTIONS else getattr(nn, kinds[name])(**arguments)

@@ -1,8 +1,9 @@
 """What every rank of an equality test runs: a strategy's training beside the serial one, iteration by iteration.
 
 Usage: equality_program.py CASES RESULT; both are JSON files. A case has ``network`` (a name, or what ``Drawn`` takes),
-``strategy``, ``batch_norm`` and ``seeded`` (whether both draw the same random numbers). The result is how many ran, and
-for those that a limit refused, why.
+``strategy``, ``batch_norm``, ``seeded`` (whether both draw the same random numbers) and ``alike`` (to hold ranks that
+compute alike against each other and not against serial). The result is how many ran, and for those that a limit
+refused, why.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import equality_networks
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -113,7 +115,14 @@ class Comparison:
         self.exact_buffers = not cuts
         if cuts:
             take_statistics_apart(self.serial.module, cuts)
-        self.parallel = build_parallel(self.model.module, self.network, self.strategy, settings, context.device).module
+        built = build_parallel(self.model.module, self.network, self.strategy, settings, context.device)
+        self.parallel, self.groups = built.module, built.groups
+
+    def close(self) -> None:
+        """Let the groups go: hundreds of cases would leave thousands of threads."""
+        self.context.barrier()
+        for group in self.groups[1:]:
+            dist.destroy_process_group(group)
 
     def run(self) -> None:
         """Three iterations; gradients, then what the optimizer makes of them."""
@@ -125,6 +134,10 @@ class Comparison:
             found_x, exact_x = inputs[self.own].clone().requires_grad_(), inputs.clone().requires_grad_()
             found = self.forward(self.parallel, found_x, iteration)
             exact = self.forward(self.serial.module, exact_x, iteration)
+            if not exact.isfinite().all():
+                raise UserError(
+                    "the serial model's own output is not finite: a window of a maximum reads padding alone"
+                )
             assert_close(found, exact[self.own])
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -136,6 +149,27 @@ class Comparison:
             self.compare_parameters()
             for optimizer in optimizers:
                 optimizer.step()
+
+    def run_alike(self) -> None:
+        """Three iterations after which ranks of a replica have the same outputs and the same whole parameters."""
+        inputs, targets = self.model.make_batch(SAMPLES * self.replicas, seed=7)
+        inputs, targets = inputs.double()[self.own], targets[self.own]
+        optimizer = torch.optim.SGD(self.model.module.parameters(), lr=0.05, momentum=0.9)
+        parts = own_parts(self.network, self.strategy, self.context.rank)
+        torch.manual_seed(self.own.start)
+        previous = None
+        for _ in range(3):
+            outputs = self.parallel(inputs)
+            optimizer.zero_grad()
+            self.model.loss(outputs, targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            whole = [p.sum().item() for name, p in self.model.module.named_parameters() if name not in parts]
+            found = self.context.gather((self.own.start, outputs.tolist(), whole))
+            assert [other for other in found if other[0] == self.own.start] == [
+                (self.own.start, outputs.tolist(), whole)
+            ] * (len(found) // self.replicas)
+            assert outputs.tolist() != previous
+            previous = outputs.tolist()
 
     def forward(self, module: nn.Module, inputs: torch.Tensor, seed: int) -> torch.Tensor:
         if self.seeded:
@@ -159,7 +193,7 @@ class Comparison:
                 assert_close(buffer, buffers[name])
 
 
-def run_cases(cases: list[dict[str, Any]], context: RankContext, run: Callable[[Comparison], None]) -> dict[str, Any]:
+def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, Any]:
     """How many cases ran, and why the others were refused.
 
     Raises:
@@ -169,11 +203,10 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext, run: Callable[[
     for case in cases:
         try:
             comparison = Comparison(case, context)
+            comparison.run_alike() if case.get("alike") else comparison.run()
+            comparison.close()
         except UserError as error:
             refused.append(str(error))
-            continue
-        try:
-            run(comparison)
         except BaseException as error:
             raise AssertionError(f"{json.dumps(case)}, rank {context.rank}: {error}") from error
     return {"ran": len(cases) - len(refused), "refused": refused}
@@ -181,7 +214,7 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext, run: Callable[[
 
 def main(cases: Path, result: Path) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
-        found = run_cases(json.loads(cases.read_text()), context, Comparison.run)
+        found = run_cases(json.loads(cases.read_text()), context)
         if context.rank == 0:
             result.write_text(json.dumps(found))
 
