@@ -364,7 +364,7 @@ def test_a_rank_that_dies_ends_the_run_and_what_was_measured_is_kept(workplace: 
 def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
     result = train(workplace, "networks:Diverging", "--strategy", "serial", "--batch", "4", "-o", "run")
     assert result.returncode == 3
-    assert "networks:Diverging, rank 0, iteration 11: the loss is nan" in result.stderr
+    assert "networks:Diverging, rank 0, iteration 10: the loss is nan" in result.stderr
     assert measured(workplace / "run") == 10
 
 
