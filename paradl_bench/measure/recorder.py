@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.spec.measurement import IssuedCollective
-from paradl_bench.spec.plan import Collective, Communication, Plan
+from paradl_bench.spec.plan import Collective, Communication, Plan, Transfer
 from paradl_bench.strategies.mesh import group_of
 
 When = Literal["setup", "first", "rebuild", "iteration"]
@@ -123,7 +123,7 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
     for when, operation, size, count in plan.roles[role].setup:
         counts[when, operation, size, exchanging] += count  # type: ignore[index]
     in_iterations: tuple[tuple[When, list[Communication]], ...] = (
-        ("first", plan.of_layers(role)),
+        ("first", [*plan.roles[role].handshake, *plan.of_layers(role)]),
         ("rebuild", plan.of_layers(role)),
         ("iteration", plan.communication(role)),
     )
@@ -142,6 +142,8 @@ def _messages(work: Communication) -> list[tuple[str, int]]:
     """(operation, bytes) of each call that a communication is made of."""
     if isinstance(work, Collective):
         return [(work.operation, work.message_bytes)]
+    if isinstance(work, Transfer):
+        return [("send_recv", size) for size in work.message_bytes]
     return [("send_recv", size) for size in (*work.sends_bytes, *work.receives_bytes)]
 
 

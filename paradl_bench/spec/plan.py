@@ -105,13 +105,32 @@ class HaloExchange(msgspec.Struct, frozen=True, kw_only=True, tag="halo_exchange
     axes: tuple[int, ...] = (0,)
 
 
-Work = Compute | Between | WeightUpdate | BucketCopy | Collective | HaloExchange
-Communication = Collective | HaloExchange
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
+    """What crosses one cut of a pipeline for one micro-batch: activations forward, their gradients backward.
+
+    The sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is
+    done: the n-th receive of a cut and a phase matches its n-th send.
+
+    Attributes:
+        cut: index of the stage in front of the cut.
+        message_bytes: of each value that crosses.
+        axes: as a collective's.
+    """
+
+    direction: Literal["send", "receive"]
+    phase: Literal["FW", "BW"]
+    cut: int
+    message_bytes: tuple[int, ...]
+    axes: tuple[int, ...] = (0,)
+
+
+Work = Compute | Between | WeightUpdate | BucketCopy | Collective | HaloExchange | Transfer
+Communication = Collective | HaloExchange | Transfer
 
 
 def is_of_layer(work: Work) -> TypeGuard[Communication]:
     """Whether a work of forward or backward is communication for a layer; the broadcast of buffers is none."""
-    return isinstance(work, HaloExchange) or (isinstance(work, Collective) and work.operation != "broadcast")
+    return isinstance(work, HaloExchange | Transfer) or (isinstance(work, Collective) and work.operation != "broadcast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +143,7 @@ class Role:
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
         setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
             message_bytes, count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`.
+        handshake: communication of the first iteration alone.
     """
 
     name: str
@@ -134,6 +154,7 @@ class Role:
     dependency_start: Ints
     dependencies: Ints
     setup: tuple[tuple[str, str, int, int], ...] = ()
+    handshake: tuple[Communication, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.phase)
@@ -161,6 +182,7 @@ class Plan:
     Attributes:
         works: distinct works that the roles' tasks point at.
         local_batch: samples a rank computes in an iteration.
+        micro_batches: into how many parts it computes them, one after the other.
         notes: what the plan leaves out, in words, for reports.
         positions: per position along the axes that share layers (the last one counting fastest), the index of the role
             that stands there.
@@ -178,6 +200,7 @@ class Plan:
     positions: tuple[int, ...] = (0,)
     exchange_axes: tuple[int, ...] = ()
     sharded: tuple[tuple[Layer, int], ...] = ()
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
@@ -207,7 +230,7 @@ class Plan:
         return [work for work in self.communication(role, phases=(Phase.FW, Phase.BW)) if is_of_layer(work)]
 
     def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
-        """Collectives and halo exchanges that a rank of a role issues in one iteration, in the plan's order."""
+        """Collectives and messages that a rank of a role issues in one iteration, in the plan's order."""
         own = self.roles[role]
         works = (self.works[index] for index, phase in zip(own.work, own.phase, strict=True) if phase in phases)
         return [work for work in works if isinstance(work, Communication)]
@@ -236,10 +259,17 @@ class RoleBuilder:
         self.dependency_start.append(len(self.dependencies))
         return len(self.phase) - 1
 
-    def build(self, name: str, multiplicity: int, setup: tuple[tuple[str, str, int, int], ...] = ()) -> Role:
+    def build(
+        self,
+        name: str,
+        multiplicity: int,
+        setup: tuple[tuple[str, str, int, int], ...] = (),
+        handshake: tuple[Communication, ...] = (),
+    ) -> Role:
         """The role."""
         return Role(
             setup=setup,
+            handshake=handshake,
             name=name,
             multiplicity=multiplicity,
             phase=np.array(self.phase, np.int32),
@@ -258,6 +288,9 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         optimizer: ``sgd`` (with momentum) or ``adam``.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits (torch's defaults).
         batch_norm: statistics of each rank's own samples and positions, or synchronised over all ranks.
+        micro_batches: of a pipeline; None for as many as it has ranks.
+        schedule: of a pipeline, by name.
+        stages: the first layer of every stage of a pipeline but the first; empty for a balanced cut.
     """
 
     batch: int
@@ -265,12 +298,17 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_norm: Literal["local", "sync"] = "local"
     first_bucket_bytes: int = 1024 * 1024
     bucket_cap_bytes: int = 25 * 1024 * 1024
+    micro_batches: int | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch has to be at least 1, not {self.batch}")
         if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
             raise ValueError("limits of buckets have to be 0 bytes or more")
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise ValueError(f"micro_batches has to be at least 1, not {self.micro_batches}")
 
 
 def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.spec.network import Layer, Network
@@ -32,15 +32,45 @@ class LayerShard(NamedTuple):
     after_bw: tuple[Communication, ...] = ()
 
 
-def layers_with_gradient(network: Network) -> list[bool]:
-    """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote."""
+def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) -> list[bool]:
+    """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote.
+
+    Args:
+        input_has_gradient: whether what the network reads needs a gradient too.
+    """
     index = {layer.name: i for i, layer in enumerate(network.layers)}
     trained = {parameter.name for parameter in network.parameters}
     found: list[bool] = []
     for layer in network.layers:
         own = any(name in trained for name in layer.parameters)
+        own = own or (input_has_gradient and "input" in layer.inputs)
         found.append(own or any(found[index[name]] for name in layer.inputs if name in index))
     return found
+
+
+def operations_of_forward(network: Network) -> int:
+    """How many layers are the model's; the loss follows them."""
+    count = len(network.layers)
+    while count and network.layers[count - 1].name.startswith("loss."):
+        count -= 1
+    return count
+
+
+def backward_layers(network: Network, needs_gradient: Sequence[bool], outputs: Sequence[int] = ()) -> tuple[int, ...]:
+    """Layers that backward runs, in its order: those that a gradient of the outputs reaches.
+
+    Args:
+        outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
+    """
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    last = (len(network.layers) - 1,) if network.layers else ()
+    reached = set(outputs or last)
+    order = []
+    for i in reversed(range(len(network.layers))):
+        if i in reached and needs_gradient[i]:
+            order.append(i)
+            reached |= {index[name] for name in network.layers[i].inputs if name in index}
+    return tuple(order)
 
 
 class NetworkCompute:
@@ -51,9 +81,19 @@ class NetworkCompute:
 
     Args:
         shards: what the rank runs of layers, by index, and communicates for them; layers that are missing run whole.
+        outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
+        input_has_gradient: whether what the network reads needs a gradient, as what a pipeline's stage receives does.
     """
 
-    def __init__(self, builder: RoleBuilder, network: Network, shards: Mapping[int, LayerShard] | None = None) -> None:
+    def __init__(
+        self,
+        builder: RoleBuilder,
+        network: Network,
+        shards: Mapping[int, LayerShard] | None = None,
+        *,
+        outputs: Sequence[int] = (),
+        input_has_gradient: bool = False,
+    ) -> None:
         self._builder = builder
         self._layers = network.layers
         of_layers = shards or {}
@@ -61,21 +101,10 @@ class NetworkCompute:
         self._operations = [shard.layer.operation for shard in self._shards]
         index = {layer.name: i for i, layer in enumerate(network.layers)}
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
-        self.backward_layers = self._find_backward_layers(layers_with_gradient(network))
+        needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
+        self.backward_layers = backward_layers(network, needs_gradient, outputs)
+        self._outputs = frozenset(outputs)
         self._forward: list[int] = []
-
-    def _find_backward_layers(self, needs_gradient: list[bool]) -> tuple[int, ...]:
-        reached = [False] * len(self._layers)
-        if reached:
-            reached[-1] = True
-        order = []
-        for layer_index in reversed(range(len(self._layers))):
-            if not (reached[layer_index] and needs_gradient[layer_index]):
-                continue
-            order.append(layer_index)
-            for source in self._inputs[layer_index]:
-                reached[source] = True
-        return tuple(order)
 
     def add_forward(self, after: tuple[int, ...] = ()) -> None:
         """Append forward of all layers; those that read the network's input wait for ``after``."""
@@ -94,11 +123,21 @@ class NetworkCompute:
             after = (self._builder.add(work, phase, Stream.COMMUNICATION, after),)
         return after
 
-    def add_backward(self) -> Iterator[tuple[int, int]]:
-        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients."""
+    @property
+    def forward_tasks(self) -> tuple[int, ...]:
+        """Per layer, the task that its readers wait for."""
+        return tuple(self._forward)
+
+    def add_backward(self, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
+
+        Layers whose gradients are given wait for ``after``.
+        """
         between = Between(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in self.backward_layers}
+        for layer in self.backward_layers:
+            waits[layer] += after if layer in self._outputs else ()
         for index in self.backward_layers:
             shard = self._shards[index]
             work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="BW", shard=shard.shard)

@@ -25,6 +25,7 @@ from paradl_bench.strategies.data.plan import (
 )
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
 from paradl_bench.strategies.norm_statistics import synchronise_norms
+from paradl_bench.strategies.pipeline.plan import plan_pipeline
 
 
 class Shares(NamedTuple):
@@ -53,6 +54,11 @@ class NestedPlanner:
         self.name = strategy.name
         self._planners = [planners[axis.kind] for axis in strategy.axes]
         sharing = [planner.name for planner in self._planners if isinstance(planner, SharingPlanner)]
+        others = {axis.kind for axis in strategy.axes if axis.degree > 1} - {"pipeline", "data"}
+        if others and degree_of(strategy, "pipeline") > 1:
+            raise UserError(
+                f"strategy {strategy}: a pipeline nests with data, as d2p2, and not yet with {', '.join(sorted(others))}"
+            )
         if len(sharing) > 1:
             raise UserError(
                 f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
@@ -65,6 +71,9 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
+        if degree_of(strategy, "pipeline") > 1:
+            self.check(network, strategy, settings)
+            return plan_pipeline(network, strategy, settings)
         shares = self.shares(network, strategy, settings)
         replicas = degree_of(strategy, "data")
         exchange_axes = group_axes(strategy, *REPLICATING)

@@ -17,8 +17,9 @@ from paradl_bench.spec.registry import discover
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Spans
-from paradl_bench.strategies.mesh import REPLICATING, group_axes
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
+from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
@@ -33,12 +34,14 @@ class ParallelModule:
         network: of the model, with the shapes that its parameters have on this rank.
         spans: layer-wise communication; it is stamped once its ``stamp`` is set.
         groups: process groups that it communicates over, the one of all ranks included.
+        pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
     """
 
     module: torch.nn.Module
     network: Network
     spans: Spans
     groups: tuple[dist.ProcessGroup, ...] = ()
+    pipeline: RankPipeline | None = None
 
 
 def axis_runners() -> dict[str, AxisRunner]:
@@ -47,13 +50,19 @@ def axis_runners() -> dict[str, AxisRunner]:
 
 
 def build_parallel(
-    module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings, device: torch.device
+    module: torch.nn.Module,
+    network: Network,
+    strategy: Strategy,
+    settings: PlanSettings,
+    device: torch.device,
+    loss: Loss | None = None,
 ) -> ParallelModule:
     """The module as this rank trains it; a collective over all ranks where there are several.
 
     Args:
         module: the whole model on ``device``, with the same values on every rank; its parameters may be replaced.
         network: its traced network.
+        loss: a mean over samples; what a pipeline's last stage needs, and nothing else does.
 
     Raises:
         UserError: a limit is exceeded, or bucket limits that torch cannot be given.
@@ -61,6 +70,9 @@ def build_parallel(
     if not strategy.axes:
         return ParallelModule(module, network, Spans())
     mesh = ProcessMesh(strategy)
+    if degree_of(strategy, "pipeline") > 1:
+        assert loss is not None
+        return _build_pipeline(module, network, settings, device, loss, mesh)
     sharding = _sharding(module, network, strategy, settings, mesh)
     if sharding.rules:
         module = ShardedModule(module, sharding)
@@ -87,3 +99,26 @@ def _sharding(
         groups = {index: mesh.group(axes) for index, axes in statistics_axes(network, strategy).items()}
         sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups))
     return sharding
+
+
+def _build_pipeline(
+    module: torch.nn.Module,
+    network: Network,
+    settings: PlanSettings,
+    device: torch.device,
+    loss: Loss,
+    mesh: ProcessMesh,
+) -> ParallelModule:
+    strategy = mesh.strategy
+    replicas = group_axes(strategy, "data")
+    pipeline = RankPipeline(
+        module,
+        network,
+        settings,
+        settings.batch // degree_of(strategy, "data"),
+        device,
+        mesh.group(group_axes(strategy, "pipeline")),
+        mesh.group(replicas) if replicas else None,
+        loss,
+    )
+    return ParallelModule(pipeline.module, network, mesh.spans, mesh.groups, pipeline)

@@ -19,6 +19,7 @@ from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.group_functions import Group
 from paradl_bench.strategies.operations import function_name, is_operation
 
@@ -108,14 +109,6 @@ class ShardedModule(torch.nn.Module):
         if walk.index != expected:
             raise _varies(sharding.network, f"called {walk.index} operations and {expected}")
         return sharding.leave(outputs) if sharding.leave else outputs
-
-
-def operations_of_forward(network: Network) -> int:
-    """How many layers are the model's; the loss follows them."""
-    count = len(network.layers)
-    while count and network.layers[count - 1].name.startswith("loss."):
-        count -= 1
-    return count
 
 
 def _varies(network: Network, how: str) -> WorkError:

@@ -217,11 +217,16 @@ def _ready_with(network: Network, buckets: GradientBuckets, backward_layers: Seq
     return ready
 
 
-def issued_before_steady_state(network: Network, buckets: GradientBuckets) -> tuple[tuple[str, str, int, int], ...]:
+def issued_before_steady_state(
+    network: Network, buckets: GradientBuckets, *, buffers_in_second: bool = True
+) -> tuple[tuple[str, str, int, int], ...]:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
     Construction checks that all ranks have the same parameters (their number, then their sizes and strides) and
     broadcasts parameters and buffers. The second iteration broadcasts the rebuilt buckets' indices and sizes.
+
+    Args:
+        buffers_in_second: whether the second iteration broadcasts buffers as well.
     """
     counts: Counter[tuple[str, str, int]] = Counter()
     dims = sum(len(parameter.shape) for parameter in network.parameters)
@@ -231,7 +236,7 @@ def issued_before_steady_state(network: Network, buckets: GradientBuckets) -> tu
         counts["setup", "broadcast", size] += 1
     of_buffers = broadcast_buckets(network.buffers)
     for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt)):
-        for size, _ in of_buffers:
+        for size, _ in of_buffers if when == "first" or buffers_in_second else ():
             counts[when, "broadcast", size] += 1
         for bucket in sent:
             counts[when, "all_reduce", total_bytes(bucket)] += 1

@@ -1,0 +1,1 @@
+"""Pipeline schedules: one file each, found by discovery."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: each rank holds some stages of the network and micro-batches pass through them."""

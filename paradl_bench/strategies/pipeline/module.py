@@ -1,0 +1,345 @@
+"""One rank's stages of a pipeline, run by torch.distributed.pipelining in the order of a schedule.
+
+A stage runs the model's own forward, whatever its control flow: operations of earlier stages are passed over, those of
+later ones not reached (:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
+of layers as in the plan. A rank holds the parameters of its own stages; the others' take no memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.strategies.compute import operations_of_forward
+from paradl_bench.strategies.data.module import exchange_gradients
+from paradl_bench.strategies.group_functions import Group, Spans
+from paradl_bench.strategies.operations import is_operation
+from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class RankPipeline:
+    """The stages of one rank and the schedule that runs them.
+
+    Args:
+        module: the whole model, with the same values on every rank; parameters and buffers of other ranks' stages lose
+            their memory.
+        network: its traced network.
+        local_batch: samples that pass through in an iteration.
+        group: along the pipeline. replicas: those that hold the same stages, and exchange gradients; None for one.
+        loss: a mean over samples.
+
+    Attributes:
+        stages: of this rank.
+
+    Raises:
+        UserError: the network can't be cut as asked for.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        network: Network,
+        settings: PlanSettings,
+        local_batch: int,
+        device: torch.device,
+        group: Group,
+        replicas: Group | None,
+        loss: Loss,
+    ) -> None:
+        schedule = schedule_of(settings.schedule)
+        everywhere = cut_into_stages(network, group.size, settings)
+        self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
+        self._count = micro_batches(settings, group.size)
+        self._last = self.stages[-1].index + 1 == len(everywhere)
+        self._first = group.rank == 0
+        calls = record_calls(module, network, local_batch // self._count)
+        hold_only(module, self.stages)
+        parts = [StageModule(module, stage, calls, last=stage.index + 1 == len(everywhere)) for stage in self.stages]
+        self.module = torch.nn.ModuleList(parts)
+        running = []
+        for part in parts:
+            exchanged: torch.nn.Module = part
+            if replicas is not None:
+                part.hide_from_exchange()
+                exchanged = exchange_gradients(part, part.stage.network, settings, device, replicas.process_group)
+            running.append(
+                TimedStage(
+                    exchanged,
+                    part.stage.index,
+                    len(everywhere),
+                    device,
+                    input_args=part.inputs(),
+                    output_args=part.outputs(),
+                    group=group.process_group,
+                    spans=group.spans,
+                )
+            )
+        self._schedule = get_schedule_class(schedule.torch_name)(
+            running if schedule.stages_per_rank > 1 else running[0],  # type: ignore[arg-type]
+            self._count,
+            loss_fn=self._share_of(loss, parts[-1], group.spans),
+            # The loss is scaled instead: gradients come out right without another pass over them.
+            scale_grads=False,
+        )
+
+    def _share_of(self, loss: Loss, last: StageModule, spans: Spans) -> Loss:
+        count = self._count
+
+        def of_micro_batch(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+            with spans.span("FW"):
+                return loss(last.as_model_gives_it(outputs), targets) / count
+
+        return of_micro_batch
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if self._first else ()
+        self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
+
+
+class TimedStage(PipelineStage):
+    """A stage that stamps its own computation; what is left of a step is waiting for other stages.
+
+    Args:
+        spans: stamped while its ``stamp`` is set, with ``FW`` and ``BW``.
+    """
+
+    def __init__(self, *args: Any, spans: Spans, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._spans = spans
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward of one micro-batch."""
+        with self._spans.span("FW"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Backward of one micro-batch."""
+        with self._spans.span("BW"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
+class RecordedCall(NamedTuple):
+    """One operation of forward: the torch function, and what it returned, on the meta device."""
+
+    function: Any
+    result: Any
+
+
+class Calls(NamedTuple):
+    """Forward of one micro-batch: its operations, the model's input, and its output; all on the meta device."""
+
+    operations: Sequence[RecordedCall]
+    inputs: torch.Tensor
+    outputs: Any
+
+
+def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) -> Calls:
+    """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
+
+    Raises:
+        UserError: the model needs values to run.
+        WorkError: it called other operations than when the network was traced.
+    """
+    on_meta = _copy_on_meta(module)
+    floating = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    inputs = torch.empty((micro_batch, *network.input_shape), dtype=floating, device="meta")
+    recorder = _Recorder()
+    try:
+        with recorder:
+            outputs = on_meta(inputs)
+    except (NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{network.name} does not run without values, which a pipeline's stages do: {error}") from error
+    _check_count(network, len(recorder.calls))
+    detached = [call._replace(result=_detached(call.result)) for call in recorder.calls]
+    return Calls(detached, inputs, _detached(outputs))
+
+
+def _detached(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
+
+
+def _copy_on_meta(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose parameters and buffers have shapes alone; those that are shared stay shared."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, memo)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[RecordedCall] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if is_operation(function, result):
+            self.calls.append(RecordedCall(function, result))
+        return result
+
+
+def _check_count(network: Network, called: int) -> None:
+    expected = operations_of_forward(network)
+    if called != expected:
+        raise WorkError(
+            f"forward of {network.name} called {called} operations and {expected} when it was traced: its control flow"
+            " varies, which that of a module that runs in stages must not"
+        )
+
+
+def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:
+    """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold."""
+    names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
+    held = {id(t) for name, t in (*module.named_parameters(), *module.named_buffers()) if name in names}
+    for owner in module.modules():
+        registered: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for tensors in registered:
+            for attribute, tensor in list(tensors.items()):
+                if tensor is not None and id(tensor) not in held and _is_trained_or_buffer(tensor, tensors, owner):
+                    del tensors[attribute]
+                    object.__setattr__(owner, attribute, tensor.detach().to("meta"))
+
+
+def _is_trained_or_buffer(tensor: torch.Tensor, tensors: Mapping[str, Any], owner: torch.nn.Module) -> bool:
+    """Networks list trained parameters; frozen ones stay on every rank."""
+    return tensors is owner._buffers or tensor.requires_grad
+
+
+class _StageEnd(BaseException):  # noqa: N818
+    """The stage's last operation ran; no error, so that a model's ``except Exception`` does not stop it."""
+
+
+class StageModule(torch.nn.Module):
+    """A range of the model's operations, from the values that the stage receives to those that it sends.
+
+    Args:
+        module: the model; shared between the stages of a rank.
+        calls: its operations for one micro-batch.
+        last: whether the stage ends with the model's output.
+    """
+
+    def __init__(self, module: torch.nn.Module, stage: Stage, calls: Calls, *, last: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.stage = stage
+        self._calls = calls
+        self._ends = last
+        self._model_output: TreeSpec | None = None
+
+    def hide_from_exchange(self) -> None:
+        """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
+        own = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
+        names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
+        hidden = [name for name in names if name.removeprefix("module.") not in own]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, hidden)
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What forward takes, as tensors without memory."""
+        if not self.stage.receives:
+            return (self._calls.inputs,)
+        return tuple(self._value(index) for index in self.stage.receives)
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """What forward returns, as tensors without memory."""
+        if not self._ends:
+            return tuple(self._value(index) for index in self.stage.sends)
+        return tuple(tree_flatten(self._calls.outputs)[0])
+
+    def _value(self, index: int) -> torch.Tensor:
+        result = self._calls.operations[index].result
+        if not isinstance(result, torch.Tensor):
+            name = self.stage.network.name
+            raise UserError(f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages")
+        shape = torch.empty(result.shape, dtype=result.dtype, device="meta")
+        return shape.requires_grad_(result.is_floating_point())
+
+    def forward(self, *received: torch.Tensor) -> Any:
+        """What the stage sends; of the last one, the leaves of the model's output.
+
+        Raises:
+            WorkError: forward called other operations than when it was recorded.
+        """
+        values = dict(zip(self.stage.receives, received, strict=True)) if self.stage.receives else {}
+        walk = _StageWalk(self._calls.operations, self.stage, values, stops=not self._ends)
+        # What is received stands in for the operation that made it; the model's own input is then read by none.
+        inputs = self._calls.inputs if self.stage.receives else received[0]
+        try:
+            with walk:
+                outputs = self.module(inputs)
+        except _StageEnd:
+            return _one_or_all([walk.kept[index].contiguous() for index in self.stage.sends])
+        if not self._ends or walk.index != len(self._calls.operations):
+            raise _varies(self.stage.network.name, walk.index)
+        leaves, self._model_output = tree_flatten(outputs)
+        return _one_or_all(leaves)
+
+    def as_model_gives_it(self, outputs: Any) -> Any:
+        """The model's output from its leaves."""
+        leaves = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        assert self._model_output is not None
+        return tree_unflatten(leaves, self._model_output)
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _varies(name: str, index: int) -> WorkError:
+    return WorkError(
+        f"forward of {name} differs from when it was recorded at its operation {index}: its control flow varies, which"
+        " that of a module that runs in stages must not"
+    )
+
+
+class _StageWalk(TorchFunctionMode):
+    """Runs the stage's operations; of earlier ones it returns what they would, or what was received from them."""
+
+    def __init__(
+        self, calls: Sequence[RecordedCall], stage: Stage, received: Mapping[int, torch.Tensor], *, stops: bool
+    ) -> None:
+        super().__init__()
+        self.index = 0
+        self.kept: dict[int, torch.Tensor] = dict(received)
+        self._calls, self._received, self._sends = calls, received, frozenset(stage.sends)
+        self._start, self._stop = stage.layers.start, stage.layers.stop
+        self._stops, self._name = stops, stage.network.name
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        index = self.index
+        if index < self._start and self._calls[index].function is function:
+            self.index += 1
+            return self._received[index] if index in self._received else self._calls[index].result
+        with torch._C.DisableTorchFunction():
+            result = function(*args, **(kwargs or {}))
+        if not is_operation(function, result):
+            return result
+        if index < self._start:
+            raise _varies(self._name, index)
+        if index in self._sends:
+            self.kept[index] = result
+        self.index += 1
+        if self._stops and self.index == self._stop:
+            raise _StageEnd
+        return result

@@ -1,0 +1,272 @@
+"""Where a network may be cut into stages, what crosses each cut, and the cut that balances best. Torch-free.
+
+A stage is a contiguous range of layers in forward order. What a later stage reads of an earlier one crosses every cut
+between them: a skip connection is passed on, as torch's stages send to the next one alone. The loss belongs to the last
+stage.
+
+A network may be cut where
+
+- every value that crosses gets a gradient, and is one tensor;
+- no layer behind the cut works in place on a value from before it, which it would have received, not made;
+- no parameter and no buffer is used on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+_SEVERAL_TENSORS = frozenset({"chunk", "split", "unbind", "tensor_split", "unsafe_chunk", "unsafe_split", "meshgrid"})
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a pipeline.
+
+    Attributes:
+        index: in the order of forward.
+        layers: indices in the network.
+        receives, sends: indices of the layers whose outputs cross its cuts, ascending.
+        network: the stage's layers, parameters and buffers; what it receives is called ``input``.
+    """
+
+    index: int
+    layers: range
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    network: Network
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Indices, in the stage's own network, of what is sent; of its last layer where nothing is: the loss.
+
+        What is passed on from an earlier stage is made by no layer of this one.
+        """
+        own = tuple(index - self.layers.start for index in self.sends if index in self.layers)
+        return own if self.sends else (len(self.layers) - 1,)
+
+
+def crossing(network: Network, cut: int) -> tuple[int, ...]:
+    """Indices of the layers before the cut (the index of the first layer behind it) that are read behind it."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    read = {index[name] for layer in network.layers[cut:] for name in layer.inputs if name in index}
+    return tuple(sorted(i for i in read if i < cut))
+
+
+def message_bytes(network: Network, layers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
+    """Bytes of each value that crosses a cut, for one micro-batch; its gradient has as many."""
+    return tuple(network.layers[i].output_elements * micro_batch * _ELEMENT_BYTES for i in layers)
+
+
+def refusals(network: Network) -> dict[int, str]:
+    """Cuts inside the model that are not allowed, and why; in the terms of :func:`crossing`."""
+    passed_back = set(backward_layers(network, layers_with_gradient(network)))
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    spans = _shared_spans(network)
+    found = {}
+    for cut in range(1, operations_of_forward(network)):
+        shared = next((name for name, (first, last) in spans.items() if first < cut <= last), None)
+        if shared is not None:
+            found[cut] = f"{shared} is used on both sides"
+            continue
+        reason = _value_refusal(network, cut, index, passed_back)
+        if reason:
+            found[cut] = reason
+    return found
+
+
+def _value_refusal(network: Network, cut: int, index: dict[str, int], passed_back: set[int]) -> str:
+    if any("input" in layer.inputs for layer in network.layers[cut:]):
+        return "the model's own input is read behind it"
+    for value in crossing(network, cut):
+        layer = network.layers[value]
+        if value not in passed_back:
+            return f"the output of {layer.name} crosses, and has no gradient"
+        if layer.kind in _SEVERAL_TENSORS or str(layer.attributes.get("function")) in _SEVERAL_TENSORS:
+            return f"the output of {layer.name} crosses, and is several tensors"
+    for layer in network.layers[cut:]:
+        if layer.attributes.get("in_place") and layer.inputs and index.get(layer.inputs[0], cut) < cut:
+            return f"{layer.name} works in place on what crosses"
+    return ""
+
+
+def _shared_spans(network: Network) -> dict[str, tuple[int, int]]:
+    """First and last layer that use each parameter, or the buffers of each module."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, layer in enumerate(network.layers):
+        for name in (*layer.parameters, *_modules_of_buffers(network, layer)):
+            spans[name] = (spans.get(name, (i, i))[0], i)
+    return spans
+
+
+def _modules_of_buffers(network: Network, layer: Layer) -> set[str]:
+    """Modules with buffers that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
+    modules = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
+    name = layer.name.partition("#")[0]
+    parts = name.split(".")
+    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)} & modules
+
+
+def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tuple[Stage, ...]:
+    """The stages of a pipeline over ``ranks`` ranks.
+
+    Raises:
+        UserError: the network can't be cut into so many, or not where the settings ask for.
+    """
+    count = schedule_of(settings.schedule).stages(ranks)
+    cuts = given_cuts(network, settings.stages, count) if settings.stages else balanced_cuts(network, count)
+    bounds = (0, *cuts, len(network.layers))
+    names = {layer.name: i for i, layer in enumerate(network.layers)}
+    owners = _owners(network, bounds)
+    return tuple(
+        Stage(
+            index=stage,
+            layers=range(bounds[stage], bounds[stage + 1]),
+            receives=crossing(network, bounds[stage]) if stage else (),
+            sends=crossing(network, bounds[stage + 1]) if stage + 1 < count else (),
+            network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
+        )
+        for stage in range(count)
+    )
+
+
+def _owners(network: Network, bounds: Sequence[int]) -> dict[str, int]:
+    """The stage of every parameter and buffer; what no layer uses is the last one's."""
+    stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
+    first = {name: stage_of[span[0]] for name, span in _shared_spans(network).items()}
+    last = len(bounds) - 2
+    owners = {parameter.name: first.get(parameter.name, last) for parameter in network.parameters}
+    return owners | {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
+
+
+def _part(network: Network, layers: range, names: dict[str, int], owners: dict[str, int], stage: int) -> Network:
+    def owned(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in tensors if owners[tensor.name] == stage)
+
+    def renamed(layer: Layer) -> Layer:
+        inputs = dict.fromkeys(name if names.get(name, -1) in layers else "input" for name in layer.inputs)
+        return msgspec.structs.replace(layer, inputs=tuple(inputs))
+
+    return msgspec.structs.replace(
+        network,
+        layers=tuple(renamed(network.layers[i]) for i in layers),
+        parameters=owned(network.parameters),
+        buffers=owned(network.buffers),
+        gradient_order=tuple(name for name in network.gradient_order if owners[name] == stage),
+    )
+
+
+def given_cuts(network: Network, first_layers: Sequence[str], stages: int) -> tuple[int, ...]:
+    """Cuts before the layers of these names, or before the first layer of the modules of these names.
+
+    Raises:
+        UserError: another number of them than the stages take, an unknown layer, layers out of order, or a cut that is
+            not allowed.
+    """
+    if len(first_layers) != stages - 1:
+        raise UserError(
+            f"--stages names {len(first_layers)} layers; {stages} stages take {stages - 1}:"
+            " the first layer of every stage but the first"
+        )
+    refused = refusals(network)
+    cuts = []
+    for name in first_layers:
+        cut = _find(network, name)
+        if cut in refused:
+            raise UserError(f"--stages {name}: {network.name} cannot be cut there: {refused[cut]}")
+        cuts.append(cut)
+    if sorted(set(cuts)) != cuts:
+        raise UserError(f"--stages {','.join(first_layers)}: layers have to follow each other as forward runs them")
+    for cut, after, name in zip((0, *cuts), (*cuts, len(network.layers)), ("", *first_layers), strict=True):
+        if not any(layer.parameters for layer in network.layers[cut:after]):
+            where = f"that starts at {name}" if name else "before the first cut"
+            raise UserError(f"--stages {','.join(first_layers)}: the stage {where} has no parameter to train")
+    return tuple(cuts)
+
+
+def _find(network: Network, name: str) -> int:
+    inside = operations_of_forward(network)
+    for i, layer in enumerate(network.layers[:inside]):
+        if i and (layer.name == name or layer.name.startswith(f"{name}.")):
+            return i
+    examples = ", ".join(network.layers[i].name for i in allowed_cuts(network)[:6])
+    raise UserError(f"--stages {name}: {network.name} has no such layer behind its first; it can be cut at {examples}, ...")
+
+
+def allowed_cuts(network: Network) -> tuple[int, ...]:
+    """Every cut that is allowed, ascending."""
+    refused = refusals(network)
+    return tuple(cut for cut in range(1, operations_of_forward(network)) if cut not in refused)
+
+
+def layer_flops(network: Network) -> tuple[float, ...]:
+    """FLOPs of forward and backward of every layer per sample: what stages are balanced by unless times are given."""
+    return tuple(float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in network.layers)
+
+
+def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
+    """Cuts that make the largest stage as small as it gets, and then send little; every stage has a parameter.
+
+    Args:
+        weights: of every layer: seconds as measured; None takes FLOPs.
+
+    Raises:
+        UserError: there are fewer places to cut at.
+    """
+    weights = layer_flops(network) if weights is None else weights
+    places = (0, *allowed_cuts(network), len(network.layers))
+    sent = [sum(network.layers[i].output_elements for i in crossing(network, cut)) for cut in places]
+    above, trained = [0.0], [0]
+    for layer, weight in zip(network.layers, weights, strict=True):
+        above.append(above[-1] + weight)
+        trained.append(trained[-1] + bool(layer.parameters))
+    impossible = _Cut(math.inf, 0, ())
+    # best[i]: what is before places[i], cut into the stages so far.
+    best = [_Cut(0.0, 0, ()) if i == 0 else impossible for i in range(len(places))]
+    for _ in range(stages):
+        grown = [impossible] * len(places)
+        for end in range(1, len(places)):
+            for start in range(end):
+                size = max(best[start].largest, above[places[end]] - above[places[start]])
+                if size > grown[end].largest or trained[places[end]] == trained[places[start]]:
+                    continue
+                candidate = _Cut(size, best[start].sent_elements + sent[end], (*best[start].cuts, places[end]))
+                grown[end] = min(grown[end], candidate)
+        best = grown
+    if math.isinf(best[-1].largest):
+        raise UserError(
+            f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
+            " the most"
+        )
+    return best[-1].cuts[:-1]
+
+
+class _Cut(NamedTuple):
+    """Compared by the largest stage first; of equal ones, the cut that sends less is better."""
+
+    largest: float
+    sent_elements: int
+    cuts: tuple[int, ...]
+
+
+def most_stages(network: Network) -> int:
+    """Into how many stages with a parameter each the network can be cut."""
+    count = 0
+    pending = False
+    places = {*allowed_cuts(network), len(network.layers)}
+    for i, layer in enumerate(network.layers, start=1):
+        pending = pending or bool(layer.parameters)
+        if i in places and pending:
+            count, pending = count + 1, False
+    return max(count, 1)
