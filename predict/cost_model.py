@@ -6,7 +6,7 @@ they and the simulation differ by what they assume, never by what they read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from paradl_bench.spec.plan import (
     HaloExchange,
     Plan,
     PlanSettings,
+    Transfer,
     WeightUpdate,
     Work,
 )
@@ -89,6 +90,7 @@ class CostModel:
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
+    _operations: dict[str, int] = field(init=False)
     _updated_elements: int = field(init=False)
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
@@ -100,6 +102,8 @@ class CostModel:
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
+        times = np.bincount(self._serial.roles[0].work, minlength=len(self._serial.works)).tolist()
+        self._operations = _counts_between(self._serial.works, times)
         self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
 
     def place(self, strategy: Strategy, local_batch: int) -> Place:
@@ -116,7 +120,7 @@ class CostModel:
         self._layers.learn(plan.sharded)
         if self.proportional:
             self._layers.share_out(_shares(self.network, plan))
-        place = self.place(plan.strategy, plan.local_batch)
+        place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
         priced = self._priced_works(plan, place)
         remarks = Remarks()
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
@@ -174,9 +178,8 @@ class CostModel:
         # Where roles differ, a work counts as often as in the role that has it most.
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
-        between: dict[str, int] = {
-            work.phase: count for work, count in zip(plan.works, counts, strict=True) if isinstance(work, Between)
-        }
+        # A stage of a pipeline has a part of the model's operations, and goes through them once a micro-batch.
+        between = self._operations if plan.micro_batches > 1 else _counts_between(plan.works, counts)
         return [
             self._priced(work, count, place, plan.strategy, between)
             for work, count in zip(plan.works, counts, strict=True)
@@ -194,6 +197,8 @@ class CostModel:
             return Priced(_share(whole, self._updated_elements / max(work.elements, 1)), count, work)
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
+        if isinstance(work, Transfer):
+            return self._priced_transfer(work, count, strategy)
         if isinstance(work, HaloExchange):
             halo = self.communication.halo_cost(work, strategy)
             return Priced(halo.cost, count, work, True, halo.modes)
@@ -201,6 +206,19 @@ class CostModel:
         if work.ranks <= 1:
             return Priced(found.cost, count, work, True)
         slowdown = self.communication.slowdown(work, strategy)
+        cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
+        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
+
+    def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy) -> Priced:
+        """A send takes the time of its messages one after the other; a receive waits for it and takes none."""
+        sent = work.message_bytes if work.direction == "send" else ()
+        found = self.communication.halo_cost(
+            HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes), strategy
+        )
+        if not sent:
+            return Priced(found.cost, count, work, True)
+        message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
+        slowdown = self.communication.slowdown(message, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
 
@@ -233,6 +251,11 @@ def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
         share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
         found[layer.operation] = (of.operation, share)
     return found
+
+
+def _counts_between(works: Sequence[Work], counts: Sequence[int]) -> dict[str, int]:
+    """How many operations each phase has time between."""
+    return {work.phase: count for work, count in zip(works, counts, strict=True) if isinstance(work, Between)}
 
 
 def _sum_of(work: Work) -> str:

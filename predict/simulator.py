@@ -3,14 +3,17 @@
 What is modelled: a stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and
 all tasks that it waits for are done. While a compute task and a collective are both under way, compute progresses at
 1/compute_slowdown and the collective at 1/communication_slowdown (DESIGN.md, idea 5): a fluid simulation, whose rates
-change only where a task starts or ends. What is not modelled: preemption, several collectives at once on one rank, and
-roles that differ (one role stands for all ranks, and a collective starts when this role reaches it).
+change only where a task starts or ends. Several roles run together where one waits for what another sends
+(:func:`couple`). What is not modelled: preemption, several collectives at once on one rank, and collectives between
+roles that differ (a collective starts when its own role reaches it).
 
 Arrays in, arrays out: a task is an index.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,15 +23,16 @@ from paradl_bench.spec.plan import Role, Stream
 from predict.costs import Floats, Ints
 
 _COMPUTE = int(Stream.COMPUTE)
-_COMMUNICATION = int(Stream.COMMUNICATION)
+_BESIDE = int(Stream.COMMUNICATION) - _COMPUTE
+"""From a role's compute lane to its communication lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskGraph:
-    """Tasks of one role, as the event loop reads them.
+    """Tasks of one role, or of several that wait for each other, as the event loop reads them.
 
     Attributes:
-        streams: per stream, its tasks in order.
+        streams: per stream, its tasks in order; all streams of one role, then those of the next.
         waits_for: per task, how many tasks it waits for on other streams.
         followers: per task, the tasks on other streams that wait for it. Waiting inside a stream is implied by its
             order.
@@ -44,8 +48,8 @@ class Timeline(NamedTuple):
 
     Attributes:
         start_s, end_s: per task, from the start of the iteration.
-        overlap_s: compute and communication both active.
-        exposed_communication_s: communication active while compute is not.
+        overlap_s: compute and communication both active; of several roles, on the one that ends last.
+        exposed_communication_s: communication active while compute is not; likewise.
     """
 
     start_s: Floats
@@ -85,12 +89,15 @@ def task_graph(role: Role) -> TaskGraph:
     return condense(role, merge=False).graph
 
 
-def condense(role: Role, *, merge: bool = True, across_phases: bool = False) -> Condensed:
+def condense(
+    role: Role, *, merge: bool = True, across_phases: bool = False, alone: Collection[int] = frozenset()
+) -> Condensed:
     """Join compute tasks into segments wherever no other stream waits for, or is waited for, in between.
 
     Args:
         merge: false keeps every task a segment of its own.
         across_phases: join tasks of unlike phases too, where only the whole iteration is asked for.
+        alone: tasks to keep as segments of their own, since other roles wait for them or are waited for by them.
     """
     stream, phase = role.stream.tolist(), role.phase.tolist()
     rows = _other_stream_dependencies(role)
@@ -104,6 +111,8 @@ def condense(role: Role, *, merge: bool = True, across_phases: bool = False) -> 
             merge
             and lane == _COMPUTE
             and previous is not None
+            and task not in alone
+            and previous not in alone
             and not rows[task]
             and previous not in waited_for
             and (across_phases or phase[task] == phase[previous])
@@ -147,6 +156,26 @@ def _graph_of_segments(first: list[int], segment: list[int], stream: list[int], 
     return TaskGraph(tuple(map(tuple, lanes)), tuple(waits_for), tuple(map(tuple, followers)))
 
 
+def couple(graphs: Sequence[TaskGraph], edges: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> TaskGraph:
+    """One graph of several roles; tasks are numbered role after role.
+
+    Args:
+        edges: (role, task) that is waited for, and (role, task) that waits.
+    """
+    starts = [0, *itertools.accumulate(len(graph.waits_for) for graph in graphs)]
+    streams = [tuple(task + start for task in lane) for graph, start in _with(graphs, starts) for lane in graph.streams]
+    waits_for = [count for graph in graphs for count in graph.waits_for]
+    followers = [[task + start for task in row] for graph, start in _with(graphs, starts) for row in graph.followers]
+    for (source_role, source), (role, task) in edges:
+        followers[starts[source_role] + source].append(starts[role] + task)
+        waits_for[starts[role] + task] += 1
+    return TaskGraph(tuple(streams), tuple(waits_for), tuple(map(tuple, followers)))
+
+
+def _with(graphs: Sequence[TaskGraph], starts: Sequence[int]) -> Iterator[tuple[TaskGraph, int]]:
+    return zip(graphs, starts, strict=False)
+
+
 def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
     """Run the tasks.
 
@@ -158,52 +187,77 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     Raises:
         ValueError: tasks wait for each other in a circle.
     """
-    left, slow_compute, slow_communication = (
-        seconds.tolist(),
-        compute_slowdown.tolist(),
-        communication_slowdown.tolist(),
-    )
-    waits_for = list(graph.waits_for)
-    start, end = [0.0] * len(left), [0.0] * len(left)
-    queues = [list(reversed(lane)) for lane in graph.streams]
-    active: list[int | None] = [None] * len(queues)
-    now = overlap = exposed = 0.0
-    finished = 0
-    while finished < len(left):
-        _start_ready(queues, active, waits_for, start, now)
-        compute, exchange = active[_COMPUTE], active[_COMMUNICATION]
-        beside = compute is not None and exchange is not None
+    run = _Run(graph, seconds, compute_slowdown, communication_slowdown)
+    while run.finished < len(seconds):
+        run.advance()
+    return run.timeline()
+
+
+class _Run:
+    """The state of a simulation: what is active on every lane (a stream of a role), and what is left of it."""
+
+    def __init__(
+        self, graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
+    ) -> None:
+        self._graph = graph
+        self._left: list[float] = seconds.tolist()
+        self._slow_compute: list[float] = compute_slowdown.tolist()
+        self._slow_communication: list[float] = communication_slowdown.tolist()
+        self._waits_for = list(graph.waits_for)
+        self._start, self._end = [0.0] * len(self._left), [0.0] * len(self._left)
+        self._queues = [list(reversed(lane)) for lane in graph.streams]
+        self._active: list[int | None] = [None] * len(self._queues)
+        roles = len(self._queues) // len(Stream)
+        self._compute_lanes = [role * len(Stream) + _COMPUTE for role in range(roles)]
+        self._overlap, self._exposed = [0.0] * roles, [0.0] * roles
+        self._last_end = [0.0] * roles
+        self._now = 0.0
+        self.finished = 0
+
+    def advance(self) -> None:
+        """To the next moment at which a task ends."""
+        self._start_ready()
+        active = self._active
         rate = [1.0] * len(active)
-        if beside:
-            assert exchange is not None
-            rate[_COMPUTE], rate[_COMMUNICATION] = 1 / slow_compute[exchange], 1 / slow_communication[exchange]
-        waiting = [left[task] / rate[lane] for lane, task in enumerate(active) if task is not None]
+        for lane in self._compute_lanes:
+            exchange = active[lane + _BESIDE]
+            if active[lane] is not None and exchange is not None:
+                rate[lane], rate[lane + _BESIDE] = (
+                    1 / self._slow_compute[exchange],
+                    1 / self._slow_communication[exchange],
+                )
+        waiting = [self._left[task] / rate[lane] for lane, task in enumerate(active) if task is not None]
         if not waiting:
             raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
         passed = min(waiting)
-        now += passed
-        if beside:
-            overlap += passed
-        elif exchange is not None:
-            exposed += passed
-        for lane, task in enumerate(active):
+        self._now += passed
+        for role, lane in enumerate(self._compute_lanes):
+            if active[lane + _BESIDE] is not None:
+                (self._exposed if active[lane] is None else self._overlap)[role] += passed
+        self._finish(passed, rate)
+
+    def _start_ready(self) -> None:
+        for lane, queue in enumerate(self._queues):
+            if self._active[lane] is None and queue and not self._waits_for[queue[-1]]:
+                task = self._active[lane] = queue.pop()
+                self._start[task] = self._now
+
+    def _finish(self, passed: float, rate: list[float]) -> None:
+        for lane, task in enumerate(self._active):
             if task is None:
                 continue
-            if left[task] / rate[lane] > passed:
-                left[task] -= passed * rate[lane]
+            if self._left[task] / rate[lane] > passed:
+                self._left[task] -= passed * rate[lane]
                 continue
-            active[lane] = None
-            end[task] = now
-            finished += 1
-            for follower in graph.followers[task]:
-                waits_for[follower] -= 1
-    return Timeline(np.array(start), np.array(end), overlap, exposed)
+            self._active[lane] = None
+            self._end[task] = self._now
+            self._last_end[lane // len(Stream)] = self._now
+            self.finished += 1
+            for follower in self._graph.followers[task]:
+                self._waits_for[follower] -= 1
 
-
-def _start_ready(
-    queues: list[list[int]], active: list[int | None], waits_for: list[int], start: list[float], now: float
-) -> None:
-    for lane, queue in enumerate(queues):
-        if active[lane] is None and queue and not waits_for[queue[-1]]:
-            task = active[lane] = queue.pop()
-            start[task] = now
+    def timeline(self) -> Timeline:
+        """What happened; overlap and exposure are those of the role that ended last."""
+        last = max(range(len(self._last_end)), key=lambda role: self._last_end[role], default=0)
+        overlap, exposed = (sums[last] if sums else 0.0 for sums in (self._overlap, self._exposed))
+        return Timeline(np.array(self._start), np.array(self._end), overlap, exposed)

@@ -24,13 +24,15 @@ class Timing(NamedTuple):
     """One iteration on the slowest rank, in seconds.
 
     ``fw_s``, ``bw_s``, ``ge_s`` and ``wu_s`` follow each other and add up to the iteration: forward; backward until
-    the last gradient is there; what is left of the gradient exchange after it; the rest.
+    the last gradient is there; what is left of the gradient exchange after it; the rest. In a pipeline forward and
+    backward take turns, and ``idle_s`` adds to the sum.
 
     Attributes:
         fw_of_layers_s, bw_of_layers_s: inside of forward and of backward, communication for layers while compute is
             not active, by name (``halo``, ``all_gather``, ...).
         exposed_communication_s: communication active while compute is not, anywhere in the iteration.
         overlap_s: both active.
+        idle_s: waiting for other stages of a pipeline.
     """
 
     fw_s: float
@@ -41,11 +43,12 @@ class Timing(NamedTuple):
     overlap_s: float
     fw_of_layers_s: Mapping[str, float] = {}
     bw_of_layers_s: Mapping[str, float] = {}
+    idle_s: float = 0.0
 
     @property
     def iteration_s(self) -> float:
         """Seconds of the iteration."""
-        return self.fw_s + self.bw_s + self.ge_s + self.wu_s
+        return self.fw_s + self.bw_s + self.ge_s + self.wu_s + self.idle_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""1F1B: once the pipeline is full, each stage alternates backward and forward, which bounds the activations it keeps."""
+"""1F1B: once the pipeline is full, each stage alternates backward and forward, and so keeps few activations."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ class NestedPlanner:
         self.name = strategy.name
         self._planners = [planners[axis.kind] for axis in strategy.axes]
         sharing = [planner.name for planner in self._planners if isinstance(planner, SharingPlanner)]
-        others = {axis.kind for axis in strategy.axes if axis.degree > 1} - {"pipeline", "data"}
+        others = sorted({axis.kind for axis in strategy.axes if axis.degree > 1} - {"pipeline", "data"})
         if others and degree_of(strategy, "pipeline") > 1:
             raise UserError(
-                f"strategy {strategy}: a pipeline nests with data, as d2p2, and not yet with {', '.join(sorted(others))}"
+                f"strategy {strategy}: a pipeline nests with data, as d2p2, and not yet with {' and '.join(others)}"
             )
         if len(sharing) > 1:
             raise UserError(

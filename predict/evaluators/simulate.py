@@ -16,11 +16,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import HaloExchange, Ints, Phase, Plan, Role, Stream, is_of_layer
+from paradl_bench.spec.plan import Collective, Ints, Phase, Plan, Role, Stream, is_of_layer
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats
 from predict.memory import planned_memory
+from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -30,6 +32,8 @@ def prepare(model: CostModel, point: Point) -> Workload:
     planner = planner_for(point.strategy)
     plan = planner.plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
+    if degree_of(point.strategy, "pipeline") > 1:
+        return _pipelined(plan, priced, model, point)
     by_phase, coarse = (
         [_Simulation(plan, role, priced, across_phases=across_phases) for role in plan.roles]
         for across_phases in (False, True)
@@ -46,6 +50,23 @@ def prepare(model: CostModel, point: Point) -> Workload:
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
+        lag=priced.straggler.factor,
+    )
+
+
+def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
+    """All stages simulated together; parts are counted as on the rank that computes most."""
+    costs = priced.costs
+    simulation = PipelineSimulation(plan, np.where(costs.is_communication, 1.0, priced.straggler.factor))
+    counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
+    return Workload(
+        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        time=simulation.timing,
+        iteration_s=simulation.iteration_s,
         lag=priced.straggler.factor,
     )
 
@@ -117,7 +138,7 @@ def _communication_of_layers(plan: Plan, segment_work: Ints, in_phase: NDArray[n
     for segment in np.flatnonzero(in_phase).tolist():
         work = plan.works[segment_work[segment]]
         if is_of_layer(work):
-            found.setdefault("halo" if isinstance(work, HaloExchange) else work.operation, []).append(segment)
+            found.setdefault(work.operation if isinstance(work, Collective) else "halo", []).append(segment)
     return found
 
 

@@ -61,12 +61,14 @@ NETWORK = branching_network()
 
 
 def line_network() -> Network:
-    """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch."""
+    """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, the batch, and layers with parameters."""
     factory = NetworkFactory(4, 16)
     factory.relu("relu0")
     factory.conv("conv1", 8, stride=2)
     factory.relu("relu1")
     factory.conv("conv2", 12)
+    for number in range(3, 8):
+        factory.conv(f"conv{number}", 12)
     factory.flatten("flatten")
     factory.linear("fc", 9)
     factory.loss()
@@ -145,6 +147,10 @@ def test_a_layer_waits_for_what_it_reads(strategy: Strategy) -> None:
             before.append(set(row.tolist()).union(*(before[task] for task in row.tolist())))
         for reader in NETWORK.layers:
             for source in set(reader.inputs) - {"input"}:
+                if (source, "FW") not in tasks or (reader.name, "FW") not in tasks:
+                    # On different stages: what is sent from one to the other orders them.
+                    assert strategy.name == "pipeline"
+                    continue
                 assert tasks[source, "FW"] in before[tasks[reader.name, "FW"]]
                 if (source, "BW") in tasks:
                     assert tasks[reader.name, "BW"] in before[tasks[source, "BW"]]
@@ -212,6 +218,10 @@ def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
     found = plan(strategy)
     sharing = math.prod(axis.degree for axis in strategy.axes if axis.kind != "data")
     of_ranks = [flops_of(found, found.roles[index], NETWORK) for index in found.positions]
+    if strategy.name == "pipeline" and sharing > 1:
+        # Each layer on one stage, once a micro-batch.
+        assert sum(of_ranks, Counter()) == Counter({key: flops * found.micro_batches for key, flops in alone.items()})
+        return
     split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
     assert bool(split) == (sharing > 1)
     for (layer, phase), flops in alone.items():

@@ -94,7 +94,8 @@ def run_serially(serial, inputs, targets, parts):
 def check(name, text, schedule, count, cuts, context):
     strategy = parse_strategy(text)
     replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
-    replica = next((at for axis, at in zip(strategy.axes, strategy.coordinates(context.rank)) if axis.kind == "data"), 0)
+    places = zip(strategy.axes, strategy.coordinates(context.rank))
+    replica = next((at for axis, at in places if axis.kind == "data"), 0)
     model, serial = load_model(f"networks:{name}"), load_model(f"networks:{name}")
     network = trace_network(model)
     model.module.double(), serial.module.double()

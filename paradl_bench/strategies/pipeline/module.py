@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
@@ -91,7 +90,7 @@ class RankPipeline:
                 )
             )
         self._schedule = get_schedule_class(schedule.torch_name)(
-            running if schedule.stages_per_rank > 1 else running[0],  # type: ignore[arg-type]
+            running if schedule.stages_per_rank > 1 else running[0],
             self._count,
             loss_fn=self._share_of(loss, parts[-1], group.spans),
             # The loss is scaled instead: gradients come out right without another pass over them.
@@ -227,7 +226,7 @@ def _is_trained_or_buffer(tensor: torch.Tensor, tensors: Mapping[str, Any], owne
     return tensors is owner._buffers or tensor.requires_grad
 
 
-class _StageEnd(BaseException):  # noqa: N818
+class _StageEnd(BaseException):
     """The stage's last operation ran; no error, so that a model's ``except Exception`` does not stop it."""
 
 
@@ -253,7 +252,9 @@ class StageModule(torch.nn.Module):
         own = {tensor.name for tensor in (*self.stage.network.parameters, *self.stage.network.buffers)}
         names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
         hidden = [name for name in names if name.removeprefix("module.") not in own]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, hidden)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            self, hidden
+        )
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """What forward takes, as tensors without memory."""
@@ -271,7 +272,9 @@ class StageModule(torch.nn.Module):
         result = self._calls.operations[index].result
         if not isinstance(result, torch.Tensor):
             name = self.stage.network.name
-            raise UserError(f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages")
+            raise UserError(
+                f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages"
+            )
         shape = torch.empty(result.shape, dtype=result.dtype, device="meta")
         return shape.requires_grad_(result.is_floating_point())
 

@@ -57,7 +57,9 @@ class PipelinePlanner:
         if ranks == 1:
             return
         if settings.batch_norm == "sync":
-            raise UserError(f"strategy {strategy}: batch norm is local to a micro-batch in a pipeline, not synchronised")
+            raise UserError(
+                f"strategy {strategy}: batch norm is local to a micro-batch in a pipeline, not synchronised"
+            )
         count = micro_batches(settings, ranks)
         schedule_of(settings.schedule).check(ranks, count)
         local = settings.batch // degree_of(strategy, "data")
@@ -104,7 +106,10 @@ def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings) 
         local_batch=local_batch,
         roles=tuple(roles),
         works=tuple(works),
-        notes=(f"stages start at {cuts}; {count} micro-batches, {settings.schedule}", *(exchanged if data_axes else ())),
+        notes=(
+            f"stages start at {cuts}; {count} micro-batches, {settings.schedule}",
+            *(exchanged if data_axes else ()),
+        ),
         positions=tuple(range(ranks)),
         exchange_axes=data_axes,
         micro_batches=count,

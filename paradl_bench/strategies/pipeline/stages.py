@@ -201,7 +201,9 @@ def _find(network: Network, name: str) -> int:
         if i and (layer.name == name or layer.name.startswith(f"{name}.")):
             return i
     examples = ", ".join(network.layers[i].name for i in allowed_cuts(network)[:6])
-    raise UserError(f"--stages {name}: {network.name} has no such layer behind its first; it can be cut at {examples}, ...")
+    raise UserError(
+        f"--stages {name}: {network.name} has no such layer behind its first; it can be cut at {examples}, ..."
+    )
 
 
 def allowed_cuts(network: Network) -> tuple[int, ...]:
