@@ -33,7 +33,13 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
 
     def settings(batch: int) -> PlanSettings:
         return PlanSettings(
-            batch=batch, optimizer=optimizer, first_bucket_bytes=first_bucket, bucket_cap_bytes=bucket_cap
+            batch=batch,
+            optimizer=optimizer,
+            first_bucket_bytes=first_bucket,
+            bucket_cap_bytes=bucket_cap,
+            micro_batches=options["micro_batches"],
+            schedule=options["schedule"],
+            stages=tuple(options["stages"].split(",")) if options["stages"] else (),
         )
 
     chosen = expand_points(

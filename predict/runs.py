@@ -52,6 +52,7 @@ class Run:
         return (
             *(run.model, run.input_shape, run.strategy, run.batch, run.dtype, run.optimizer, run.backend),
             *(run.bucket_cap_bytes, run.first_bucket_bytes, run.batch_norm, run.network_digest),
+            *(run.micro_batches, run.schedule, run.stages),
         )
 
     @property

@@ -264,6 +264,9 @@ class _Predictors:
             first_bucket_bytes=about.first_bucket_bytes,
             bucket_cap_bytes=about.bucket_cap_bytes,
             batch_norm=about.batch_norm,
+            micro_batches=about.micro_batches,
+            schedule=about.schedule,
+            stages=about.stages,
         )
         point = Point(strategy=parse_strategy(about.strategy), settings=settings)
         return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)

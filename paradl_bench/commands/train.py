@@ -36,6 +36,13 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     show_default=True,
     help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
 )
+@click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
+@click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
+@click.option(
+    "--stages",
+    metavar="LAYER[,LAYER...]",
+    help="First layer of every stage of a pipeline but the first. Default: cut so that FLOPs balance.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
@@ -60,6 +67,9 @@ def COMMAND(  # noqa: N802
     optimizer: str,
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
+    micro_batches: int | None,
+    schedule: str,
+    stages: str | None,
     device: str,
     dtype: str,
     backend: str | None,
@@ -70,7 +80,8 @@ def COMMAND(  # noqa: N802
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
-    Strategies: d data, s spatial (s2x2 over two dims), f filter, c channel parallelism, nested from the outermost.
+    Strategies: d data, s spatial (s2x2 over two dims), f filter, c channel, p pipeline parallelism, nested from the
+    outermost.
 
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
@@ -89,6 +100,9 @@ def COMMAND(  # noqa: N802
         optimizer=optimizer,
         bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        stages=tuple(stages.split(",")) if stages else (),
         iterations=iterations,
         warmup=warmup,
     )

@@ -8,6 +8,7 @@ sight and is not touched in the iteration does not count. Tracking is slow: the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -27,6 +28,15 @@ _CATEGORIES = {
 _COMMUNICATION = "communication"
 
 
+class _MicroBatchTracker(MemTracker):
+    """Lets the outermost module be called again, which torch's tracker takes for another iteration and refuses."""
+
+    def _pre_fw_hook(self, module: torch.nn.Module, inputs: Any) -> None:
+        if module in self.memory_tracking and not self._mod_tracker.is_bw:
+            del self.memory_tracking[module]
+        super()._pre_fw_hook(module, inputs)
+
+
 def track_memory(
     iterate: Callable[[], object],
     module: torch.nn.Module,
@@ -35,16 +45,18 @@ def track_memory(
     *,
     rank: int,
     bucket_bytes: int,
+    repeated: bool = False,
 ) -> MemoryPeak:
     """Run one iteration and return its peak.
 
     Args:
         iterate: the iteration; ranks that communicate in it all track it.
         module: what is trained, wrapped as it is. inputs: the batch and its targets.
+        repeated: whether the iteration calls the module, or parts of it, several times: once a micro-batch.
         bucket_bytes: of the exchange's buckets, which torch allocates out of sight and the tracker finds as temporary.
     """
     device = inputs[0].device
-    tracker = MemTracker()
+    tracker = _MicroBatchTracker() if repeated else MemTracker()
     tracker.track_external(module, optimizer, *inputs)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

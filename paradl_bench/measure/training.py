@@ -46,6 +46,7 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
+from paradl_bench.strategies.pipeline.module import RankPipeline
 from paradl_bench.terminal import progress, say
 
 CHUNK_ITERATIONS = 10
@@ -133,7 +134,8 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
 class _Stamps(msgspec.Struct, frozen=True):
     """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device.
 
-    Layer-wise communication is (what, begin, end) in the order of issue.
+    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns of a pipeline's stages at
+    forward and backward (``FW``, ``BW``). The loss is None where another stage computes it.
     """
 
     begin: Any
@@ -141,9 +143,10 @@ class _Stamps(msgspec.Struct, frozen=True):
     last_gradient: Any
     backward_end: Any
     end: Any
-    loss: torch.Tensor
+    loss: torch.Tensor | None
     fw_communication: list[tuple[str, Any, Any]]
     bw_communication: list[tuple[str, Any, Any]]
+    turns: list[tuple[str, Any, Any]] = []
 
 
 @dataclass(slots=True)
@@ -176,6 +179,7 @@ class Trainer:
         self._parallel = model.module
         self._counter = SequenceCounter()
         self._spans = Spans()
+        self._pipeline: RankPipeline | None = None
         self._last_gradient = _Arrival()
         self._watches_gradients = False
         self.recorded_count: int | None = None
@@ -188,8 +192,10 @@ class Trainer:
         """
         request, model = self._request, self._model.module
         with CollectiveRecorder() as recorder:
-            built = build_parallel(model, network, request.strategy, request.settings, self._context.device)
-        self._parallel, self._spans = built.module, built.spans
+            built = build_parallel(
+                model, network, request.strategy, request.settings, self._context.device, self._model.loss
+            )
+        self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._counter = SequenceCounter(built.groups)
         # Parameters may have been replaced by shards of them.
         self._optimizer = build_optimizer(request.optimizer, model.parameters())
@@ -222,6 +228,7 @@ class Trainer:
             (self._inputs, self._targets),
             rank=self._context.rank,
             bucket_bytes=gradients if exchanges else 0,
+            repeated=self._pipeline is not None,
         )
 
     def try_alone(self) -> None:
@@ -258,6 +265,8 @@ class Trainer:
         communication: list[tuple[str, Any, Any]] = []
         self._spans.rows = communication
         begin = stamp()
+        if self._pipeline is not None:
+            return self._step(self._pipeline, begin, communication)
         loss = self._model.loss(self._parallel(self._inputs), self._targets)
         forward_end = stamp()
         of_forward = len(communication)
@@ -271,6 +280,17 @@ class Trainer:
             *(begin, forward_end, last, backward_end, end, loss.detach()),
             *(communication[:of_forward], communication[of_forward:]),
         )
+
+    def _step(self, pipeline: RankPipeline, begin: Any, turns: list[tuple[str, Any, Any]]) -> _Stamps:
+        """What :meth:`iterate` does, forward and backward in the order of a schedule."""
+        stamp = self._clock.stamp
+        loss = pipeline.step(self._inputs, self._targets)
+        backward_end = stamp()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        end = stamp()
+        last = self._last_gradient.stamp if self._watches_gradients else backward_end
+        return _Stamps(begin, begin, last, backward_end, end, loss, [], [], turns)
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
@@ -288,15 +308,15 @@ class Trainer:
             counts.append(self._counter.since_last())
         self._spans.stamp = None
         self._clock.synchronise()
-        losses = tuple(float(item.loss) for item in stamps)
-        for index, (loss, item) in enumerate(zip(losses, stamps, strict=True), start=first):
-            self._check(index, loss, item)
+        losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
+        for index, item in enumerate(stamps, start=first):
+            self._check(index, item)
         return self._record(first, stamps, counts, losses)
 
-    def _check(self, index: int, loss: float, stamps: _Stamps) -> None:
+    def _check(self, index: int, stamps: _Stamps) -> None:
         where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"
-        if not math.isfinite(loss):
-            raise WorkError(f"{where}: the loss is {loss}; chunks of iterations before are kept")
+        if stamps.loss is not None and not math.isfinite(stamps.loss):
+            raise WorkError(f"{where}: the loss is {float(stamps.loss)}; chunks of iterations before are kept")
         if stamps.last_gradient is None:
             raise WorkError(f"{where}: the gradient that came last in the recorded iterations did not come")
 
@@ -305,19 +325,39 @@ class Trainer:
     ) -> TrainingIterations:
         seconds = self._clock.seconds
         known = tuple(count for count in counts if count is not None)
+        forward, backward, exchange, idle = zip(*map(self._phases, stamps), strict=True)
         return TrainingIterations(
             rank=self._context.rank,
             first_iteration=first,
             iteration_s=tuple(seconds(item.begin, item.end) for item in stamps),
-            fw_s=tuple(seconds(item.begin, item.forward_end) for item in stamps),
-            bw_s=tuple(seconds(item.forward_end, item.last_gradient) for item in stamps),
-            exposed_ge_s=tuple(seconds(item.last_gradient, item.backward_end) for item in stamps),
+            fw_s=forward,
+            bw_s=backward,
+            exposed_ge_s=exchange,
+            pipeline_idle_s=idle if self._pipeline is not None else (),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             fw_communication_s=self._communication([item.fw_communication for item in stamps]),
             bw_communication_s=self._communication([item.bw_communication for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=losses,
         )
+
+    def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:
+        """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
+        seconds = self._clock.seconds
+        if self._pipeline is None:
+            return (
+                seconds(item.begin, item.forward_end),
+                seconds(item.forward_end, item.last_gradient),
+                seconds(item.last_gradient, item.backward_end),
+                0.0,
+            )
+        spent = {"FW": 0.0, "BW": 0.0}
+        for what, begin, end in item.turns:
+            spent[what] += seconds(begin, end)
+        # The exchange ends inside the last backward, which waits for it.
+        exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
+        idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
+        return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
 
     def _communication(self, iterations: list[list[tuple[str, Any, Any]]]) -> dict[str, tuple[float, ...]]:
         """Seconds of each kind of layer-wise communication, one value an iteration."""
@@ -389,7 +429,8 @@ class _Writer:
 
     def _resume(self, records: list[TrainingIterations]) -> None:
         whole = [record for record in records if record.first_iteration < self.done]
-        self.losses = [loss for record in whole if record.rank == 0 for loss in record.losses]
+        first = min((record.rank for record in whole if record.losses), default=0)
+        self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
         if len(whole) < len(records):
             # The last chunk was written for some ranks only: it is measured again for all.
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
@@ -426,6 +467,9 @@ class _Writer:
             bucket_cap_bytes=settings.bucket_cap_bytes,
             first_bucket_bytes=settings.first_bucket_bytes,
             batch_norm=settings.batch_norm,
+            micro_batches=settings.micro_batches,
+            schedule=settings.schedule,
+            stages=settings.stages,
             network_digest=network.digest,
             cores=cores,
             issued=issued,
@@ -436,7 +480,7 @@ class _Writer:
     def append(self, chunks: list[TrainingIterations]) -> None:
         """Keep a chunk of every rank."""
         self.directory.append(TRAINING_FILE, chunks)
-        self.losses += chunks[0].losses
+        self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
 
     def write(self, found: list[str]) -> None:
         """Replace the run's description by what is known now."""

@@ -12,6 +12,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.mesh import degree_of
 
 RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
 """What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
@@ -24,7 +25,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm: as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        batch_norm, micro_batches, schedule, stages: as in :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
     model: str
@@ -36,6 +37,9 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str = "sgd"
     bucket_cap_mb: float | None = None
     batch_norm: Literal["local", "sync"] = "local"
+    micro_batches: int | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
     iterations: int = 30
     warmup: int = 5
 
@@ -49,6 +53,9 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             first_bucket_bytes=first,
             bucket_cap_bytes=cap,
             batch_norm=self.batch_norm,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            stages=self.stages,
         )
 
     @property
@@ -85,4 +92,16 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
             **({"batch_norm": self.batch_norm} if self.batch_norm != "local" else {}),
+            **self._of_pipeline,
+        }
+
+    @property
+    def _of_pipeline(self) -> dict[str, str]:
+        count = degree_of(self.strategy, "pipeline")
+        if count == 1:
+            return {}
+        return {
+            "micro_batches": str(self.micro_batches or count),
+            "schedule": self.schedule,
+            "stages": ",".join(self.stages) or "balanced",
         }

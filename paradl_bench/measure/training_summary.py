@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PHASES = {"iteration": "iteration_s", "FW": "fw_s", "BW": "bw_s", "exposed GE": "exposed_ge_s", "WU": "wu_s"}
+_IDLE = {"pipeline idle": "pipeline_idle_s"}
 """Columns, and the field of :class:`TrainingIterations` that each summarises."""
 
 
@@ -60,7 +61,8 @@ def summarise_training(directory: Path) -> TrainingSummary:
     summaries = []
     for rank in sorted({record.rank for record in records}):
         own = [record for record in records if record.rank == rank]
-        phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in PHASES.items()}
+        fields = PHASES | (_IDLE if own[0].pipeline_idle_s else {})
+        phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in fields.items()}
         core = run.cores[rank] if rank < len(run.cores) else None
         communication = {name: summarise(values) for name, values in _communication(own).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
@@ -104,7 +106,7 @@ def _phase_table(summary: TrainingSummary) -> Table:
         title=f"{run.model} {run.strategy}, batch {run.batch}, input {shape}, {run.optimizer}, {run.backend}: "
         "median (interquartile range) of an iteration"
     )
-    for column in ("rank", "core", "iterations", *PHASES):
+    for column in ("rank", "core", "iterations", *summary.ranks[0].phases):
         table.add_column(column, justify="right")
     for rank in summary.ranks:
         cells = [_cell(item) for item in rank.phases.values()]

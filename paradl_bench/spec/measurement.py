@@ -305,16 +305,18 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     Attributes:
         first_iteration: index, within the run, of the first one here.
-        iteration_s: from the start of forward to the end of the weight update; the sum of the four phases.
+        iteration_s: from the start of forward to the end of the weight update; the sum of the phases.
         fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
         bw_s: to the readiness of the last gradient.
         exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
         wu_s: optimizer step and zero_grad.
+        pipeline_idle_s: where stages of a pipeline compute forward and backward in turns, what is neither: waiting for
+            other stages; empty elsewhere.
         fw_communication_s, bw_communication_s: by kind (``halo``, or the collective), what layer-wise communication
             took of ``fw_s`` and ``bw_s``, waiting for other ranks included; empty where layers are not shared.
         collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
             one issued as many as the recorded one; empty where the backend does not count.
-        losses: of this rank's samples.
+        losses: of this rank's samples; empty where another stage computes them.
     """
 
     rank: int
@@ -324,6 +326,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     bw_s: tuple[float, ...]
     exposed_ge_s: tuple[float, ...]
     wu_s: tuple[float, ...]
+    pipeline_idle_s: tuple[float, ...] = ()
     fw_communication_s: dict[str, tuple[float, ...]] = {}
     bw_communication_s: dict[str, tuple[float, ...]] = {}
     collectives_issued: tuple[int, ...] = ()
@@ -333,7 +336,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
         for label in labels:
             _check_samples(getattr(self, label), label)
-        _check_aligned(self, *labels, "collectives_issued", "losses")
+        _check_samples(self.pipeline_idle_s, "pipeline_idle_s")
+        _check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
             _check_samples(values, kind)
             if len(values) != len(self.iteration_s):
@@ -367,7 +371,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         issued: collectives that rank 0 issued, by when; planned: what the plan holds.
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
-        losses: of rank 0, one a timed iteration.
+        micro_batches, schedule, stages: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
     """
 
@@ -386,6 +391,9 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_bucket_bytes: int
     network_digest: str
     batch_norm: Literal["local", "sync"] = "local"
+    micro_batches: int | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()

@@ -1,7 +1,7 @@
 """One rank's stages of a pipeline, run by torch.distributed.pipelining in the order of a schedule.
 
-A stage runs the model's own forward, whatever its control flow: operations of earlier stages are passed over, those of
-later ones not reached (:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
+A stage runs the model's own forward, whatever its control flow: operations of other stages are passed over
+(:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
 of layers as in the plan. A rank holds the parameters of its own stages; the others' take no memory.
 """
 
@@ -226,10 +226,6 @@ def _is_trained_or_buffer(tensor: torch.Tensor, tensors: Mapping[str, Any], owne
     return tensors is owner._buffers or tensor.requires_grad
 
 
-class _StageEnd(BaseException):
-    """The stage's last operation ran; no error, so that a model's ``except Exception`` does not stop it."""
-
-
 class StageModule(torch.nn.Module):
     """A range of the model's operations, from the values that the stage receives to those that it sends.
 
@@ -285,16 +281,15 @@ class StageModule(torch.nn.Module):
             WorkError: forward called other operations than when it was recorded.
         """
         values = dict(zip(self.stage.receives, received, strict=True)) if self.stage.receives else {}
-        walk = _StageWalk(self._calls.operations, self.stage, values, stops=not self._ends)
+        walk = _StageWalk(self._calls.operations, self.stage, values)
         # What is received stands in for the operation that made it; the model's own input is then read by none.
         inputs = self._calls.inputs if self.stage.receives else received[0]
-        try:
-            with walk:
-                outputs = self.module(inputs)
-        except _StageEnd:
-            return _one_or_all([walk.kept[index].contiguous() for index in self.stage.sends])
-        if not self._ends or walk.index != len(self._calls.operations):
+        with walk:
+            outputs = self.module(inputs)
+        if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
+        if not self._ends:
+            return _one_or_all([walk.kept[index].contiguous() for index in self.stage.sends])
         leaves, self._model_output = tree_flatten(outputs)
         return _one_or_all(leaves)
 
@@ -317,32 +312,32 @@ def _varies(name: str, index: int) -> WorkError:
 
 
 class _StageWalk(TorchFunctionMode):
-    """Runs the stage's operations; of earlier ones it returns what they would, or what was received from them."""
+    """Runs the stage's operations; of others it returns what they would, or what was received from them.
 
-    def __init__(
-        self, calls: Sequence[RecordedCall], stage: Stage, received: Mapping[int, torch.Tensor], *, stops: bool
-    ) -> None:
+    Forward runs to its end, so that whoever hooks modules sees every one of them left again.
+    """
+
+    def __init__(self, calls: Sequence[RecordedCall], stage: Stage, received: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self.index = 0
         self.kept: dict[int, torch.Tensor] = dict(received)
         self._calls, self._received, self._sends = calls, received, frozenset(stage.sends)
         self._start, self._stop = stage.layers.start, stage.layers.stop
-        self._stops, self._name = stops, stage.network.name
+        self._name = stage.network.name
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = self.index
-        if index < self._start and self._calls[index].function is function:
+        elsewhere = not self._start <= index < self._stop
+        if elsewhere and index < len(self._calls) and self._calls[index].function is function:
             self.index += 1
             return self._received[index] if index in self._received else self._calls[index].result
         with torch._C.DisableTorchFunction():
             result = function(*args, **(kwargs or {}))
         if not is_operation(function, result):
             return result
-        if index < self._start:
+        if elsewhere:
             raise _varies(self._name, index)
         if index in self._sends:
             self.kept[index] = result
         self.index += 1
-        if self._stops and self.index == self._stop:
-            raise _StageEnd
         return result
