@@ -1,4 +1,4 @@
-"""Pipelines on real ranks, in float64: losses, outputs and parameter gradients are those of the serial model."""
+"""Pipelines on real ranks: in float64 losses and parameter gradients are the serial model's; what is sent is the plan's."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import first_tensor, load_model
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.parallel import build_parallel
 
 def close(found, exact, what):
@@ -128,12 +129,36 @@ def check(name, text, schedule, count, cuts, context):
         for key, buffer in model.module.named_buffers():
             close(buffer, exact_buffers[key], key)
 
+def compare_with_plan(name, text, schedule, count, cuts, context):
+    "Every collective and message of construction and of the first three iterations, in fp32."
+    strategy = parse_strategy(text)
+    replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+    model = load_model(f"networks:{name}")
+    network = trace_network(model)
+    settings = PlanSettings(batch=2 * count * replicas, first_bucket_bytes=1000, bucket_cap_bytes=1000,
+        micro_batches=count, schedule=schedule, stages=cuts)
+    planned = planned_collectives(planner_for(strategy).plan(network, strategy, settings), context.rank)
+    with CollectiveRecorder() as recorder:
+        parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)
+    issued = list(recorder.issued("setup"))
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
+    for when in ("first", "rebuild", "iteration"):
+        with CollectiveRecorder() as recorder:
+            parallel.pipeline.step(*model.make_batch(2 * count, seed=1))
+            optimizer.step()
+            optimizer.zero_grad()
+        issued += recorder.issued(when)
+    found = differences(issued, planned)
+    assert not found, "; ".join(found)
+    assert any(item.when == "iteration" and item.operation == "send_recv" for item in issued)
+
 sys.path.append(sys.argv[1])
 with join_ranks("gloo", "cpu", timeout_s=60) as context:
     for case in sys.argv[2:]:
         name, text, schedule, count, *cuts = case.split(":")
         try:
             check(name, text, schedule, int(count), tuple(cuts), context)
+            compare_with_plan(name, text, schedule, int(count), tuple(cuts), context)
         except BaseException as error:
             raise AssertionError(f"{case}, rank {context.rank}: {error}") from error
 """

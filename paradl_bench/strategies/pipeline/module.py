@@ -280,7 +280,9 @@ class StageModule(torch.nn.Module):
         Raises:
             WorkError: forward called other operations than when it was recorded.
         """
-        values = dict(zip(self.stage.receives, received, strict=True)) if self.stage.receives else {}
+        # Views, since hooks on leaves of the graph call operations of their own, which would count as the model's.
+        views = [value.view_as(value) for value in received] if self.stage.receives else []
+        values = dict(zip(self.stage.receives, views, strict=True))
         walk = _StageWalk(self._calls.operations, self.stage, values)
         # What is received stands in for the operation that made it; the model's own input is then read by none.
         inputs = self._calls.inputs if self.stage.receives else received[0]
