@@ -28,7 +28,7 @@ _CATEGORIES = {
 _COMMUNICATION = "communication"
 
 
-class _MicroBatchTracker(MemTracker):
+class _MicroBatchTracker(MemTracker):  # type: ignore[no-untyped-call]
     """Lets the outermost module be called again, which torch's tracker takes for another iteration and refuses."""
 
     def _pre_fw_hook(self, module: torch.nn.Module, inputs: Any) -> None:

@@ -336,7 +336,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
         for label in labels:
             _check_samples(getattr(self, label), label)
-        _check_samples(self.pipeline_idle_s, "pipeline_idle_s")
+        if self.pipeline_idle_s:
+            _check_samples(self.pipeline_idle_s, "pipeline_idle_s")
         _check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
             _check_samples(values, kind)

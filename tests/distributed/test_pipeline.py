@@ -1,4 +1,4 @@
-"""Pipelines on real ranks: in float64 losses and parameter gradients are the serial model's; what is sent is the plan's."""
+"""Pipelines on real ranks: losses and parameter gradients are the serial model's, what is sent is the plan's."""
 
 from __future__ import annotations
 
