@@ -62,7 +62,7 @@ NETWORK = branching_network()
 
 
 def line_network() -> Network:
-    """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch; 8 are trained."""
+    """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch; 8 train."""
     factory = NetworkFactory(4, 16)
     factory.relu("relu0")
     factory.conv("conv1", 8, stride=2)

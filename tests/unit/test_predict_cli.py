@@ -169,12 +169,12 @@ def test_buckets_follow_the_cap(predict: Caller) -> None:
         (("--strategy", "d16", "--batch", "8"), "batch 8 is smaller than the 16 ranks of d16: give at least 16"),
         (("--strategy", "q4", "--batch", "8"), "strategy 'q4' does not parse"),
         (
-            ("--strategy", "p4", "--batch", "8"),
+            ("--strategy", "t4", "--batch", "8"),
             "tensor parallelism cannot be planned or run yet; serial can, and data",
-            (
-                ("--strategy", "p4", "--batch", "8"),
-                "chain cannot be cut into 4 stages that each have a parameter: 3 is",
-            ),
+        ),
+        (
+            ("--strategy", "p4", "--batch", "8"),
+            "chain cannot be cut into 4 stages that each have a parameter: 3 is the most",
         ),
         (("--strategy", "data+filter", "--ranks", "4", "--batch", "8"), "write the degrees of both, as d4f1"),
         (("--strategy", "data", "--batch", "8"), "strategy 'data' is a kind: say how many ranks"),
