@@ -75,7 +75,7 @@ def per_phase_memory(
         "buffers": sum(buffer.bytes for buffer in network.buffers),
         "input": local_batch * int(np.prod(network.input_shape)) * DTYPE_BYTES[dtype],
     }
-    held = [_hold(layer, (shards or {}).get(index)) for index, layer in enumerate(network.layers)]
+    held = [hold(layer, (shards or {}).get(index)) for index, layer in enumerate(network.layers)]
     activations, gradients = _largest_moment(network, held, local_batch * DTYPE_BYTES[dtype])
     parts = fixed | {"gradients": gradients, "activations": activations}
     return MemoryUse(sum(parts.values()), parts)
@@ -103,31 +103,31 @@ def planned_memory(network: Network, strategy: Strategy, settings: PlanSettings,
     return max(of_ranks, key=lambda use: use.peak_bytes)
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """Elements per sample: kept from a layer's forward to its backward, and gradients while that works."""
 
     kept: int
     in_flight: int
 
 
-def _hold(layer: Layer, shard: LayerShard | None) -> _Held:
+def hold(layer: Layer, shard: LayerShard | None = None) -> Held:
     """What a rank holds of a layer.
 
     What is gathered or summed behind a shard is whole; a shard that reads a slice, or a block with its halo, reads a
     copy; blocks that are gathered before a layer become a tensor of their own.
     """
     if shard is None:
-        return _Held(layer.output_elements if _owns_output(layer) else 0, layer.input_elements + layer.output_elements)
+        return Held(layer.output_elements if _owns_output(layer) else 0, layer.input_elements + layer.output_elements)
     run = layer if shard.after_fw else shard.layer
     reads_slice = bool(shard.after_fw) and shard.layer.input_elements < layer.input_elements
     reads_halo = any(isinstance(work, HaloExchange) for work in shard.before_fw)
     copied = shard.layer.input_elements if reads_slice or reads_halo else 0
     gathered = layer.input_elements if any(isinstance(work, Collective) for work in shard.before_fw) else 0
     output = run.output_elements if _owns_output(layer) else 0
-    return _Held(output + copied + gathered, run.input_elements + run.output_elements)
+    return Held(output + copied + gathered, run.input_elements + run.output_elements)
 
 
-def _largest_moment(network: Network, held: Sequence[_Held], scale: int) -> tuple[int, int]:
+def _largest_moment(network: Network, held: Sequence[Held], scale: int) -> tuple[int, int]:
     """(activations and their gradients, gradients of parameters) in bytes, at the moment when they are largest.
 
     Args:

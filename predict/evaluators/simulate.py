@@ -22,6 +22,7 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats
 from predict.memory import planned_memory
+from predict.pipeline_memory import pipelined_memory
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -63,7 +64,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
+        memory=pipelined_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,

@@ -1,0 +1,49 @@
+"""Memory of pipelines against sums by hand."""
+
+from __future__ import annotations
+
+import pytest
+from network_factory import NetworkFactory
+
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from predict.memory import per_phase_memory
+from predict.pipeline_memory import pipelined_memory
+
+
+def chain() -> Network:
+    factory = NetworkFactory(16)
+    for number in range(4):
+        factory.linear(f"fc{number}", 16)
+    factory.loss()
+    return factory.network("chain")
+
+
+def use(text: str, schedule: str, micro_batches: int, batch: int = 16) -> dict[str, int]:
+    settings = PlanSettings(batch=batch, micro_batches=micro_batches, schedule=schedule)
+    return pipelined_memory(chain(), parse_strategy(text), settings).parts_bytes
+
+
+def test_a_rank_holds_its_own_stages() -> None:
+    whole = per_phase_memory(chain(), 16, "sgd", exchanged=False).parts_bytes
+    parts = use("p2", "gpipe", 4)
+    assert parts["parameters"] == parts["optimizer"] == parts["gradients"] == whole["parameters"] / 2
+    assert parts["buckets"] == 0
+    assert use("d2p2", "gpipe", 4, batch=32)["buckets"] == parts["parameters"]
+
+
+def test_a_buffer_for_every_micro_batch_and_value_that_crosses() -> None:
+    # 16 samples of 16 elements in all; a stage of two receives on one side, one in the middle on both.
+    assert use("p2", "gpipe", 4)["communication"] == 16 * 16 * 4
+    assert use("p4", "gpipe", 4)["communication"] in (16 * 16 * 4, 2 * 16 * 16 * 4)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_follow(count: int) -> None:
+    gpipe, alternating = (use("p4", schedule, count)["activations"] for schedule in ("gpipe", "1f1b"))
+    sample = 16 * 4
+    # One layer a stage: its output from forward to backward, and input and output's gradients while it works.
+    working = (16 // count) * 2 * sample
+    assert gpipe == 16 * sample + working
+    assert alternating == 4 * (16 // count) * sample + working
