@@ -14,6 +14,7 @@ from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import Between, Compute, Plan, PlanSettings, Transfer, WeightUpdate
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
+from predict.pipeline_closed_form import PipelineClosedForm
 from predict.pipeline_simulation import PipelineSimulation
 
 
@@ -67,14 +68,10 @@ def simulated(plan: Plan, seconds: np.ndarray, *, overlapped: bool = True) -> fl
     return PipelineSimulation(plan, ones, overlapped=overlapped).iteration_s(seconds, ones, ones)
 
 
-def paradl(p: int, s: int, stage_s: float, transfer_s: float, update_s: float) -> float:
-    """ParaDL, Table 3 (MODELS.md), for stages of equal time per micro-batch."""
-    return (p + s - 1) * 2 * stage_s + 2 * (p + s - 2) * transfer_s + update_s
-
-
 def test_the_example_in_lock_step_and_with_transfers_beside_compute() -> None:
     plan = plan_of("p4", 8)
     seconds = seconds_of(plan, 1.0, 0.2)
+    assert PipelineClosedForm(plan)(seconds).iteration_s == pytest.approx(26.0)
     assert simulated(plan, seconds, overlapped=False) == pytest.approx(26.0)
     assert simulated(plan, seconds) == pytest.approx(23.2)
 
@@ -90,8 +87,18 @@ def test_it_is_paradls_closed_form_under_its_assumptions(
     p: int, s: int, stage_s: float, transfer_s: float, update_s: float
 ) -> None:
     plan = plan_of(f"p{p}", s)
-    found = simulated(plan, seconds_of(plan, stage_s, transfer_s, update_s), overlapped=False)
-    assert found == pytest.approx(paradl(p, s, stage_s, transfer_s, update_s))
+    seconds = seconds_of(plan, stage_s, transfer_s, update_s)
+    closed = PipelineClosedForm(plan)(seconds)
+    assert closed.iteration_s == pytest.approx((p + s - 1) * 2 * stage_s + 2 * (p + s - 2) * transfer_s + update_s)
+    assert closed.iteration_s == pytest.approx(simulated(plan, seconds, overlapped=False))
+
+
+def test_lock_step_is_never_faster_than_stages_that_differ() -> None:
+    """The largest stage sets the pace of all: with unequal stages the closed form is an upper bound."""
+    plan = plan_of("p3", 4)
+    slow = np.array([isinstance(work, Compute) and work.layer == "fc1" for work in plan.works])
+    seconds = np.where(slow, 3.0, seconds_of(plan, 1.0, 0.2))
+    assert simulated(plan, seconds, overlapped=False) < PipelineClosedForm(plan)(seconds).iteration_s
 
 
 @pytest.mark.parametrize("schedule", schedules())
