@@ -68,12 +68,9 @@ def COMMAND(  # noqa: N802
     """
     from paradl_bench.measure.collective_request import CollectivesRequest
     from paradl_bench.measure.collective_summary import print_collectives
-    from paradl_bench.measure.process_groups import (
-        check_ranks_fit,
-        join_ranks,
-        launch_ranks,
-        launcher_of_environment,
-    )
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import launcher_of_environment
 
     place = launcher_of_environment(launcher)
     if place is not None and ranks not in (None, place.ranks):

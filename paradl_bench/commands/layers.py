@@ -82,8 +82,10 @@ def COMMAND(  # noqa: N802
     shape = parse_shape(input_shape) if input_shape else None
     strategies = tuple(parse_strategy(text) for text in shards.split(",") if text.strip())
     from paradl_bench.measure import layers as measure
+    from paradl_bench.measure.launcher import launch_ranks
     from paradl_bench.measure.layer_summary import print_layer_summary
-    from paradl_bench.measure.process_groups import NO_BACKEND, join_ranks, launch_ranks, launcher_of_environment
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(launcher)
     if place is None:

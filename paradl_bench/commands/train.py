@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from paradl_bench.spec.units import parse_shape
+
+if TYPE_CHECKING:
+    from paradl_bench.measure.training_request import TrainingRequest
 
 # How long one collective may wait: a rank that hangs is noticed by the others long before the whole run's limit.
 _COLLECTIVE_TIMEOUT_S = 300.0
@@ -16,7 +19,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 
 @click.command("train")
 @click.argument("model")
-@click.option("--strategy", required=True, metavar="S", help="serial, d4, f2, c2, s2x2, or nested: d2f2.")
+@click.option("--strategy", required=True, metavar="S", help="serial, d4, f2, c2, s2x2, p4, or nested: d2f2.")
 @click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
 @click.option(
@@ -86,7 +89,6 @@ def COMMAND(  # noqa: N802
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
     """
-    from paradl_bench.measure import process_groups
     from paradl_bench.measure.training_request import TrainingRequest
     from paradl_bench.spec.strategy import parse_strategy
 
@@ -107,27 +109,34 @@ def COMMAND(  # noqa: N802
         warmup=warmup,
     )
     request.check()
-    backend = backend or ("nccl" if device == "cuda" else "gloo")
-    process_groups.check_backend(backend, device)
-    place = process_groups.launcher_of_environment(launcher)
-    ranks = request.strategy.ranks
+    if not _run(request, backend or ("nccl" if device == "cuda" else "gloo"), launcher, timeout_s, output):
+        return
+    from paradl_bench.measure.training_summary import print_training_summary
+
+    print_training_summary(output, as_json=as_json)
+
+
+def _run(request: TrainingRequest, backend: str, launcher: str | None, timeout_s: float, output: Path) -> bool:
+    """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import NO_BACKEND, check_backend, launcher_of_environment
+
+    check_backend(backend, request.device)
+    place = launcher_of_environment(launcher)
     if place is None:
         if request.shares_layers:
             from paradl_bench.measure.training import check_limits
 
             check_limits(request)
-        process_groups.check_ranks_fit(ranks, device)
+        check_ranks_fit(request.strategy.ranks, request.device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        process_groups.launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s)
-    else:
-        from paradl_bench.measure.training import measure_training
+        launch_ranks(command, ranks=request.strategy.ranks, device=request.device, timeout_s=timeout_s)
+        return True
+    from paradl_bench.measure.training import measure_training
 
-        used = backend if request.strategy.axes else process_groups.NO_BACKEND
-        limit_s = min(timeout_s, _COLLECTIVE_TIMEOUT_S)
-        with process_groups.join_ranks(used, device, timeout_s=limit_s, launcher=launcher) as context:
-            measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
-        if place.launcher == "own" or place.rank > 0:
-            return
-    from paradl_bench.measure.training_summary import print_training_summary
-
-    print_training_summary(output, as_json=as_json)
+    used = backend if request.strategy.axes else NO_BACKEND
+    limit_s = min(timeout_s, _COLLECTIVE_TIMEOUT_S)
+    with join_ranks(used, request.device, timeout_s=limit_s, launcher=launcher) as context:
+        measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
+    return place.launcher != "own" and place.rank == 0

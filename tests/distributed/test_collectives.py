@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from paradl_bench.collectives.catalog import operations, routines
 from paradl_bench.measure import interference
-from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,

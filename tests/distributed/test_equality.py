@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.launcher import launch_ranks
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 

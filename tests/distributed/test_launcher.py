@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
-from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.spec.errors import UserError, WorkError
 
 pytestmark = pytest.mark.distributed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.launcher import launch_ranks
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 

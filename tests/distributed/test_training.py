@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paradl_bench.measure.process_groups import launch_ranks
+from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.training_summary import TrainingSummary, summarise_training
 from paradl_bench.spec.measurement import TRAINING_FILE, TrainingIterations, read_manifest, read_records, read_run
 

@@ -210,7 +210,7 @@ def test_wrong_input_is_refused_before_any_rank_starts(
     def no_ranks(*_: object, **__: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("paradl_bench.measure.process_groups.launch_ranks", no_ranks)
+    monkeypatch.setattr("paradl_bench.measure.launcher.launch_ranks", no_ranks)
     with pytest.raises((UserError, click.UsageError)) as raised:
         COMMAND.main(args=[*arguments, "-o", str(tmp_path / "out")], prog_name="collectives", standalone_mode=False)
     error = raised.value

@@ -13,13 +13,8 @@ from pathlib import Path
 import pytest
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
-from paradl_bench.measure.process_groups import (
-    RankPlace,
-    check_backend,
-    check_ranks_fit,
-    launch_ranks,
-    launcher_of_environment,
-)
+from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+from paradl_bench.measure.rank_place import RankPlace, check_backend, launcher_of_environment
 from paradl_bench.spec.errors import UserError, WorkError
 
 LAUNCHER_VARIABLES = (
@@ -219,7 +214,7 @@ def test_ranks_do_not_survive_a_launcher_that_is_killed(tmp_path: Path) -> None:
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
     )
     start = f"launch_ranks([sys.executable, '-c', {rank!r}], ranks=2, device='cpu', timeout_s=60)"
-    program = f"import sys; from paradl_bench.measure.process_groups import launch_ranks; {start}"
+    program = f"import sys; from paradl_bench.measure.launcher import launch_ranks; {start}"
     with subprocess.Popen([sys.executable, "-c", program]) as launcher:
         wait_for(lambda: all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in "01"))
         launcher.kill()

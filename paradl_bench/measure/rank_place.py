@@ -1,0 +1,97 @@
+"""Where a process stands among ranks, and what a launcher and the ranks that it starts tell each other; torch-free."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from paradl_bench.spec.errors import UserError, unknown_choice
+
+Launcher = Literal["own", "torchrun", "srun"]
+
+LAUNCHERS: tuple[Launcher, ...] = ("own", "torchrun", "srun")
+BACKENDS = ("gloo", "nccl", "mpi")
+NO_BACKEND = "none"
+"""Backend of a run on one rank that needs no process group."""
+
+MARK = "PARADL_LAUNCHER"
+LAUNCHER_PID = "PARADL_LAUNCHER_PID"
+LISTENER = "PARADL_LISTEN_FD"
+"""Variables that a launcher sets for its ranks: that it is this program, its process, the store's socket."""
+PEER_LOST = "lost the connection to another rank"
+"""How the error of a rank starts whose peer went away: another one is to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a process stands among the ranks, as its launcher's variables say."""
+
+    launcher: Launcher
+    rank: int
+    ranks: int
+    local_rank: int
+
+
+def launcher_of_environment(choice: str | None) -> RankPlace | None:
+    """This process's place among ranks that a launcher has started; None where it has to start its own.
+
+    Args:
+        choice: ``--launcher``; None takes torchrun where torchrun started this process, else own. Slurm's variables
+            are believed only when asked for, since a batch shell has them too.
+
+    Raises:
+        UserError: an unknown launcher, or one that did not start this process.
+    """
+    if choice is not None and choice not in LAUNCHERS:
+        raise unknown_choice("launcher", choice, LAUNCHERS)
+    if choice in (None, "own") and os.environ.get(MARK) == "own":
+        return _place("own", rank="RANK", ranks=("WORLD_SIZE",), local_rank="LOCAL_RANK")
+    if choice == "torchrun" or (choice is None and "TORCHELASTIC_RUN_ID" in os.environ):
+        return _place("torchrun", rank="RANK", ranks=("WORLD_SIZE",), local_rank="LOCAL_RANK")
+    if choice == "srun":
+        # Inside a step that has fewer tasks than its job, only the step's own count is right.
+        counts = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        return _place("srun", rank="SLURM_PROCID", ranks=counts, local_rank="SLURM_LOCALID")
+    return None
+
+
+def _place(launcher: Launcher, *, rank: str, ranks: tuple[str, ...], local_rank: str) -> RankPlace:
+    def number(*names: str) -> int:
+        for name in names:
+            if name in os.environ:
+                return whole_number(name, os.environ[name])
+        raise UserError(f"--launcher {launcher}: {names[-1]} is not set; start this command through {launcher}")
+
+    place = RankPlace(launcher=launcher, rank=number(rank), ranks=number(*ranks), local_rank=number(local_rank))
+    if place.rank >= place.ranks:
+        raise UserError(f"{rank}={place.rank} is no rank of {place.ranks}: ranks count from 0")
+    return place
+
+
+def whole_number(name: str, text: str) -> int:
+    """The number that a variable of the environment holds.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    if not text.strip().isdigit():
+        raise UserError(f"{name}={text!r} in the environment is no whole number")
+    return int(text)
+
+
+def check_backend(backend: str, device: str) -> None:
+    """Refuse a backend that is unknown or does not serve the device; whether torch has it, ranks find out.
+
+    Raises:
+        UserError: says what would be right.
+    """
+    if backend not in BACKENDS:
+        raise unknown_choice("backend", backend, BACKENDS)
+    if backend == "nccl" and device != "cuda":
+        raise UserError(f"backend nccl moves data between GPUs, not on device {device}; use --backend gloo")
+
+
+def port_in_use(port: int, why: str) -> str:
+    """What to say of a port that cannot be used."""
+    return f"port {port} cannot be used ({why}); unset MASTER_PORT for a free one, or set it to another"
