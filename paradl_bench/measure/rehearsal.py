@@ -159,6 +159,7 @@ def _sharded_layers(network: Network, axis: Axis, position: int, local_batch: in
     planner = axis_planners()[axis.kind]
     assert isinstance(planner, SharingPlanner)
     strategy = Strategy(axes=(axis,))
-    planner.check(network, strategy, 0, PlanSettings(batch=local_batch))
-    shared = planner.share(network, strategy, 0, position, local_batch)
+    settings = PlanSettings(batch=local_batch)
+    planner.check(network, strategy, 0, settings)
+    shared = planner.share(network, strategy, 0, position, local_batch, settings)
     return {index: (shard.layer, shard.shard) for index, shard in shared.shards.items() if shard.shard}

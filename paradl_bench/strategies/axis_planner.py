@@ -55,7 +55,9 @@ class AxisPlanner(Protocol):
 class SharingPlanner(AxisPlanner, Protocol):
     """An axis whose ranks share layers."""
 
-    def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
+    def share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
         """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
 
 

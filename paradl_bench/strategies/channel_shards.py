@@ -9,21 +9,48 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.partition import ChannelShard
+from paradl_bench.spec.partition import ChannelShard, Interval, shard_channels, shard_filters
 from paradl_bench.spec.plan import Limit
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import layers_with_gradient
 
 SPLIT_KINDS = ("conv", "linear")
 
 Shards = tuple[ChannelShard, ...]
 Cut = Callable[[int, int, int, int], Shards | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splitting:
+    """One way of splitting a layer over ranks.
+
+    Attributes:
+        name: the kind of axis whose ranks split layers so.
+        what: is split, for messages.
+        cut: from filters, channels, groups and ranks to each rank's shard; None where that does not work out.
+        splits_bias: whether a rank holds its filters' part of the bias alone.
+    """
+
+    name: str
+    what: str
+    cut: Cut
+    splits_bias: bool
+
+    def parameter_parts(self, layer: Layer, shard: ChannelShard) -> dict[str, tuple[Interval, ...]]:
+        """Per parameter of a layer that is split, what a rank holds of it along its first dims."""
+        weight, *bias = layer.parameters
+        of_bias = dict.fromkeys(bias, (shard.filters,)) if self.splits_bias else {}
+        return {weight: (shard.filters, shard.group_channels), **of_bias}
+
+
+FILTERS = Splitting(name="filter", what="filters", cut=shard_filters, splits_bias=True)
+CHANNELS = Splitting(name="channel", what="channels", cut=shard_channels, splits_bias=False)
 
 
 class SplitLayers(NamedTuple):
@@ -106,12 +133,6 @@ def check_extent(network: Network, strategy: Strategy, axis: int, limit: Limit) 
     degree = strategy.axes[axis].degree
     if network.layers and degree > limit.ranks:
         raise UserError(f"strategy {strategy}: {degree} ranks along {strategy.axes[axis]}, but {limit}")
-
-
-def input_needs_gradient(network: Network) -> list[bool]:
-    """Per layer, whether backward makes a gradient of what it reads."""
-    made = dict(zip((layer.name for layer in network.layers), layers_with_gradient(network), strict=True))
-    return [any(made.get(name, False) for name in layer.inputs) for layer in network.layers]
 
 
 def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:

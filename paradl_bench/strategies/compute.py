@@ -48,6 +48,12 @@ def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) 
     return found
 
 
+def input_needs_gradient(network: Network) -> list[bool]:
+    """Per layer, whether backward makes a gradient of what it reads."""
+    made = dict(zip((layer.name for layer in network.layers), layers_with_gradient(network), strict=True))
+    return [any(made.get(name, False) for name in layer.inputs) for layer in network.layers]
+
+
 def operations_of_forward(network: Network) -> int:
     """How many layers are the model's; the loss follows them."""
     count = len(network.layers)

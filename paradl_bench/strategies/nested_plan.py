@@ -111,7 +111,7 @@ class NestedPlanner:
         distinct: list[SharedLayers] = []
         of_positions = []
         for position in positions(strategy):
-            shared = self._share(network, strategy, position, local_batch)
+            shared = self._share(network, strategy, position, local_batch, settings)
             if settings.batch_norm == "sync":
                 shared = synchronise_norms(shared, network, strategy)
             found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
@@ -129,10 +129,17 @@ class NestedPlanner:
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
 
-    def _share(self, network: Network, strategy: Strategy, position: tuple[int, ...], local_batch: int) -> SharedLayers:
+    def _share(
+        self,
+        network: Network,
+        strategy: Strategy,
+        position: tuple[int, ...],
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> SharedLayers:
         for index, planner in enumerate(self._planners):
             if isinstance(planner, SharingPlanner) and strategy.axes[index].degree > 1:
-                return planner.share(network, strategy, index, position[index], local_batch)
+                return planner.share(network, strategy, index, position[index], local_batch, settings)
         return SharedLayers({}, network)
 
     def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:

@@ -13,8 +13,7 @@ from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 from paradl_bench.spec.plan import Collective
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.channel_shards import input_needs_gradient
-from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
 from paradl_bench.strategies.mesh import REPLICATING, group_axes
 from paradl_bench.strategies.spatial.region import spatial_region
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -182,12 +181,3 @@ def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -
     owner = module.get_submodule(path)
     old = owner.get_parameter(attribute)
     owner.register_parameter(attribute, torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad))
-
-
-def with_shapes_of(network: Network, module: torch.nn.Module) -> Network:
-    """The network with the shapes that its parameters have in the module now."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    parameters = tuple(
-        msgspec.structs.replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in network.parameters
-    )
-    return msgspec.structs.replace(network, parameters=parameters)

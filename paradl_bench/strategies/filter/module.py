@@ -6,57 +6,16 @@ from typing import Any
 
 import torch
 
-from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.partition import shard_filters
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Axis
-from paradl_bench.strategies.channel_shards import Shards, split_layers
+from paradl_bench.spec.network import Layer
+from paradl_bench.strategies.channel_shards import FILTERS, Shards
 from paradl_bench.strategies.group_functions import (
     Group,
     axis_slices,
     gather,
     reduce_gradient,
 )
-from paradl_bench.strategies.sharded_module import (
-    Call,
-    Rule,
-    Sharding,
-    bind,
-    channel_dim,
-    replace_parameter,
-    with_shapes_of,
-)
-
-
-class FilterRunner:
-    """Replaces weights and biases by this rank's filters of them.
-
-    Outputs, input gradients and the gradients of all parameters are those of the serial model.
-    """
-
-    name = "filter"
-
-    def shard(
-        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
-    ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
-        return Sharding(_shard(module, network, group), with_shapes_of(network, module))
-
-
-RUNNER = FilterRunner()
-
-
-def _shard(module: torch.nn.Module, network: Network, group: Group) -> dict[int, Rule]:
-    kinds = layer_kinds()
-    rules = {}
-    for index, shards in split_layers(network, group.size, shard_filters).shards.items():
-        layer = network.layers[index]
-        own = shards[group.rank].filters
-        for name in layer.parameters:
-            replace_parameter(module, name, module.get_parameter(name)[own.start : own.stop])
-        rules[index] = Rule(frozenset(kinds[layer.kind].functions), _FilterLayer(layer, shards, group))
-    return rules
+from paradl_bench.strategies.sharded_module import Call, bind, channel_dim
+from paradl_bench.strategies.split_runner import SplitRunner
 
 
 class _FilterLayer:
@@ -81,3 +40,6 @@ class _FilterLayer:
         shape = list(part.shape)
         shape[dim] = self._filters[-1].stop
         return gather(part, axis_slices(self._filters, dim), shape, self._group)
+
+
+RUNNER = SplitRunner(FILTERS, _FilterLayer)

@@ -17,8 +17,7 @@ from paradl_bench.spec.partition import Box, Transfer, box_elements
 from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import Latest, SharedLayers
-from paradl_bench.strategies.channel_shards import input_needs_gradient
-from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, spatial_region
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
@@ -55,7 +54,9 @@ class SpatialPlanner:
         text = "x".join(map(str, extents))
         return Limit(axis="spatial", ranks=math.prod(extents), reason=f"at most {text} parts, layer {name}")
 
-    def share(self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int) -> SharedLayers:
+    def share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
         region = self._region(network, parts.extents)

@@ -1,0 +1,106 @@
+"""What the plans of filter and channel parallelism have in common: which layers are split, and what each rank holds.
+
+ParaDL, sections 3.3 and 3.4, and Table 3. Convolutions and fully connected layers are split; what is between them runs
+whole on every rank, on gathered or summed activations. The folders say what is communicated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.plan import Collective, Limit, PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers
+from paradl_bench.strategies.channel_shards import (
+    Shards,
+    SplitLayers,
+    Splitting,
+    check_extent,
+    fewest,
+    notes_on,
+    shard_layer,
+    split_layers,
+    with_parameter_shapes,
+)
+from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Communicates for layers along one axis, on a number of samples.
+
+    Attributes:
+        ranks: along the axis. axis: its index in the strategy.
+    """
+
+    ranks: int
+    axis: int
+    local_batch: int
+
+    def __call__(self, operation: str, elements: int) -> Collective:
+        """A collective of so many elements a sample."""
+        size = elements * self.local_batch * _ELEMENT_BYTES
+        return Collective(operation=operation, message_bytes=size, ranks=self.ranks, axes=(self.axis,))
+
+
+class SplitPlanner(ABC):
+    """Plans an axis whose ranks split the same layers.
+
+    Args:
+        splitting: how.
+    """
+
+    def __init__(self, splitting: Splitting) -> None:
+        self.name = splitting.name
+        self._splitting = splitting
+        self._latest: Latest[SplitLayers] = Latest()
+
+    @abstractmethod
+    def extents(self, network: Network) -> list[tuple[str, int]]:
+        """Names of the layers that limit the axis, and how many filters or channels each has."""
+
+    @abstractmethod
+    def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
+        """What is communicated after forward of a layer that is split."""
+
+    @abstractmethod
+    def backward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
+        """What is communicated after its backward, if backward makes a gradient of its input."""
+
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: a layer that counts has fewer filters or channels than the axis has ranks.
+        """
+        check_extent(network, strategy, axis, self.limit(network, settings))
+
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+        """The fewest filters or channels of any layer that counts (ParaDL, Table 3)."""
+        return fewest(network, self.name, self._splitting.what, self.extents(network))
+
+    def share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
+        """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
+        parts = strategy.axes[axis]
+        ranks = parts.degree
+        split = self._latest.get(network, ranks, lambda: split_layers(network, ranks, self._splitting.cut))
+        differentiated = input_needs_gradient(network)
+        exchange = Exchange(ranks=ranks, axis=axis, local_batch=local_batch)
+        of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
+        shards, shapes = {}, {}
+        for index, of_ranks in split.shards.items():
+            layer, own = network.layers[index], of_ranks[position]
+            for name, held in self._splitting.parameter_parts(layer, own).items():
+                extents = tuple(interval.extent for interval in held)
+                shapes[name] = (*extents, *of_parameters[name][len(extents) :])
+            shards[index] = LayerShard(
+                shard_layer(layer, own),
+                str(parts),
+                after_fw=(self.forward(layer, of_ranks, exchange),),
+                after_bw=(self.backward(layer, of_ranks, exchange),) if differentiated[index] else (),
+            )
+        return SharedLayers(shards, with_parameter_shapes(network, shapes), notes_on(self.name, split))

@@ -1,0 +1,47 @@
+"""What the runs of filter and channel parallelism have in common: parameters become shards, layers get their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paradl_bench.layers.kind import layer_kinds
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.channel_shards import Shards, Splitting, split_layers, with_parameter_shapes
+from paradl_bench.strategies.group_functions import Group
+from paradl_bench.strategies.sharded_module import Rule, Sharding, replace_parameter
+
+
+class SplitRunner:
+    """Replaces the parameters of layers that are split by this rank's shards of them.
+
+    Outputs, input gradients and the gradients of all parameters are those of the serial model.
+
+    Args:
+        splitting: how layers are split.
+        operation: from a layer, all ranks' shards of it and their group, what runs it (:attr:`Rule.run`).
+    """
+
+    def __init__(self, splitting: Splitting, operation: Callable[[Layer, Shards, Group], Callable[..., Any]]) -> None:
+        self.name = splitting.name
+        self._splitting = splitting
+        self._operation = operation
+
+    def shard(
+        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+    ) -> Sharding:
+        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
+        kinds = layer_kinds()
+        rules, shapes = {}, {}
+        for index, shards in split_layers(network, group.size, self._splitting.cut).shards.items():
+            layer = network.layers[index]
+            for name, held in self._splitting.parameter_parts(layer, shards[group.rank]).items():
+                part = module.get_parameter(name)[tuple(slice(*interval) for interval in held)]
+                replace_parameter(module, name, part)
+                shapes[name] = tuple(part.shape)
+            rules[index] = Rule(frozenset(kinds[layer.kind].functions), self._operation(layer, shards, group))
+        return Sharding(rules, with_parameter_shapes(network, shapes))
