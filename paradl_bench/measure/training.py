@@ -9,7 +9,7 @@ starts from a barrier and one iteration that is not timed, since rank 0 writes t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ import msgspec
 import torch
 
 from paradl_bench.measure.clocks import Clock, clock_for
-from paradl_bench.measure.directory import MeasurementDirectory
-from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.process_groups import RankContext
@@ -30,24 +28,21 @@ from paradl_bench.measure.recorder import (
 )
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training_request import RECORDED, TrainingRequest
+from paradl_bench.measure.training_writer import TrainingWriter
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import (
-    RUN_NAME,
-    TRAINING_FILE,
     IssuedCollective,
     MemoryPeak,
     TrainingIterations,
-    TrainingRun,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
 from paradl_bench.strategies.pipeline.module import RankPipeline
-from paradl_bench.terminal import progress, say
+from paradl_bench.terminal import progress
 
 CHUNK_ITERATIONS = 10
 """Timed iterations between two writes: what an interruption loses at most."""
@@ -82,7 +77,7 @@ def measure_training(
     model.module.to(context.device)
     trainer = Trainer(model, request, context)
     trainer.try_alone()
-    writer = _Writer.open(request, context, output, command_line) if context.rank == 0 else None
+    writer = TrainingWriter.open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
@@ -164,6 +159,8 @@ class Trainer:
             backend does not count.
     """
 
+    _optimizer: torch.optim.Optimizer
+
     def __init__(self, model: LoadedModel, request: TrainingRequest, context: RankContext) -> None:
         self._model = model
         self._request = request
@@ -175,7 +172,6 @@ class Trainer:
         self._inputs, self._targets = (
             tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
-        self._optimizer = build_optimizer(request.optimizer, model.module.parameters())
         self._parallel = model.module
         self._counter = SequenceCounter()
         self._spans = Spans()
@@ -197,7 +193,7 @@ class Trainer:
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._counter = SequenceCounter(built.groups)
-        # Parameters may have been replaced by shards of them.
+        # Only now: parameters may have been replaced by shards of them.
         self._optimizer = build_optimizer(request.optimizer, model.parameters())
         issued = list(recorder.issued("setup"))
         last: str | None = None
@@ -243,7 +239,7 @@ class Trainer:
         except (RuntimeError, ValueError) as error:
             where = f"model {self._request.model} does not train on a local batch of {len(self._inputs)}"
             raise UserError(f"{where}: {error}") from error
-        self._optimizer.zero_grad(set_to_none=True)
+        self._model.module.zero_grad(set_to_none=True)
 
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
@@ -262,35 +258,28 @@ class Trainer:
         """Forward, loss, backward and weight update, once."""
         stamp = self._clock.stamp
         self._last_gradient.stamp = None
-        communication: list[tuple[str, Any, Any]] = []
-        self._spans.rows = communication
+        rows: list[tuple[str, Any, Any]] = []
+        self._spans.rows = rows
+        loss: torch.Tensor | None
         begin = stamp()
         if self._pipeline is not None:
-            return self._step(self._pipeline, begin, communication)
-        loss = self._model.loss(self._parallel(self._inputs), self._targets)
-        forward_end = stamp()
-        of_forward = len(communication)
-        loss.backward()  # type: ignore[no-untyped-call]
+            # Forward and backward take turns, in the order of a schedule.
+            loss, forward_end, turns, of_forward = self._pipeline.step(self._inputs, self._targets), begin, rows, 0
+            rows = []
+        else:
+            loss = self._model.loss(self._parallel(self._inputs), self._targets)
+            forward_end, turns, of_forward = stamp(), [], len(rows)
+            loss.backward()  # type: ignore[no-untyped-call]
+            loss = loss.detach()
         backward_end = stamp()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
         return _Stamps(
-            *(begin, forward_end, last, backward_end, end, loss.detach()),
-            *(communication[:of_forward], communication[of_forward:]),
+            *(begin, forward_end, last, backward_end, end, loss),
+            *(rows[:of_forward], rows[of_forward:], turns),
         )
-
-    def _step(self, pipeline: RankPipeline, begin: Any, turns: list[tuple[str, Any, Any]]) -> _Stamps:
-        """What :meth:`iterate` does, forward and backward in the order of a schedule."""
-        stamp = self._clock.stamp
-        loss = pipeline.step(self._inputs, self._targets)
-        backward_end = stamp()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        end = stamp()
-        last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        return _Stamps(begin, begin, last, backward_end, end, loss, [], [], turns)
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
@@ -395,101 +384,3 @@ class _GradientOrder:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-@dataclass(slots=True)
-class _Writer:
-    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
-
-    directory: MeasurementDirectory
-    request: TrainingRequest
-    done: int
-    run: TrainingRun | None = None
-    losses: list[float] = field(default_factory=list)
-
-    @classmethod
-    def open(
-        cls, request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
-    ) -> _Writer:
-        directory = MeasurementDirectory.open(
-            output,
-            kind="training",
-            arguments=request.arguments(context),
-            command_line=command_line,
-            environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
-        )
-        records = directory.records(TRAINING_FILE, TrainingIterations)
-        done = [0] * context.ranks
-        for record in records:
-            done[record.rank] = max(done[record.rank], record.first_iteration + len(record.iteration_s))
-        writer = cls(directory, request, min(done))
-        if writer.done:
-            writer._resume(records)
-        return writer
-
-    def _resume(self, records: list[TrainingIterations]) -> None:
-        whole = [record for record in records if record.first_iteration < self.done]
-        first = min((record.rank for record in whole if record.losses), default=0)
-        self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
-        if len(whole) < len(records):
-            # The last chunk was written for some ranks only: it is measured again for all.
-            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
-            write_bytes_atomically(self.directory.path / TRAINING_FILE, lines)
-        if self.done >= self.request.iterations:
-            say(f"{self.directory.path} holds all {self.done} iterations already")
-            self.directory.finish()
-        else:
-            say(f"going on in {self.directory.path}: {self.done} iterations were measured before")
-
-    def describe(
-        self,
-        network: Network,
-        context: RankContext,
-        cores: tuple[int, ...],
-        issued: tuple[IssuedCollective, ...],
-        planned: tuple[IssuedCollective, ...],
-        memory: tuple[MemoryPeak, ...],
-    ) -> None:
-        """Set what is known of the run before its timed iterations."""
-        request, settings = self.request, self.request.settings
-        self.run = TrainingRun(
-            model=request.model,
-            input_shape=network.input_shape,
-            strategy=str(request.strategy),
-            ranks=context.ranks,
-            batch=request.batch,
-            dtype=request.dtype,
-            optimizer=request.optimizer,
-            backend=context.backend,
-            launcher=context.launcher,
-            iterations=request.iterations,
-            warmup=request.warmup,
-            bucket_cap_bytes=settings.bucket_cap_bytes,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            batch_norm=settings.batch_norm,
-            micro_batches=settings.micro_batches,
-            schedule=settings.schedule,
-            stages=settings.stages,
-            network_digest=network.digest,
-            cores=cores,
-            issued=issued,
-            planned=planned,
-            memory=memory,
-        )
-
-    def append(self, chunks: list[TrainingIterations]) -> None:
-        """Keep a chunk of every rank."""
-        self.directory.append(TRAINING_FILE, chunks)
-        self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
-
-    def write(self, found: list[str]) -> None:
-        """Replace the run's description by what is known now."""
-        assert self.run is not None
-        run = msgspec.structs.replace(
-            self.run, losses=tuple(self.losses), issued_equals_plan=not found, differences=tuple(found)
-        )
-        write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
-
-    def finish(self) -> None:
-        """Mark the measurement complete."""
-        self.directory.finish()

@@ -1,0 +1,127 @@
+"""What rank 0 writes of a training run (``run.json``, ``training.jsonl``), and what an interrupted run goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.environment import capture_environment
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.spec.measurement import (
+    RUN_NAME,
+    TRAINING_FILE,
+    IssuedCollective,
+    MemoryPeak,
+    TrainingIterations,
+    TrainingRun,
+)
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.terminal import say
+
+
+@dataclass(slots=True)
+class TrainingWriter:
+    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
+
+    directory: MeasurementDirectory
+    request: TrainingRequest
+    done: int
+    run: TrainingRun | None = None
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls, request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+    ) -> TrainingWriter:
+        """Start in a new directory, or go on in one of the same command.
+
+        Raises:
+            UserError: the directory holds something else.
+        """
+        directory = MeasurementDirectory.open(
+            output,
+            kind="training",
+            arguments=request.arguments(context),
+            command_line=command_line,
+            environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
+        )
+        records = directory.records(TRAINING_FILE, TrainingIterations)
+        done = [0] * context.ranks
+        for record in records:
+            done[record.rank] = max(done[record.rank], record.first_iteration + len(record.iteration_s))
+        writer = cls(directory, request, min(done))
+        if writer.done:
+            writer._resume(records)
+        return writer
+
+    def _resume(self, records: list[TrainingIterations]) -> None:
+        whole = [record for record in records if record.first_iteration < self.done]
+        first = min((record.rank for record in whole if record.losses), default=0)
+        self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
+        if len(whole) < len(records):
+            # The last chunk was written for some ranks only: it is measured again for all.
+            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
+            write_bytes_atomically(self.directory.path / TRAINING_FILE, lines)
+        if self.done >= self.request.iterations:
+            say(f"{self.directory.path} holds all {self.done} iterations already")
+            self.directory.finish()
+        else:
+            say(f"going on in {self.directory.path}: {self.done} iterations were measured before")
+
+    def describe(
+        self,
+        network: Network,
+        context: RankContext,
+        cores: tuple[int, ...],
+        issued: tuple[IssuedCollective, ...],
+        planned: tuple[IssuedCollective, ...],
+        memory: tuple[MemoryPeak, ...],
+    ) -> None:
+        """Set what is known of the run before its timed iterations."""
+        request, settings = self.request, self.request.settings
+        self.run = TrainingRun(
+            model=request.model,
+            input_shape=network.input_shape,
+            strategy=str(request.strategy),
+            ranks=context.ranks,
+            batch=request.batch,
+            dtype=request.dtype,
+            optimizer=request.optimizer,
+            backend=context.backend,
+            launcher=context.launcher,
+            iterations=request.iterations,
+            warmup=request.warmup,
+            bucket_cap_bytes=settings.bucket_cap_bytes,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            batch_norm=settings.batch_norm,
+            micro_batches=settings.micro_batches,
+            schedule=settings.schedule,
+            stages=settings.stages,
+            network_digest=network.digest,
+            cores=cores,
+            issued=issued,
+            planned=planned,
+            memory=memory,
+        )
+
+    def append(self, chunks: list[TrainingIterations]) -> None:
+        """Keep a chunk of every rank."""
+        self.directory.append(TRAINING_FILE, chunks)
+        self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
+
+    def write(self, found: list[str]) -> None:
+        """Replace the run's description by what is known now."""
+        assert self.run is not None
+        run = msgspec.structs.replace(
+            self.run, losses=tuple(self.losses), issued_equals_plan=not found, differences=tuple(found)
+        )
+        write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
+
+    def finish(self) -> None:
+        """Mark the measurement complete."""
+        self.directory.finish()
