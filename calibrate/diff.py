@@ -111,8 +111,9 @@ def quantities(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity
         where = f"batch {time.batch} {time.dtype} on {time.ranks_on_host}{shard}"
         seconds = Quantity(time.time.typical_s, time.block_relative_sd)
         yield f"{time.phase} {time.mode} {where}: {time.operation}", seconds
-    for whole in profile.model_times:
-        where = f"{whole.model} batch {whole.batch} {whole.dtype} {whole.optimizer} on {whole.ranks_on_host}"
+    for whole in (*profile.model_times, *profile.shard_times):
+        shard = f" {whole.shard}" if whole.shard else ""
+        where = f"{whole.model} batch {whole.batch} {whole.dtype} {whole.optimizer} on {whole.ranks_on_host}{shard}"
         parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
         for label, summary in (parts | {"BW between": whole.bw_between}).items():
             yield f"{label} of {where}", Quantity(summary.typical_s, whole.common_relative_sd)

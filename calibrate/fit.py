@@ -9,7 +9,7 @@ from pathlib import Path
 from calibrate.communication_fit import fit_communication
 from calibrate.copy_fit import fit_copies
 from calibrate.interference_fit import fit_interference
-from calibrate.layer_fit import layer_times, model_times, rates_reached
+from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_times
 from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
 from calibrate.reading import Measurements, read_measurements
 from paradl_bench.collectives.catalog import operations
@@ -45,6 +45,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         network=measured.networks,
         layer_times=times,
         model_times=model_times(measured.iterations),
+        shard_times=shard_times(measured.iterations),
         copies=fit_copies(measured.copies),
         communication=communication,
         interference=interference,

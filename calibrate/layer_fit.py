@@ -187,6 +187,7 @@ class ModelKey(NamedTuple):
     dtype: str
     optimizer: str
     ranks_on_host: int
+    shard: str
 
 
 def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
@@ -195,13 +196,24 @@ def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime,
     Raises:
         UserError: an iteration of 0 seconds, or one without the time between operations.
     """
+    return _model_times(placed for placed in records if not placed.record.shard)
+
+
+def shard_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
+    """What :func:`model_times` gives, of models as one rank of a strategy runs them, over all positions measured.
+
+    Raises:
+        UserError: as there.
+    """
+    return _model_times(placed for placed in records if placed.record.shard)
+
+
+def _model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
     groups: dict[ModelKey, list[Placed[IterationSamples]]] = {}
     for placed in records:
         record = placed.record
-        if record.shard:
-            continue
         _check_timed(record)
-        key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host)
+        key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host, record.shard)
         groups.setdefault(key, []).append(placed)
     return tuple(_model_time(key, groups[key]) for key in sorted(groups))
 
@@ -233,6 +245,7 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         dtype=key.dtype,
         optimizer=key.optimizer,
         ranks_on_host=key.ranks_on_host,
+        shard=key.shard,
         fw=pooled("fw_s"),
         bw=pooled("bw_s"),
         wu=pooled("wu_s"),

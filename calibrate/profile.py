@@ -4,6 +4,7 @@ Format history (this file owns it):
 
     1  first format
     2  summaries carry typical_s, which adds up over layers where medians do not; it was the median before
+    3  shard_times: what belongs to a model as one rank of a strategy runs it; there was none before
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -23,7 +24,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def _typical_is_median(value: Any) -> Any:
@@ -36,7 +37,12 @@ def _typical_is_median(value: Any) -> Any:
     return {**fields, "typical_s": fields["median_s"]} if {"median_s", "iqr_s"} <= fields.keys() else fields
 
 
-MIGRATIONS: dict[int, Migration] = {1: _typical_is_median}
+def _as_it_is(value: Any) -> Any:
+    """Version 2 to 3: what was added may be empty."""
+    return value
+
+
+MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 
@@ -108,6 +114,7 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What belongs to a whole model at one local batch: optimizer, time between operations, closure, spread.
 
     Attributes:
+        shard: the strategy whose rank ran its part of the model (``f2``); empty for the whole.
         fw, bw, iteration: uninstrumented, for closure and reports; predictions add up layers instead.
         fw_between, bw_between: framework, engine and allocator between operations, whole phase.
         wu: optimizer step and zero_grad.
@@ -135,6 +142,7 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     noise_floor_relative: float
     common_relative_sd: float
     iteration_relative_quantiles: tuple[float, ...]
+    shard: str = ""
 
     def __post_init__(self) -> None:
         _check_finite(self, "noise_floor_relative", "common_relative_sd")
@@ -263,6 +271,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         environments: distinct ones of the sources; several only where they were merged by force.
         network: by model name.
+        shard_times: as model_times, of what one rank of a strategy runs of a model.
         notes: what was left out of the profile or merged by force, in words.
     """
 
@@ -276,6 +285,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     network: dict[str, Network] = {}
     layer_times: tuple[LayerTime, ...] = ()
     model_times: tuple[ModelTime, ...] = ()
+    shard_times: tuple[ModelTime, ...] = ()
     copies: tuple[CopyTime, ...] = ()
     communication: tuple[CommunicationFit, ...] = ()
     interference: tuple[Interference, ...] = ()

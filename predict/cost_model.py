@@ -179,22 +179,25 @@ class CostModel:
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
         # A stage of a pipeline has a part of the model's operations, and goes through them once a micro-batch.
-        between = self._operations if plan.micro_batches > 1 else _counts_between(plan.works, counts)
-        return [
-            self._priced(work, count, place, plan.strategy, between)
-            for work, count in zip(plan.works, counts, strict=True)
-        ]
+        piped = plan.micro_batches > 1
+        about = _About(
+            place=place,
+            strategy=plan.strategy,
+            between=self._operations if piped else _counts_between(plan.works, counts),
+            shard="" if piped or self.proportional else _shard_of(plan),
+        )
+        return [self._priced(work, count, about) for work, count in zip(plan.works, counts, strict=True)]
 
-    def _priced(self, work: Work, count: float, place: Place, strategy: Strategy, between: Mapping[str, int]) -> Priced:
-        batch, on_host = place.local_batch, place.ranks_on_host
+    def _priced(self, work: Work, count: float, about: _About) -> Priced:
+        batch, on_host, strategy = about.place.local_batch, about.place.ranks_on_host, about.strategy
         if isinstance(work, Compute):
             cost = self._layers.cost(work.operation, work.phase, work.shard, batch, on_host)
             return Priced(cost, count, (work.operation, work.phase, work.shard))
         if isinstance(work, Between):
-            return Priced(_share(self._model.between(work.phase, batch, on_host), between[work.phase]), count, work)
+            whole = self._model.between(work.phase, batch, on_host, about.shard)
+            return Priced(_share(whole, about.between[work.phase]), count, work)
         if isinstance(work, WeightUpdate):
-            whole = self._model.weight_update(batch, on_host)
-            return Priced(_share(whole, self._updated_elements / max(work.elements, 1)), count, work)
+            return Priced(self._weight_update(work, about), count, work)
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
         if isinstance(work, Transfer):
@@ -208,6 +211,13 @@ class CostModel:
         slowdown = self.communication.slowdown(work, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
+
+    def _weight_update(self, work: WeightUpdate, about: _About) -> Cost:
+        batch, on_host = about.place.local_batch, about.place.ranks_on_host
+        of_shard = self._model.shard_update(batch, on_host, about.shard)
+        if of_shard is not None:
+            return of_shard
+        return _share(self._model.weight_update(batch, on_host), self._updated_elements / max(work.elements, 1))
 
     def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy) -> Priced:
         """A send takes the time of its messages one after the other; a receive waits for it and takes none."""
@@ -240,6 +250,25 @@ class CostModel:
             remarks=(Remark(text, True),) if other_host else (),
         )
         return Priced(cost, count, work, modes=((f"copies {work.direction} buckets", seconds * copy.relative_sd),))
+
+
+class _About(NamedTuple):
+    """What the works of a plan share.
+
+    Attributes:
+        between: how many operations each phase has time between.
+        shard: what every rank runs of the model (``f2``); empty for the whole, or for unlike parts of it.
+    """
+
+    place: Place
+    strategy: Strategy
+    between: Mapping[str, int]
+    shard: str
+
+
+def _shard_of(plan: Plan) -> str:
+    found = {work.shard for work in plan.works if isinstance(work, Compute) and work.shard}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:

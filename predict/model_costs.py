@@ -64,27 +64,37 @@ class ModelCosts:
         known = profile.network.get(network.name)
         self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
         self._times = [time for time in profile.model_times if time.dtype == dtype]
+        self._shards = [time for time in profile.shard_times if time.dtype == dtype]
         if not self._times:
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
             )
 
-    def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int) -> Cost:
-        """Seconds between operations in the whole phase: framework, engine, allocator."""
+    def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int, shard: str = "") -> Cost:
+        """Seconds between operations in the whole phase: framework, engine, allocator.
+
+        Args:
+            shard: what a rank runs of the model; where that was not measured the whole model stands for it.
+        """
 
         def summary(time: ModelTime) -> Summary:
             return time.fw_between if phase == "FW" else time.bw_between
 
-        own = self._of_model(self._own_name)
+        own = self._of_shard(shard) or self._of_model(self._own_name)
         if own:
             return self._own(own, summary, batch, ranks_on_host, f"time between operations ({phase})")
         return self._from_others(
             self._times, summary, lambda network: len(network.layers), batch, ranks_on_host, "time between operations"
         )
 
+    def shard_update(self, batch: int, ranks_on_host: int, shard: str) -> Cost | None:
+        """Seconds of the optimizer step and zero_grad over what a rank holds of the model; None where not measured."""
+        own = [time for time in self._of_shard(shard) if time.optimizer == self._optimizer]
+        return self._own(own, lambda time: time.wu, batch, ranks_on_host, "weight update") if own else None
+
     def weight_update(self, batch: int, ranks_on_host: int) -> Cost:
-        """Seconds of the optimizer step and zero_grad.
+        """Seconds of the optimizer step and zero_grad over the whole model.
 
         Raises:
             UserError: the optimizer was not measured for any model.
@@ -145,6 +155,10 @@ class ModelCosts:
     def _of_model(self, model: str) -> list[ModelTime]:
         """Times of a model; those with the optimizer asked for, if there are any."""
         found = [time for time in self._times if time.model == model]
+        return [time for time in found if time.optimizer == self._optimizer] or found
+
+    def _of_shard(self, shard: str) -> list[ModelTime]:
+        found = [time for time in self._shards if shard and time.model == self._own_name and time.shard == shard]
         return [time for time in found if time.optimizer == self._optimizer] or found
 
     def _models(self) -> list[str]:

@@ -89,3 +89,8 @@ def test_version_1_takes_medians_for_typical_times() -> None:
     for old, new in zip(raw["layer_times"], profile.layer_times, strict=True):
         assert new.time.typical_s == new.time.median_s == old["time"]["median_s"]
     assert profile.model_times[0].wu.typical_s == raw["model_times"][0]["wu"]["median_s"]
+
+
+def test_version_2_has_no_times_of_shards() -> None:
+    assert read_profile(DATA / "profile-v2.json").shard_times == ()
+    assert [time.shard for time in read_profile(DATA / "profile-v3.json").shard_times] == ["f2"]

@@ -14,7 +14,7 @@ from synthetic_measurements import LayersSpec, network, write_layers
 
 from calibrate.blocks import between_block_sd, block_sd, bootstrap_interval, quantile_covariance, split_half_difference
 from calibrate.copy_fit import fit_copies
-from calibrate.layer_fit import QUANTILES, layer_times, model_times, rates_reached
+from calibrate.layer_fit import QUANTILES, layer_times, model_times, rates_reached, shard_times
 from calibrate.profile import LayerTime
 from calibrate.reading import Placed, read_measurements
 from paradl_bench.spec.errors import UserError
@@ -122,7 +122,9 @@ def test_shards_align_with_iterations_of_their_own() -> None:
     times = {time.shard: time.time for time in times_of(whole, part)}
     assert (times[""].typical_s, times["f2"].typical_s) == (2.0, 5.0)
     assert times["f2"].samples == 3
-    assert [time.iteration.samples for time in model_times(iterations_of([whole, part]))] == [3]
+    records = iterations_of([whole, part])
+    assert [(time.shard, time.iteration.samples) for time in model_times(records)] == [("", 3)]
+    assert [(time.shard, time.iteration.samples) for time in shard_times(records)] == [("f2", 3)]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from network_factory import NetworkFactory
-from profile_factory import layer_times, linear_seconds, make_profile, ring_fit
+from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit
 
 from calibrate.profile import CommunicationFit, Profile, write_profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings
+from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings, WeightUpdate
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.terminal import run_command
@@ -293,6 +294,37 @@ def test_every_strategy_in_one_call(predict: Caller) -> None:
     assert "not measured, scaled from the nearest operation of the kind" in out
     assert "for layers" in out
     assert "for layers" not in predict("--strategy", "serial,d2", "--batch", "8")[1]
+
+
+def shard_profile() -> Profile:
+    """Time between operations and weight update of the model as a rank of f2 runs it are unlike half of the whole's."""
+    of_shard = model_times(NETWORK, between_s=5e-4, wu_s=9e-5)
+    return profile_of(
+        model_times=model_times(NETWORK, between_s=1e-4, wu_s=1e-4),
+        shard_times=tuple(msgspec.structs.replace(time, shard="f2") for time in of_shard),
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "between_s", "wu_s"), [("f2", 5e-4, 9e-5), ("d2f2", 5e-4, 9e-5), ("c2", 1e-4, None)]
+)
+def test_weight_update_and_time_between_operations_are_those_of_the_shard_where_it_was_measured(
+    strategy: str, between_s: float, wu_s: float | None
+) -> None:
+    model = CostModel(profile=shard_profile(), network=NETWORK)
+    plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
+    priced = model.price(plan)
+    counts = np.bincount(plan.roles[0].work, minlength=len(plan.works))
+    totals = {
+        (type(work).__name__, getattr(work, "phase", "")): seconds * count
+        for work, seconds, count in zip(plan.works, priced.costs.seconds, counts, strict=True)
+    }
+    assert totals["Between", "FW"] == pytest.approx(between_s)
+    assert totals["Between", "BW"] == pytest.approx(2 * between_s)
+    (updated,) = [work.elements for work in plan.works if isinstance(work, WeightUpdate)]
+    share_s = 1e-4 * updated / NETWORK.parameter_elements
+    assert totals["WeightUpdate", ""] == pytest.approx(share_s if wu_s is None else wu_s)
+    assert share_s < 9e-5
 
 
 def test_proportional_takes_a_shard_as_its_share_of_the_layer_whatever_was_measured() -> None:
