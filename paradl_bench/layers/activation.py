@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, always
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.spec.network import Attribute, Layer
 
 _FUNCTIONS = (
     "relu", "relu6", "gelu", "silu", "sigmoid", "tanh", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid",
     "mish", "softplus", "prelu", "celu", "selu",
 )  # fmt: skip
+_DERIVED_FROM_OUTPUT = ("relu", "sigmoid", "tanh")
+# In place their derivatives are taken from the output; that of others from a copy of what was overwritten.
+_EITHER = ("relu6", "hardtanh", "leaky_relu", "elu", "celu", "selu")
 
 
 def facts(call: Call) -> Facts:
@@ -37,4 +40,12 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], *parameters, **settings)
 
 
-KIND = LayerKind(name="activation", functions=_FUNCTIONS, facts=facts, build=build, by_position=always)
+def saves(layer: Layer) -> Saved:
+    """What the derivative is taken from (torch's derivatives.yaml)."""
+    function, in_place = layer.attributes["function"], layer.attributes["in_place"]
+    if function in _DERIVED_FROM_OUTPUT or (in_place and function in _EITHER):
+        return Saved(output=True)
+    return Saved(elements=layer.input_elements) if in_place else Saved(inputs=True)
+
+
+KIND = LayerKind(name="activation", functions=_FUNCTIONS, facts=facts, build=build, by_position=always, saves=saves)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -30,9 +30,20 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], output[-dims:])
 
 
+def saves(layer: Layer) -> Saved:
+    """A mean over all positions, which an average to one position is, keeps nothing; a maximum its place."""
+    if str(layer.attributes["function"]).startswith("adaptive_max"):
+        return Saved(inputs=True, indices=layer.output_elements)
+    output = layer.attributes["output"]
+    assert isinstance(output, tuple)
+    dims = int(str(layer.attributes["function"])[-2])
+    return Saved(inputs=any(extent != 1 for extent in output[-dims:]))
+
+
 KIND = LayerKind(
     name="adaptive_pool",
     functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
     facts=facts,
     build=build,
+    saves=saves,
 )

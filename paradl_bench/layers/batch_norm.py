@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, always
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -45,4 +45,11 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return run
 
 
-KIND = LayerKind(name="batch_norm", functions=("batch_norm",), facts=facts, build=build, by_position=always)
+def saves(layer: Layer) -> Saved:
+    """Inputs, and mean and deviation of each channel."""
+    return Saved(inputs=True, statistics=2 * layer.output_shape[0])
+
+
+KIND = LayerKind(
+    name="batch_norm", functions=("batch_norm",), facts=facts, build=build, by_position=always, saves=saves
+)

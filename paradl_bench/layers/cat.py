@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, nothing_saved
 from paradl_bench.spec.network import Attribute
 
 
@@ -28,4 +28,12 @@ def by_position(attributes: Mapping[str, Attribute]) -> bool:
     return attributes["dim"] == 1 and attributes["function"] != "stack"
 
 
-KIND = LayerKind(name="cat", functions=("cat", "concat", "stack"), facts=facts, build=build, by_position=by_position)
+KIND = LayerKind(
+    name="cat",
+    functions=("cat", "concat", "stack"),
+    facts=facts,
+    build=build,
+    by_position=by_position,
+    saves=nothing_saved,
+    passes_gradient=lambda layer: True,
+)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, windows_of
+from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, inputs_saved, windows_of
 from paradl_bench.spec.network import Attribute
 
 
@@ -58,4 +58,5 @@ KIND = LayerKind(
     build=build,
     splits_backward=True,
     windows=windows_of,
+    saves=inputs_saved,
 )

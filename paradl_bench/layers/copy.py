@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, nothing_saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -18,9 +18,16 @@ def by_position(attributes: Mapping[str, Attribute]) -> bool:
     return attributes["function"] in ("contiguous", "clone", "float")
 
 
+def passes_gradient(layer: Layer) -> bool:
+    """Copies and conversions to the same type do."""
+    return layer.attributes["function"] in ("contiguous", "clone", "to", "float", "type_as")
+
+
 KIND = LayerKind(
     name="copy",
     functions=("contiguous", "clone", "pad", "roll", "to", "float", "type_as", "repeat", "swapaxes"),
     facts=facts,
     by_position=by_position,
+    saves=nothing_saved,
+    passes_gradient=passes_gradient,
 )

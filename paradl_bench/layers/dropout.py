@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, always
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -32,10 +32,18 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], attributes["p"], bool(attributes["training"]))
 
 
+def saves(layer: Layer) -> Saved:
+    """The mask by which the output was multiplied: an element each, or one a channel."""
+    by_channel = layer.attributes["function"] not in ("dropout", "alpha_dropout")
+    drawn = layer.output_shape[0] if by_channel else layer.output_elements
+    return Saved(mask=drawn if layer.attributes["training"] and layer.attributes["p"] else 0)
+
+
 KIND = LayerKind(
     name="dropout",
     functions=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
     facts=facts,
     build=build,
     by_position=always,
+    saves=saves,
 )

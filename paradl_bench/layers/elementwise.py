@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, always
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -35,6 +35,22 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return run
 
 
+def saves(layer: Layer) -> Saved:
+    """Products keep their factors, where there are two; sums nothing."""
+    function = layer.attributes["function"]
+    if function in ("add", "radd", "sub", "neg"):
+        return Saved()
+    if function in ("exp", "sqrt"):
+        return Saved(output=True)
+    by_number = function in ("mul", "rmul", "div", "truediv") and len(layer.input_shapes) + len(layer.parameters) < 2
+    return Saved(inputs=not by_number)
+
+
+def passes_gradient(layer: Layer) -> bool:
+    """A sum does, where nothing is broadcast."""
+    return layer.attributes["function"] in ("add", "radd") and len(set(layer.input_shapes)) == 1
+
+
 KIND = LayerKind(
     name="elementwise",
     functions=(
@@ -55,4 +71,6 @@ KIND = LayerKind(
     facts=facts,
     build=build,
     by_position=always,
+    saves=saves,
+    passes_gradient=passes_gradient,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
 
 
 def facts(call: Call) -> Facts:
@@ -10,4 +10,4 @@ def facts(call: Call) -> Facts:
     return Facts({"rows": call.bind("input weight")["weight"].shape[0]}, bw_weight_flops=call.output_elements)
 
 
-KIND = LayerKind(name="embedding", functions=("embedding",), facts=facts)
+KIND = LayerKind(name="embedding", functions=("embedding",), facts=facts, saves=inputs_saved)

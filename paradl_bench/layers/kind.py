@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from paradl_bench.spec.network import Attribute
+from paradl_bench.spec.network import Attribute, Layer
 from paradl_bench.spec.partition import Window
 from paradl_bench.spec.registry import discover
 
@@ -79,6 +79,25 @@ class Facts(NamedTuple):
     bw_weight_flops: int = 0
 
 
+class Saved(NamedTuple):
+    """What autograd keeps of an operation from its forward to its backward, besides parameters.
+
+    Attributes:
+        inputs, output: whether all its inputs, its output are kept. An operation in place has no input left to keep.
+        elements: of further tensors of the network's dtype, per sample.
+        mask: elements of a mask, per sample: as wide as the dtype on a CPU, a byte each on a GPU.
+        indices: of 8 bytes each, per sample.
+        statistics: elements whatever the batch.
+    """
+
+    inputs: bool = False
+    output: bool = False
+    elements: int = 0
+    mask: int = 0
+    indices: int = 0
+    statistics: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """A kind of layer; a module under ``paradl_bench/layers`` declares one as ``KIND``.
@@ -96,6 +115,9 @@ class LayerKind:
         by_position: from attributes, whether each output position reads that position of its inputs alone (all channels
             of it, maybe), so that blocks of positions can be computed apart. Batch normalisation is, but for its
             statistics.
+        saves: from a layer, what autograd keeps of it; everything, where nothing is known.
+        passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
+            else it makes a tensor for each.
     """
 
     name: str
@@ -107,6 +129,8 @@ class LayerKind:
     windows: Callable[[Mapping[str, Attribute]], tuple[Window, ...]] | None = None
     fill: Callable[[Mapping[str, Attribute]], float] = lambda attributes: 0.0
     by_position: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
+    saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
+    passes_gradient: Callable[[Layer], bool] = lambda layer: False
     notes: str = field(default="")
 
 
@@ -149,6 +173,21 @@ def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
 def always(attributes: Mapping[str, Attribute]) -> bool:
     """Of every operation of the kind."""
     return True
+
+
+def inputs_saved(layer: Layer) -> Saved:
+    """Inputs alone are kept."""
+    return Saved(inputs=True)
+
+
+def output_saved(layer: Layer) -> Saved:
+    """The output alone is kept."""
+    return Saved(output=True)
+
+
+def nothing_saved(layer: Layer) -> Saved:
+    """No tensor is kept."""
+    return Saved()
 
 
 def as_tuple(value: Any, dims: int) -> tuple[int, ...]:

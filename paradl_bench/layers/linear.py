@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
 from paradl_bench.spec.network import Attribute
 
 
@@ -30,4 +30,6 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: F.linear(inputs[0], *parameters)
 
 
-KIND = LayerKind(name="linear", functions=("linear",), facts=facts, build=build, splits_backward=True)
+KIND = LayerKind(
+    name="linear", functions=("linear",), facts=facts, build=build, splits_backward=True, saves=inputs_saved
+)

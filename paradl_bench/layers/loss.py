@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+import math
+
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
+from paradl_bench.spec.network import Layer
 
 
 def facts(call: Call) -> Facts:
@@ -10,4 +13,11 @@ def facts(call: Call) -> Facts:
     return Facts({"function": call.function}, fw_flops=5 * call.input_elements, bw_input_flops=4 * call.input_elements)
 
 
-KIND = LayerKind(name="loss", functions=("cross_entropy", "nll_loss", "mse_loss"), facts=facts)
+def saves(layer: Layer) -> Saved:
+    """Cross-entropy keeps the logarithms of the probabilities, which are a tensor of its own."""
+    if layer.attributes["function"] == "cross_entropy":
+        return Saved(elements=math.prod(layer.input_shapes[0]))
+    return Saved(inputs=True)
+
+
+KIND = LayerKind(name="loss", functions=("cross_entropy", "nll_loss", "mse_loss"), facts=facts, saves=saves)

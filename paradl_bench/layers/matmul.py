@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
 from paradl_bench.spec.network import Attribute
 
 
@@ -23,4 +23,4 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: torch.matmul(*inputs, *parameters)
 
 
-KIND = LayerKind(name="matmul", functions=("matmul", "bmm", "mm"), facts=facts, build=build)
+KIND = LayerKind(name="matmul", functions=("matmul", "bmm", "mm"), facts=facts, build=build, saves=inputs_saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
 from paradl_bench.spec.network import Attribute
 
 
@@ -38,4 +38,5 @@ KIND = LayerKind(
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
     facts=facts,
     build=build,
+    saves=inputs_saved,
 )

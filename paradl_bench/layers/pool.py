@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, windows_of
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, as_tuple, windows_of
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -50,6 +50,12 @@ def fill(attributes: Mapping[str, Attribute]) -> float:
     return -math.inf if str(attributes["function"]).startswith("max") else 0.0
 
 
+def saves(layer: Layer) -> Saved:
+    """Both keep inputs (an average reads their shape alone); a maximum where it was found as well."""
+    maximum = str(layer.attributes["function"]).startswith("max")
+    return Saved(inputs=True, indices=layer.output_elements if maximum else 0)
+
+
 KIND = LayerKind(
     name="pool",
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -57,4 +63,5 @@ KIND = LayerKind(
     build=build,
     windows=windows_of,
     fill=fill,
+    saves=saves,
 )

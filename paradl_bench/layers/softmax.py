@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, output_saved
 from paradl_bench.spec.network import Attribute
 
 
@@ -27,4 +27,4 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], dim=attributes["dim"])
 
 
-KIND = LayerKind(name="softmax", functions=("softmax", "log_softmax"), facts=facts, build=build)
+KIND = LayerKind(name="softmax", functions=("softmax", "log_softmax"), facts=facts, build=build, saves=output_saved)

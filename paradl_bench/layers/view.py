@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, nothing_saved
+from paradl_bench.spec.network import Layer
 
 
 def facts(call: Call) -> Facts:
     """No FLOPs. The output's shape tells one view from another."""
     return Facts({"function": call.function, "output": call.output_shapes[0][1:]})
+
+
+# Their gradients are put together in a tensor of the input's size.
+_PARTS = ("chunk", "split", "unbind", "getitem", "narrow", "select", "expand", "expand_as")
+
+
+def passes_gradient(layer: Layer) -> bool:
+    """Views of all of a tensor do."""
+    return layer.attributes["function"] not in _PARTS
 
 
 KIND = LayerKind(
@@ -18,4 +28,6 @@ KIND = LayerKind(
     ),
     facts=facts,
     view=True,
+    saves=nothing_saved,
+    passes_gradient=passes_gradient,
 )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Peak memory of every strategy on two ranks: predicted beside what torch's tracker saw, category by category.
+
+    python benchmarks/memory.py -o DIR [--models vgg11,resnet18] [--strategies serial,f2,p2:1f1b]
+
+Trains each model for a few iterations under each strategy and compares the rank that held most with the prediction,
+which needs no profile. Peaks do not depend on the speed of the machine. What was measured is kept; with
+``--predict-only`` only that is predicted anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.measurement import TrainingRun, read_run
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.mesh import degree_of
+from predict.memory import MemoryUse, planned_memory
+from predict.pipeline_memory import pipelined_memory
+
+
+class Subject(NamedTuple):
+    """A model, the shape of one sample, and the global batch."""
+
+    model: str
+    shape: str
+    batch: int
+
+
+SUBJECTS = (
+    Subject("vgg11", "3x32x32", 8),
+    Subject("resnet18", "3x64x64", 8),
+    Subject("cosmoflow", "4x32x32x32", 2),
+    Subject("cosmoflow", "4x64x64x64", 4),
+    Subject("mobilenet_v2", "3x64x64", 8),
+    Subject("densenet121", "3x64x64", 8),
+    Subject("googlenet", "3x64x64", 8),
+)
+STRATEGIES = ("serial", "d2", "f2", "c2", "s2", "p2:gpipe", "p2:1f1b")
+CATEGORIES = ("parameters", "buffers", "optimizer", "gradients", "communication", "input", "activations")
+"""What both sides are added up to; the tracker's temporary tensors are gradients of activations."""
+_SAME = {"temporary": "activations", "other": "input", "buckets": "communication"}
+
+
+def runs(output: Path, models: list[str], strategies: list[str]) -> Iterator[tuple[Subject, str, Path]]:
+    """(subject, strategy with its schedule, directory)."""
+    for subject in SUBJECTS:
+        for strategy in strategies:
+            if subject.model in models:
+                yield subject, strategy, output / f"{subject.model}-{subject.shape}-{strategy.replace(':', '-')}"
+
+
+def train(subject: Subject, strategy: str, directory: Path, options: list[str]) -> None:
+    """One run, unless the directory holds it."""
+    name, _, schedule = strategy.partition(":")
+    settings = ["--strategy", name, "--batch", str(subject.batch), "--input-shape", subject.shape]
+    settings += ["--schedule", schedule] if schedule else []
+    command = [sys.executable, "-m", "paradl_bench", "train", subject.model, *settings, "--iterations", "1"]
+    found = subprocess.run([*command, "--warmup", "3", *options, "-o", str(directory)], capture_output=True, text=True)
+    if found.returncode:
+        print(f"{subject.model} {strategy}: {found.stderr.strip().splitlines()[-1]}", flush=True)
+
+
+@cache
+def network_of(subject: Subject) -> Network:
+    """The traced network."""
+    shape = tuple(map(int, subject.shape.split("x")))
+    return trace_network(load_model(subject.model, shape, device="meta"))
+
+
+def predicted(subject: Subject, run: TrainingRun) -> MemoryUse:
+    """What memory a run like this is predicted to need."""
+    strategy = parse_strategy(run.strategy)
+    settings = PlanSettings(
+        batch=run.batch,
+        optimizer=run.optimizer,
+        batch_norm=run.batch_norm,
+        first_bucket_bytes=run.first_bucket_bytes,
+        bucket_cap_bytes=run.bucket_cap_bytes,
+        micro_batches=run.micro_batches,
+        schedule=run.schedule,
+        stages=run.stages,
+    )
+    predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
+    return predict(network_of(subject), strategy, settings)
+
+
+def by_category(parts: dict[str, int]) -> dict[str, int]:
+    """Bytes under names that both sides share."""
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for name, size in parts.items():
+        sums[_SAME.get(name, name)] += size
+    return sums
+
+
+def main() -> None:
+    """Train, predict, print a table in MB: tracked, and the error where the sides differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--models", default=",".join(dict.fromkeys(subject.model for subject in SUBJECTS)))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--predict-only", action="store_true")
+    options, passed_on = parser.parse_known_args()
+    print(f"{'model':23} {'strategy':9} {'tracked':>9} {'predicted':>9} {'error':>7} ", end="")
+    print(*(f"{name:>17}" for name in CATEGORIES), flush=True)
+    errors = []
+    for subject, strategy, directory in runs(options.output, options.models.split(","), options.strategies.split(",")):
+        if not options.predict_only:
+            train(subject, strategy, directory, passed_on)
+        if not (directory / "run.json").exists():
+            continue
+        run = read_run(directory)
+        peak = max(run.memory, key=lambda rank: rank.tracked_bytes)
+        use = predicted(subject, run)
+        errors.append(use.peak_bytes / peak.tracked_bytes - 1)
+        print(f"{subject.model + ' ' + subject.shape:23} {strategy:9} ", end="")
+        print(f"{peak.tracked_bytes / 1e6:9.2f} {use.peak_bytes / 1e6:9.2f} {errors[-1]:+7.1%} ", end="")
+        tracked, expected = by_category(peak.parts_bytes), by_category(use.parts_bytes)
+        cells = (f"{tracked[name] / 1e6:.2f} {(expected[name] - tracked[name]) / 1e6:+.2f}" for name in CATEGORIES)
+        print(*(f"{cell:>17}" for cell in cells), flush=True)
+    print(f"largest error {max(map(abs, errors), default=0):.1%} of {len(errors)} runs")
+
+
+if __name__ == "__main__":
+    main()
