@@ -73,7 +73,7 @@ def per_phase_memory(
         "optimizer": STATE_COPIES[optimizer] * parameters,
         "buckets": parameters if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
-        "input": local_batch * int(np.prod(network.input_shape)) * DTYPE_BYTES[dtype],
+        "input": network.input_bytes(local_batch, dtype),
     }
     held = [hold(layer, (shards or {}).get(index)) for index, layer in enumerate(network.layers)]
     activations, gradients = _largest_moment(network, held, local_batch * DTYPE_BYTES[dtype])

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action
 from paradl_bench.spec.errors import unknown_choice
@@ -49,7 +47,7 @@ def pipelined_memory(network: Network, strategy: Strategy, settings: PlanSetting
             "optimizer": STATE_COPIES[settings.optimizer] * parameters,
             "buckets": parameters if replicas > 1 else 0,
             "buffers": sum(buffer.bytes for stage in own for buffer in stage.network.buffers),
-            "input": 0 if rank else settings.batch // replicas * int(np.prod(network.input_shape)) * DTYPE_BYTES[dtype],
+            "input": 0 if rank else network.input_bytes(settings.batch // replicas, dtype),
             "communication": count * sum(map(sum, received)),
             "gradients": parameters,
             "activations": _activations(own, schedule.order(rank, ranks, count), micro_batch * DTYPE_BYTES[dtype]),

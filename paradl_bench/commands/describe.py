@@ -6,19 +6,24 @@ import click
 
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty
-from paradl_bench.spec.units import format_bytes, parse_shape
+from paradl_bench.spec.units import format_bytes, parse_sample_shape
 from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 
 
 @click.command("describe")
 @click.argument("model")
 @click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option(
+    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")
-def COMMAND(model: str, input_shape: str | None, output: str | None, force: bool, as_json: bool) -> None:  # noqa: N802
+def COMMAND(  # noqa: N802
+    model: str, input_shape: str | None, sequence: int | None, output: str | None, force: bool, as_json: bool
+) -> None:
     """Trace MODEL and list its layers: shapes, parameters, FLOPs, bytes and dependencies. Measures nothing."""
-    shape = parse_shape(input_shape) if input_shape else None
+    shape = parse_sample_shape(input_shape, sequence)
     if output:
         refuse_overwrite(output, force=force)
     from paradl_bench.measure.tracing import trace_network

@@ -8,13 +8,16 @@ from pathlib import Path
 import click
 
 from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.spec.units import parse_counts, parse_shape
+from paradl_bench.spec.units import parse_counts, parse_sample_shape
 
 
 @click.command("layers")
 @click.argument("model")
 @click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure.")
 @click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option(
+    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
@@ -59,6 +62,7 @@ def COMMAND(  # noqa: N802
     model: str,
     batch: str,
     input_shape: str | None,
+    sequence: int | None,
     device: str,
     dtype: str,
     optimizer: str,
@@ -79,7 +83,7 @@ def COMMAND(  # noqa: N802
     probed. An interrupted measurement goes on when the same command is given again.
     """
     batches = parse_counts(batch, "--batch")
-    shape = parse_shape(input_shape) if input_shape else None
+    shape = parse_sample_shape(input_shape, sequence)
     strategies = tuple(parse_strategy(text) for text in shards.split(",") if text.strip())
     from paradl_bench.measure import layers as measure
     from paradl_bench.measure.launcher import launch_ranks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paradl_bench.spec.units import parse_shape
+from paradl_bench.spec.units import parse_sample_shape
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training_request import TrainingRequest
@@ -30,6 +30,9 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     help="Iterations before them; in the first three collectives are recorded.",
 )
 @click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
+@click.option(
+    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+)
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
 @click.option(
@@ -67,6 +70,7 @@ def COMMAND(  # noqa: N802
     iterations: int,
     warmup: int,
     input_shape: str | None,
+    sequence: int | None,
     optimizer: str,
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
@@ -94,7 +98,7 @@ def COMMAND(  # noqa: N802
 
     request = TrainingRequest(
         model=model,
-        input_shape=parse_shape(input_shape) if input_shape else None,
+        input_shape=parse_sample_shape(input_shape, sequence),
         strategy=parse_strategy(strategy),
         batch=batch,
         device=device,

@@ -53,13 +53,27 @@ class Call:
 
     @property
     def output_elements(self) -> int:
-        """Elements returned, per sample."""
-        return sum(math.prod(shape) for shape in self.output_shapes) // self.batch
+        """Elements returned, per sample; of a tensor that holds no batch, all."""
+        return sum(math.prod(per_sample(shape, self.batch)) for shape in self.output_shapes)
 
     @property
     def input_elements(self) -> int:
-        """Elements of all activations read, per sample."""
-        return sum(math.prod(t.shape) for t in self.tensors if not t.parameter) // self.batch
+        """Elements of all activations read, per sample; of a tensor that holds no batch, all."""
+        return sum(math.prod(per_sample(t.shape, self.batch)) for t in self.tensors if not t.parameter)
+
+
+def batch_dim(shape: tuple[int, ...], batch: int) -> int | None:
+    """The dim that holds the batch, alone or times something (windows of all samples, say); None where none does."""
+    return next((dim for dim, extent in enumerate(shape) if extent and extent % batch == 0), None)
+
+
+def per_sample(shape: tuple[int, ...], batch: int) -> tuple[int, ...]:
+    """A shape without the batch; as it is where it holds none."""
+    dim = batch_dim(shape, batch)
+    if dim is None:
+        return shape
+    rest = shape[dim] // batch
+    return (*shape[:dim], *((rest,) if rest > 1 else ()), *shape[dim + 1 :])
 
 
 def _tensors_in(value: Any) -> list[TensorArgument]:

@@ -36,8 +36,8 @@ class IsolatedOperation:
         # The network's own input needs no gradient: its layer has no input gradient to compute.
         self._input_gradient = "input" not in layer.inputs
         self._inputs = [
-            torch.randn((batch, *shape), device=device, requires_grad=self._input_gradient)
-            for shape in layer.input_shapes
+            torch.randn(shape, device=device, requires_grad=self._input_gradient)
+            for shape in shapes_of_inputs(layer, batch)
         ]
         self._parameters = [torch.randn(shapes[name], device=device, requires_grad=True) for name in layer.parameters]
         self._warm = False
@@ -71,6 +71,13 @@ class IsolatedOperation:
         else:
             parts = {"BW": [*inputs, *self._parameters]}
         return {phase: wanted for phase, wanted in parts.items() if wanted}
+
+
+def shapes_of_inputs(layer: Layer, batch: int) -> list[tuple[int, ...]]:
+    """Shapes of what a layer reads of a mini-batch, whose samples come first."""
+    return [
+        shape if index in layer.batchless_inputs else (batch, *shape) for index, shape in enumerate(layer.input_shapes)
+    ]
 
 
 def isolated_operations(network: Network, batch: int, device: torch.device, *, which: str) -> list[IsolatedOperation]:

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from paradl_bench.layers.kind import Call, Facts, TensorArgument, kind_of_function
+from paradl_bench.layers.kind import Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network, Tensor
@@ -34,8 +34,10 @@ _DTYPE_NAMES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
-# Prime and unlike usual extents, so that a dim that is a multiple of it is the batch dim.
-_TRACE_BATCH = 7
+# Prime and unlike usual extents, so that a dim that is a multiple of it is the batch dim. On the meta device a batch
+# takes no memory, and can be larger than any extent but a vocabulary's.
+_META_BATCH = 10007
+_CPU_BATCH = 7
 _BUFFER = "buffer:"
 
 
@@ -103,8 +105,10 @@ class _TracingMode(TorchFunctionMode):
             kind=kind.name if kind else "opaque",
             attributes=facts.attributes,
             inputs=tuple(inputs),
-            input_shapes=tuple(self._per_sample(t.shape) for t in activations),
-            output_shape=self._per_sample(call.output_shapes[0]),
+            input_shapes=tuple(per_sample(t.shape, self.batch) for t in activations),
+            output_shape=per_sample(call.output_shapes[0], self.batch),
+            batchless=bool(call.output_shapes[0]) and batch_dim(call.output_shapes[0], self.batch) is None,
+            batchless_inputs=tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None),
             parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(_BUFFER)),
             fw_flops=int(facts.fw_flops),
             bw_input_flops=int(facts.bw_input_flops),
@@ -120,12 +124,6 @@ class _TracingMode(TorchFunctionMode):
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             return tuple(self._argument(item) for item in value)
         return value
-
-    def _per_sample(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if not shape or shape[0] % self.batch:
-            return shape
-        rest = shape[0] // self.batch
-        return ((rest,) if rest > 1 else ()) + shape[1:]
 
     def _unique_name(self, call: Call) -> str:
         where = ".".join(part for part in (self.scope, self.path[-1] if self.path else "") if part)
@@ -179,10 +177,10 @@ def trace_network(model: LoadedModel) -> Network:
         UserError: forward fails for the model's input shape.
     """
     try:
-        return _trace(load_model(model.name, model.input_shape, device="meta"), _TRACE_BATCH, "meta")
+        return _trace(load_model(model.name, model.input_shape, device="meta"), _META_BATCH, "meta")
     except (NotImplementedError, RuntimeError) as meta_error:
         try:
-            return _trace(load_model(model.name, model.input_shape), _TRACE_BATCH, "cpu")
+            return _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
         except RuntimeError as error:
             shape = "x".join(map(str, model.input_shape))
             raise UserError(f"model {model.name!r} does not run on an input of {shape}: {error}") from meta_error
@@ -191,7 +189,7 @@ def trace_network(model: LoadedModel) -> Network:
 def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     module = model.module
     mode = _TracingMode(module, batch)
-    inputs, targets = (tensor.to(device) for tensor in model.make_batch(batch, 0))
+    inputs, targets = _batch_on_meta(model, batch) if device == "meta" else model.make_batch(batch, 0)
     mode.register_input(inputs)
     with _module_paths(module, mode), mode:
         outputs = module(inputs)
@@ -201,10 +199,18 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     return Network(
         name=model.name,
         input_shape=model.input_shape,
+        input_dtype=model.input_dtype,
         layers=tuple(mode.layers),
         parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
         buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
         gradient_order=order,
+    )
+
+
+def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, ...]:
+    """What a mini-batch is like, from one sample that is made."""
+    return tuple(
+        torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta") for tensor in model.make_batch(1, 0)
     )
 
 

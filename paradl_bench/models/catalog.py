@@ -1,4 +1,4 @@
-"""Models by name: torchvision's classification models, our own, and ``package.module:factory``."""
+"""Models by name: torchvision's classification models, our own, transformers', and ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paradl_bench.models.language_models import build_by_name
+from paradl_bench.models.language_sizes import language_model_names, size_of
+from paradl_bench.models.token_tasks import TokenTask
 from paradl_bench.models.torchvision_import import import_torchvision_models
 from paradl_bench.spec.errors import UserError, unknown_choice
 
@@ -27,17 +30,30 @@ class LoadedModel:
         name: as the user wrote it.
         module: in training mode, random weights.
         input_shape: of one sample, without the batch.
+        task: of a model that reads token ids; None for one that reads numbers and gives classes.
     """
 
     name: str
     module: torch.nn.Module
     input_shape: tuple[int, ...]
+    task: TokenTask | None = None
+
+    @property
+    def input_dtype(self) -> str:
+        """Of what the model reads, as a network names it: token ids, or numbers."""
+        return "int64" if self.task else "fp32"
 
     def make_batch(self, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Synthetic inputs (batch, *input_shape), fp32, standard normal, and class targets (batch,), int64."""
+        """Synthetic inputs (batch, *input_shape) and targets.
+
+        Numbers are fp32, standard normal, with class targets (batch,), int64; token ids and their targets (batch,
+        tokens) are int64.
+        """
         import torch
 
         generator = torch.Generator().manual_seed(seed)
+        if self.task:
+            return self.task.make_batch(batch, self.input_shape, generator)
         inputs = torch.randn((batch, *self.input_shape), generator=generator)
         return inputs, torch.randint(0, self.classes, (batch,), generator=generator)
 
@@ -50,10 +66,15 @@ class LoadedModel:
         return min(widths[-1], CLASSES) if widths else 2
 
     def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of the first output tensor, with what follows the class dimension averaged away."""
+        """Cross-entropy of the first output tensor, with what follows the class dimension averaged away.
+
+        Of token models the mean over all targets; logits are (batch, tokens, vocabulary).
+        """
         import torch
 
         logits = first_tensor(outputs)
+        if self.task:
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         if logits.dim() > 2:
             logits = logits.flatten(2).mean(2)
         return torch.nn.functional.cross_entropy(logits, targets)
@@ -79,9 +100,9 @@ def first_tensor(outputs: Any) -> torch.Tensor:
 
 
 def model_names() -> list[str]:
-    """Names of torchvision's classification models, and of our own."""
+    """Names of torchvision's classification models, of our own, and of transformers' language models."""
     models = import_torchvision_models()
-    return sorted([*models.list_models(module=models), *_OWN])
+    return sorted([*models.list_models(module=models), *_OWN, *language_model_names()])
 
 
 def default_input_shape(name: str) -> tuple[int, ...]:
@@ -107,12 +128,14 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
 
     Args:
         name: a torchvision classification model, or ``package.module:factory`` (a callable without required
-            arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default).
-        input_shape: of one sample; None for the model's default.
+            arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default; a
+            module with a ``token_task`` reads token ids).
+        input_shape: of one sample; ``(tokens,)`` for a model that reads token ids; None for the model's default.
         device: ``meta`` builds it without memory, for tracing.
 
     Raises:
-        UserError: unknown name, or a factory that can't be imported, called, or returns no module.
+        UserError: unknown name, a factory that can't be imported, called, or returns no module, transformers missing
+            where the name is one of its models, or a shape that the model does not take.
     """
     import torch
 
@@ -121,8 +144,12 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
         module, own_shape = _build(name, input_shape)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
-    shape = input_shape or own_shape or default_input_shape(name)
-    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape))
+    task: TokenTask | None = getattr(module, "token_task", None)
+    if task:
+        shape = task.input_shape(input_shape or own_shape)
+    else:
+        shape = input_shape or own_shape or default_input_shape(name)
+    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task)
 
 
 def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
@@ -131,6 +158,8 @@ def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[i
         return _from_factory(name)
     if name in _OWN:
         return _OWN[name](input_shape), None
+    if size_of(name):
+        return build_by_name(name), None
     return _from_torchvision(name), None
 
 

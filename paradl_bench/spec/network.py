@@ -54,10 +54,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         kind: the layer kind (``conv2d``, ``add``; ``opaque`` kinds keep the name of the torch function).
         attributes: what, besides the shapes, decides which kernel runs (stride, padding, groups, in place).
         inputs: names of the layers whose outputs are read; ``input`` is the network's own input.
-        input_shapes, output_shape: per sample, in elements.
+        input_shapes, output_shape: per sample, in elements; whole, of tensors that hold no batch (position ids, masks).
+        batchless: whether the output holds no batch. batchless_inputs: indices of the inputs that hold none.
         parameters: names of the parameters read, in the order in which the operation takes them.
-        fw_flops, bw_input_flops, bw_weight_flops: per sample; a multiply-add counts 2.
-        fw_bytes: bytes read and written by forward per sample, parameters not counted.
+        fw_flops, bw_input_flops, bw_weight_flops: per sample; a multiply-add counts 2. Of a layer whose output holds no
+            batch: of the whole mini-batch.
+        fw_bytes: bytes read and written by forward, likewise; parameters not counted.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bw_input_flops: int = 0
     bw_weight_flops: int = 0
     fw_bytes: int = 0
+    batchless: bool = False
+    batchless_inputs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
@@ -79,6 +83,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"layer {self.name!r} has a negative extent in a shape")
         if min(self.fw_flops, self.bw_input_flops, self.bw_weight_flops, self.fw_bytes) < 0:
             raise ValueError(f"layer {self.name!r} has negative FLOPs or bytes")
+        if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
+            raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
 
     @property
     def output_elements(self) -> int:
@@ -90,10 +96,21 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Elements of all inputs per sample (the papers' |x|)."""
         return sum(math.prod(shape) for shape in self.input_shapes)
 
+    def output_elements_of(self, batch: int) -> int:
+        """Elements of the output for a mini-batch."""
+        return self.output_elements * (1 if self.batchless else batch)
+
+    def input_elements_of(self, batch: int) -> int:
+        """Elements of all inputs for a mini-batch."""
+        shared = sum(math.prod(self.input_shapes[index]) for index in self.batchless_inputs)
+        return shared + (self.input_elements - shared) * batch
+
     @property
     def operation(self) -> str:
         """Key of the operation: kind, attributes and shapes. Layers with equal keys run the same kernels."""
-        return operation_key(self.kind, self.attributes, self.input_shapes, len(self.parameters))
+        return operation_key(
+            self.kind, self.attributes, self.input_shapes, len(self.parameters), batchless_inputs=self.batchless_inputs
+        )
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +119,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         name: the model's name as the commands take it.
         input_shape: per sample.
+        input_dtype: ``fp32`` for numbers, which follow the dtype that is trained in; ``int64`` for token ids.
         layers: in the order in which forward ran them.
         parameters: in registration order, trainable ones only.
         buffers: in registration order.
@@ -114,8 +132,11 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...] = ()
     gradient_order: tuple[str, ...] = ()
+    input_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
+        if self.input_dtype not in DTYPE_BYTES:
+            raise ValueError(f"input_dtype {self.input_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
         seen = {"input"}
         for layer in self.layers:
             if layer.name in seen:
@@ -143,6 +164,11 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Bytes of all trainable parameters, and of their gradients."""
         return sum(parameter.bytes for parameter in self.parameters)
 
+    def input_bytes(self, batch: int, dtype: str) -> int:
+        """Bytes of a mini-batch's input, trained in ``dtype``."""
+        own = dtype if self.input_dtype == "fp32" else self.input_dtype
+        return batch * math.prod(self.input_shape) * DTYPE_BYTES[own]
+
     @property
     def fw_flops(self) -> int:
         """FLOPs of forward per sample."""
@@ -160,14 +186,22 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def operation_key(
-    kind: str, attributes: dict[str, Attribute], input_shapes: tuple[tuple[int, ...], ...], parameters: int = 0
+    kind: str,
+    attributes: dict[str, Attribute],
+    input_shapes: tuple[tuple[int, ...], ...],
+    parameters: int = 0,
+    *,
+    batchless_inputs: tuple[int, ...] = (),
 ) -> str:
     """Canonical text of an operation: ``conv2d(64x56x56; kernel=3x3 stride=1x1 ...)``.
 
     Equal text means the same kernels on the same shapes, so that a time measured once is shared; unequal arguments
     give unequal text, but for a tuple of one number, which reads as that number.
     """
-    shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in input_shapes)
+    shapes = " ".join(
+        ("whole:" if index in batchless_inputs else "") + ("x".join(map(str, shape)) or "scalar")
+        for index, shape in enumerate(input_shapes)
+    )
     settings = " ".join(f"{name}={_attribute_text(attributes[name])}" for name in sorted(attributes))
     weights = f" parameters={parameters}" if parameters else ""
     return f"{kind}({shapes}; {settings}{weights})"

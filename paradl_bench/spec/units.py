@@ -127,6 +127,17 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(parse_count(part, f"shape {text!r} (write it as 3x224x224)") for part in text.lower().split("x"))
 
 
+def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[int, ...] | None:
+    """Shape of one sample from ``--input-shape`` or ``--sequence``; None where neither is given.
+
+    Raises:
+        UserError: both are given, or an extent is no positive whole number.
+    """
+    if input_shape and sequence:
+        raise UserError("--input-shape and --sequence exclude each other: images have a shape, texts a length")
+    return (sequence,) if sequence else parse_shape(input_shape) if input_shape else None
+
+
 def format_seconds(seconds: float) -> str:
     """Three significant digits with the unit that suits: ``12.3 ms``."""
     if not math.isfinite(seconds):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.layers.kind import kind_of_function, layer_kinds
+from paradl_bench.measure.isolated import shapes_of_inputs
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.network import Layer, Network
@@ -96,11 +97,11 @@ def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[
             continue
         if batch == 1 and layer.kind == "batch_norm" and math.prod(layer.output_shape[1:]) == 1:
             continue  # one value a channel has no variance, and torch refuses it
-        if any(len(shape) > len(layer.output_shape) and shape[0] == 1 for shape in layer.input_shapes):
-            continue  # swin's mask has no batch, which a layer's shapes per sample cannot say
-        inputs = [torch.rand(batch, *shape) for shape in layer.input_shapes]
+        inputs = [torch.rand(shape) for shape in shapes_of_inputs(layer, batch)]
         output = build(layer.attributes)(inputs, parameters_of(network, layer))
-        assert tuple(output.shape) == (batch, *layer.output_shape), layer.operation
+        assert output.shape == (layer.output_shape if layer.batchless else (batch, *layer.output_shape)), (
+            layer.operation
+        )
         built.add(layer.kind)
     assert built == {name for name, kind in layer_kinds().items() if kind.build is not None}
 
@@ -110,7 +111,7 @@ def test_two_gradients_apart_are_both_there_and_counted(networks: list[Network])
         kind = layer_kinds().get(layer.kind)
         if kind is None or kind.build is None or not kind.splits_backward:
             continue
-        inputs = [torch.rand(2, *shape, requires_grad=True) for shape in layer.input_shapes]
+        inputs = [torch.rand(shape, requires_grad=True) for shape in shapes_of_inputs(layer, 2)]
         parameters = parameters_of(network, layer)
         output = kind.build(layer.attributes)(inputs, parameters)
         for wanted, flops in ((inputs, layer.bw_input_flops), (parameters, layer.bw_weight_flops)):
@@ -126,7 +127,7 @@ def test_forward_flops_are_at_least_the_products_that_torch_counts(networks: lis
         kind = layer_kinds().get(layer.kind)
         if kind is None or kind.build is None:
             continue
-        inputs = [torch.rand(2, *shape) for shape in layer.input_shapes]
+        inputs = [torch.rand(shape) for shape in shapes_of_inputs(layer, 2)]
         with FlopCounterMode(display=False) as counter:
             kind.build(layer.attributes)(inputs, parameters_of(network, layer))
         products = counter.get_total_flops()

@@ -19,7 +19,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("paradl_bench", "calibrate", "predict")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-HEAVY = ("torch", "torchvision", "pandas", "scipy", "click", "rich", "yaml")
+TORCH = {"torch", "torchvision", "transformers"}
+HEAVY = (*TORCH, "pandas", "scipy", "click", "rich", "yaml")
 
 _IMPORT_ALL = """
 import importlib, json, sys
@@ -55,22 +56,22 @@ def test_the_vocabulary_loads_nothing_but_numpy_and_msgspec() -> None:
 
 @pytest.mark.parametrize("package", ["predict", "calibrate", "paradl_bench.layers", "paradl_bench.collectives"])
 def test_no_module_of_these_loads_torch(package: str) -> None:
-    assert not loaded_by(*modules_of(package)) & {"torch", "torchvision"}
+    assert not loaded_by(*modules_of(package)) & TORCH
 
 
 def test_no_plan_of_a_strategy_loads_torch() -> None:
     plans = [name for name in modules_of("paradl_bench.strategies") if name.endswith((".plan", ".catalog", ".region"))]
     assert plans
-    assert not loaded_by(*plans) & {"torch", "torchvision"}
+    assert not loaded_by(*plans) & TORCH
 
 
 def test_predict_starts_without_what_is_slow_to_import() -> None:
-    assert not loaded_by("predict.cli") & {"torch", "torchvision", "pandas", "scipy", "rich"}
+    assert not loaded_by("predict.cli") & (TORCH | {"pandas", "scipy", "rich"})
 
 
 def test_the_other_commands_start_without_torch() -> None:
-    assert not loaded_by("calibrate.cli") & {"torch", "torchvision"}
-    assert not loaded_by("paradl_bench.cli", *modules_of("paradl_bench.commands")) & {"torch", "torchvision"}
+    assert not loaded_by("calibrate.cli") & TORCH
+    assert not loaded_by("paradl_bench.cli", *modules_of("paradl_bench.commands")) & TORCH
 
 
 def test_packages_hold_their_code_in_modules() -> None:

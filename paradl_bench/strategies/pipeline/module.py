@@ -159,8 +159,10 @@ def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) ->
         WorkError: it called other operations than when the network was traced.
     """
     on_meta = _copy_on_meta(module)
-    floating = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    inputs = torch.empty((micro_batch, *network.input_shape), dtype=floating, device="meta")
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    if network.input_dtype != "fp32":
+        dtype = torch.int64
+    inputs = torch.empty((micro_batch, *network.input_shape), dtype=dtype, device="meta")
     recorder = _Recorder()
     try:
         with recorder:

@@ -66,7 +66,7 @@ def crossing(network: Network, cut: int) -> tuple[int, ...]:
 
 def message_bytes(network: Network, layers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
     """Bytes of each value that crosses a cut, for one micro-batch; its gradient has as many."""
-    return tuple(network.layers[i].output_elements * micro_batch * _ELEMENT_BYTES for i in layers)
+    return tuple(network.layers[i].output_elements_of(micro_batch) * _ELEMENT_BYTES for i in layers)
 
 
 def refusals(network: Network) -> dict[int, str]:

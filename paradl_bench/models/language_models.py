@@ -1,0 +1,52 @@
+"""Build BERT, GPT-2 and T5; transformers is imported when one is asked for, and only then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paradl_bench.models.language_sizes import UNTIED, Family, size_of
+from paradl_bench.models.torchvision_import import import_torchvision_models
+from paradl_bench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_language_model(family: Family, *, tied: bool = True, **settings: Any) -> torch.nn.Module:
+    """A model with random weights, whose ``token_task`` says what it reads.
+
+    Args:
+        family: ``bert``, ``gpt2`` or ``t5``.
+        tied: whether the output layer shares the token embedding's weights.
+        settings: of transformers' configuration of the family; what is left out is as published.
+
+    Raises:
+        UserError: transformers is not installed.
+    """
+    # transformers imports torchvision where that is installed, and fails where it alone would.
+    import_torchvision_models()
+    try:
+        from paradl_bench.models.transformer_families import FAMILIES, WITHOUT_MASKS
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise UserError(
+            f"{family} is built by transformers, which is not installed: pip install 'paradl[transformers]'"
+        ) from None
+    configuration, model = FAMILIES[family]
+    configured = configuration(attn_implementation=WITHOUT_MASKS, tie_word_embeddings=tied, **settings)
+    # T5's takes the setting for the scale of its decoder's output alone.
+    configured.tie_word_embeddings = tied
+    built: torch.nn.Module = model(configured)
+    return built
+
+
+def build_by_name(name: str) -> torch.nn.Module:
+    """The model of one of :func:`~paradl_bench.models.language_sizes.language_model_names`.
+
+    Raises:
+        UserError: transformers is not installed.
+    """
+    size = size_of(name)
+    assert size is not None
+    return build_language_model(size.family, tied=not name.endswith(UNTIED), **size.settings)

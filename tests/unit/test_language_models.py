@@ -1,0 +1,139 @@
+"""BERT, GPT-2 and T5: sizes as published, inputs as in pre-training, and what goes wrong with either."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import load_model, model_names
+from paradl_bench.models.language_models import build_language_model
+from paradl_bench.models.token_tasks import IGNORED, MaskedTokens, NextToken, TwoSequences
+from paradl_bench.spec.errors import UserError
+
+SMALL: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "t5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2},
+}
+
+
+def small_model(family: Any) -> torch.nn.Module:
+    return build_language_model(family, vocab_size=101, **SMALL[family])
+
+
+def bert() -> torch.nn.Module:
+    return small_model("bert")
+
+
+def gpt2() -> torch.nn.Module:
+    return small_model("gpt2")
+
+
+def t5() -> torch.nn.Module:
+    return small_model("t5")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        # Devlin et al. 2019: 110 and 340; Radford et al. 2019, as corrected: 124 and 355; Raffel et al. 2020:
+        # 60, 220 and 770, which counts what the checkpoints tie; those hold 60.5, 222.9 and 737.7.
+        ("bert-base", 109.5),
+        ("bert-large", 335.2),
+        ("gpt2", 124.4),
+        ("gpt2-345m", 354.8),
+        ("gpt2-medium", 354.8),
+        ("t5-small", 60.5),
+        ("t5-base", 222.9),
+        ("t5-large", 737.7),
+    ],
+)
+def test_parameters_are_those_of_the_published_models(name: str, millions: float) -> None:
+    network = trace_network(load_model(name, (32,), device="meta"))
+    assert network.parameter_elements / 1e6 == pytest.approx(millions, abs=0.06)
+    assert sorted(network.gradient_order) == sorted(parameter.name for parameter in network.parameters)
+    assert network.input_dtype == "int64"
+    assert {name, f"{name}-untied"} <= set(model_names())
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_model_is_that_of_transformers_and_learns(family: str) -> None:
+    """The same weights give what transformers' own class gives, which builds the masks that are left out here."""
+    model = load_model(f"{__name__}:{family}", (12,))
+    inputs, targets = model.make_batch(3, seed=5)
+    module = model.module.eval()
+    base: Any = type(module).__bases__[0]
+    config = module.config.__class__(**{**module.config.to_dict(), "attn_implementation": "eager"})
+    reference = base(config).eval()
+    reference.load_state_dict(module.state_dict())
+    given = {"input_ids": inputs}
+    if family == "t5":
+        given = {"input_ids": inputs[:, 0], "decoder_input_ids": inputs[:, 1]}
+    torch.testing.assert_close(
+        module(inputs), reference(**given, use_cache=False).logits if family != "bert" else reference(**given).logits
+    )
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(8):
+        loss = model.loss(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_targets_are_those_of_pre_training() -> None:
+    generator = torch.Generator().manual_seed(1)
+    ids, targets = NextToken(vocabulary=50, sequence=9).make_batch(4, (9,), generator)
+    assert ids.shape == targets.shape == (4, 9)
+    assert torch.equal(ids[:, 1:], targets[:, :-1])
+    ids, targets = MaskedTokens(vocabulary=50, sequence=40, mask_token=3).make_batch(4, (40,), generator)
+    predicted = targets != IGNORED
+    assert predicted.sum(1).tolist() == [6] * 4
+    assert bool((ids[predicted] == 3).all())
+    assert not bool((ids == targets)[predicted & (targets != 3)].any())
+    ids, targets = TwoSequences(vocabulary=50, sequence=9, start_token=0).make_batch(4, (2, 9), generator)
+    assert ids.shape == (4, 2, 9)
+    assert torch.equal(ids[:, 1, 1:], targets[:, :-1])
+    assert not bool(ids[:, 1, 0].any())
+
+
+def test_a_loss_over_micro_batches_is_the_whole_one() -> None:
+    model = load_model(f"{__name__}:bert", (20,))
+    inputs, targets = model.make_batch(4, seed=2)
+    logits = model.module.double().eval()(inputs)
+    parts = [model.loss(logits[i : i + 2], targets[i : i + 2]) for i in (0, 2)]
+    torch.testing.assert_close(sum(parts) / 2, model.loss(logits, targets))
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="positions for 512 tokens"):
+        load_model("bert-base", (1024,), device="meta")
+    with pytest.raises(UserError, match="give --sequence N"):
+        load_model("gpt2", (3, 224, 224), device="meta")
+    with pytest.raises(UserError, match="give --sequence N"):
+        load_model("t5-small", (3, 64), device="meta")
+    assert load_model("t5-small", (64,), device="meta").input_shape == (2, 64)
+
+
+def test_without_transformers_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] == "transformers":
+            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "paradl_bench.models.transformer_families", raising=False)
+    with pytest.raises(UserError, match=r"pip install 'paradl\[transformers\]'"):
+        load_model("bert-large", device="meta")
+    assert "bert-large" in model_names()
