@@ -4,7 +4,8 @@ Format history (this file owns it):
 
     1  first format
     2  summaries carry typical_s, which adds up over layers where medians do not; it was the median before
-    3  shard_times: what belongs to a model as one rank of a strategy runs it; there was none before
+    3  shard_times: what belongs to a model as one rank of a strategy runs it; there was none before. Networks say what
+       their input consists of (numbers before) and which tensors hold no batch (none before)
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
