@@ -36,6 +36,23 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--dtype", help="fp32, ... Default: the one that was measured.")
 @click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device.")
 @click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["local", "sync"]),
+    default="local",
+    show_default=True,
+    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
+)
+@click.option(
+    "--split",
+    metavar="all|LAYER[,LAYER...]",
+    help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
+)
+@click.option(
+    "--spatial-until",
+    metavar="LAYER",
+    help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
+)
 @click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
 @click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
 @click.option("--stages", metavar="LAYER[,...]", help="First layers of a pipeline's stages. Default: balanced FLOPs.")

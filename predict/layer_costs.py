@@ -90,16 +90,20 @@ class LayerCosts:
         if operation in self._shares:
             whole, share = self._shares[operation]
             return _times(self.cost(whole, phase, "", batch, ranks_on_host), share)
-        key = (operation, phase, "" if shard and not self._measured(operation, shard) else shard)
+        key = (operation, phase, self._measured_as(operation, shard))
         known = self._known.get((key, batch, ranks_on_host))
         if known is None:
             known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
         return known
 
-    def _measured(self, operation: str, shard: str) -> bool:
-        """Whether the operation was measured as this shard; else any measurement of its shapes will do."""
+    def _measured_as(self, operation: str, shard: str) -> str:
+        """The shard as which an operation was measured: this one, or the axis whatever layers it split; else none."""
         phases: tuple[PhaseName, ...] = ("FW", "BW", "BW_weight")
-        return any((operation, phase, shard) in table for phase in phases for table in (self._in_situ, self._isolated))
+        for known in (shard, shard.partition("[")[0]):
+            keys = ((operation, phase, known) for phase in phases)
+            if any(key in table for key in keys for table in (self._in_situ, self._isolated)):
+                return known
+        return ""
 
     def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
         operation, phase, shard = key

@@ -21,6 +21,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         batch: global mini-batch. local_batch: samples a rank computes.
+        options: those of the strategy that are not the defaults, by the name of the setting.
         iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
         phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
             to the iteration.
@@ -46,6 +47,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     optimizer: str
     backend: str
     bucket_cap_bytes: int
+    options: dict[str, str]
     iteration_s: float
     interval_s: tuple[float, float]
     epoch_s: float | None
@@ -109,6 +111,7 @@ class Predictor:
             optimizer=self.model.optimizer,
             backend=self.model.communication.backend,
             bucket_cap_bytes=point.settings.bucket_cap_bytes,
+            options=point.settings.options,
             iteration_s=iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
             epoch_s=None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s,

@@ -9,6 +9,8 @@ from typing import Any
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.units import parse_layers
+from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
 from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.points import expand_points
@@ -37,6 +39,9 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
             optimizer=optimizer,
             first_bucket_bytes=first_bucket,
             bucket_cap_bytes=bucket_cap,
+            batch_norm=options["batch_norm"],
+            split=parse_layers(options["split"], "--split"),
+            spatial_until=options["spatial_until"],
             micro_batches=options["micro_batches"],
             schedule=options["schedule"],
             stages=tuple(options["stages"].split(",")) if options["stages"] else (),
@@ -45,6 +50,7 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
     chosen = expand_points(
         network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
+    refuse_unused(settings(1), [point.strategy for point in chosen.points])
     cluster: Path | None = options["cluster"]
     model = CostModel(
         profile=profile,

@@ -49,11 +49,7 @@ class Run:
     def configuration(self) -> tuple[object, ...]:
         """What two runs share that repeat each other."""
         run = self.description
-        return (
-            *(run.model, run.input_shape, run.strategy, run.batch, run.dtype, run.optimizer, run.backend),
-            *(run.bucket_cap_bytes, run.first_bucket_bytes, run.batch_norm, run.network_digest),
-            *(run.micro_batches, run.schedule, run.stages),
-        )
+        return (*(run.model, run.input_shape, run.strategy, run.settings, run.dtype, run.backend, run.network_digest),)
 
     @property
     def median_s(self) -> float:

@@ -11,7 +11,6 @@ import numpy as np
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
 from predict.costs import Floats
@@ -46,6 +45,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction beside the run that it predicts.
 
     Attributes:
+        options: those of the strategy that are not the defaults, by the name of the setting.
         noise_floor: run-to-run spread of the measurement, relative to it. noise_floor_from: what it was taken from.
         error: (predicted - measured) / measured. accuracy: 1 - |error|.
         covered: whether the interval holds the measured median.
@@ -67,6 +67,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     bucket_cap_bytes: int
     first_bucket_bytes: int
+    options: dict[str, str]
     iterations: int
     predicted_s: float
     interval_s: tuple[float, float]
@@ -258,17 +259,7 @@ class _Predictors:
                 cluster=self._cluster,
                 backend=None if about.backend == _NO_BACKEND else about.backend,
             )
-        settings = PlanSettings(
-            batch=about.batch,
-            optimizer=about.optimizer,
-            first_bucket_bytes=about.first_bucket_bytes,
-            bucket_cap_bytes=about.bucket_cap_bytes,
-            batch_norm=about.batch_norm,
-            micro_batches=about.micro_batches,
-            schedule=about.schedule,
-            stages=about.stages,
-        )
-        point = Point(strategy=parse_strategy(about.strategy), settings=settings)
+        point = Point(strategy=parse_strategy(about.strategy), settings=about.settings)
         return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)
 
 
@@ -293,6 +284,7 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
         backend=about.backend,
         bucket_cap_bytes=about.bucket_cap_bytes,
         first_bucket_bytes=about.first_bucket_bytes,
+        options=about.settings.options,
         iterations=len(run.iteration_s),
         predicted_s=predicted_s,
         interval_s=prediction.interval_s,
@@ -380,7 +372,7 @@ def rank(pairs: Sequence[Pair]) -> Ranking:
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Pair]]] = {}
     for pair in pairs:
         key = pair.model, pair.input_shape, pair.batch, pair.dtype, pair.optimizer
-        strategy = pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes
+        strategy = pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes, *sorted(pair.options.items())
         groups.setdefault(key, {}).setdefault(strategy, []).append(pair)
     correlations, regrets = [], []
     for strategies in groups.values():

@@ -1,9 +1,9 @@
 """What every rank of an equality test runs: a strategy's training beside the serial one, iteration by iteration.
 
 Usage: equality_program.py CASES RESULT; both are JSON files. A case has ``network`` (a name, or what ``Drawn`` takes),
-``strategy``, ``batch_norm``, ``seeded`` (whether both draw the same random numbers) and ``alike`` (to hold ranks that
-compute alike against each other and not against serial). The result is how many ran, and for those that a limit
-refused, why.
+``strategy``, ``options`` (of PlanSettings), ``seeded`` (whether both draw the same random numbers) and ``alike`` (to
+hold ranks that compute alike against each other and not against serial). The result is how many ran, and for those that
+a limit refused, why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import equality_networks
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -42,13 +43,13 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11)
 
 
-def own_parts(network: Network, strategy: Strategy, rank: int) -> dict[str, tuple[slice, ...]]:
+def own_parts(network: Network, strategy: Strategy, rank: int, patterns: Sequence[str]) -> dict[str, tuple[slice, ...]]:
     """Per parameter that is split, the slices of it that this rank holds."""
     parts: dict[str, tuple[slice, ...]] = {}
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
         if axis.kind not in CUTS:
             continue
-        for index, shards in split_layers(network, axis.degree, CUTS[axis.kind]).shards.items():
+        for index, shards in split_layers(network, axis.degree, CUTS[axis.kind], patterns).shards.items():
             names, own = network.layers[index].parameters, shards[position]
             parts[names[0]] = (slice(*own.filters), slice(*own.group_channels))
             if axis.kind == "filter":
@@ -102,12 +103,9 @@ class Comparison:
         places = zip(self.strategy.axes, self.strategy.coordinates(context.rank), strict=True)
         self.replicas, replica = next(((axis.degree, at) for axis, at in places if axis.kind == "data"), (1, 0))
         self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
-        settings = PlanSettings(
-            batch=SAMPLES * self.replicas,
-            first_bucket_bytes=1000,
-            bucket_cap_bytes=1000,
-            batch_norm=case.get("batch_norm", "local"),
-        )
+        chosen = {"first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **case.get("options", {})}
+        settings = msgspec.convert({"batch": SAMPLES * self.replicas, **chosen}, PlanSettings)
+        self.split = settings.split
         planner_for(self.strategy).plan(self.network, self.strategy, settings)
         self.model.module.double()
         self.serial.module.double()
@@ -155,7 +153,7 @@ class Comparison:
         inputs, targets = self.model.make_batch(SAMPLES * self.replicas, seed=7)
         inputs, targets = inputs.double()[self.own], targets[self.own]
         optimizer = torch.optim.SGD(self.model.module.parameters(), lr=0.05, momentum=0.9)
-        parts = own_parts(self.network, self.strategy, self.context.rank)
+        parts = own_parts(self.network, self.strategy, self.context.rank, self.split)
         torch.manual_seed(self.own.start)
         previous = None
         for _ in range(3):
@@ -178,7 +176,7 @@ class Comparison:
         return outputs
 
     def compare_parameters(self) -> None:
-        parts = own_parts(self.network, self.strategy, self.context.rank)
+        parts = own_parts(self.network, self.strategy, self.context.rank, self.split)
         exact = dict(self.serial.module.named_parameters())
         for name, parameter in self.model.module.named_parameters():
             of = parts.get(name, ())

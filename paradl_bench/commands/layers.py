@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.spec.units import parse_counts, parse_sample_shape
+from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
 
 @click.command("layers")
@@ -52,6 +52,16 @@ from paradl_bench.spec.units import parse_counts, parse_sample_shape
     metavar="S[,S...]",
     help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
 )
+@click.option(
+    "--split",
+    metavar="all|LAYER[,LAYER...]",
+    help="Layers that these split, by name or pattern (features.*). Default: all that can be.",
+)
+@click.option(
+    "--spatial-until",
+    metavar="LAYER",
+    help="Layer before which these gather blocks of positions. Default: the first that needs all positions.",
+)
 @click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
@@ -72,6 +82,8 @@ def COMMAND(  # noqa: N802
     warmup: int,
     isolated: str,
     shards: str,
+    split: str | None,
+    spatial_until: str | None,
     launcher: str | None,
     timeout_s: float,
     output: Path,
@@ -109,6 +121,8 @@ def COMMAND(  # noqa: N802
         warmup=warmup,
         isolated=isolated,
         shards=strategies,
+        split=parse_layers(split, "--split"),
+        spatial_until=spatial_until,
     )
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
     with join_ranks(backend, device, timeout_s=timeout_s, launcher=launcher) as context:

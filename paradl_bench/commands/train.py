@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paradl_bench.spec.units import parse_sample_shape
+from paradl_bench.spec.units import parse_layers, parse_sample_shape
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training_request import TrainingRequest
@@ -42,6 +42,16 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     show_default=True,
     help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
 )
+@click.option(
+    "--split",
+    metavar="all|LAYER[,LAYER...]",
+    help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
+)
+@click.option(
+    "--spatial-until",
+    metavar="LAYER",
+    help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
+)
 @click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
 @click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
 @click.option(
@@ -74,6 +84,8 @@ def COMMAND(  # noqa: N802
     optimizer: str,
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
+    split: str | None,
+    spatial_until: str | None,
     micro_batches: int | None,
     schedule: str,
     stages: str | None,
@@ -106,6 +118,8 @@ def COMMAND(  # noqa: N802
         optimizer=optimizer,
         bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
+        split=parse_layers(split, "--split"),
+        spatial_until=spatial_until,
         micro_batches=micro_batches,
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),

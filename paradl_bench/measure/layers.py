@@ -48,8 +48,10 @@ from paradl_bench.spec.measurement import (
     LayerSamples,
 )
 from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import refuse_unused, shard_label
 from paradl_bench.terminal import progress, say
 
 
@@ -60,6 +62,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
+        split, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
     models: tuple[str, ...]
@@ -73,7 +76,13 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int
     isolated: str
     shards: tuple[Strategy, ...] = ()
+    split: tuple[str, ...] = ()
+    spatial_until: str | None = None
     seed: int = 0
+
+    def settings(self, batch: int) -> PlanSettings:
+        """What decides the shards on a local batch."""
+        return PlanSettings(batch=batch, optimizer=self.optimizer, split=self.split, spatial_until=self.spatial_until)
 
     def arguments(self, ranks: int) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
@@ -92,6 +101,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             "isolated": self.isolated,
             "seed": str(self.seed),
             **sharded,
+            **self.settings(batch=1).options,
         }
 
 
@@ -137,6 +147,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     Raises:
         UserError: a model or batch that does not run, or a directory of something else.
     """
+    refuse_unused(request.settings(batch=1), request.shards)
     clock = clock_for(context.device)
     subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
@@ -222,10 +233,11 @@ def _rehearsed_subjects(
     """What unlike ranks of a strategy run, one subject each."""
     axis = strategy.axes[sharing_axis(strategy)]
     for batch in request.batches:
-        for position in distinct_positions(network, strategy, batch):
+        settings = request.settings(batch)
+        for position in distinct_positions(network, strategy, settings):
             model = load_model(name, request.input_shape)
             model.module.to(context.device)
-            part = RehearsedModel(model, network, axis, position, batch, context.device)
+            part = RehearsedModel(model, network, axis, position, settings, context.device)
             inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
             subject = _Subject(
                 model=model,
@@ -236,7 +248,7 @@ def _rehearsed_subjects(
                 forward=functools.partial(part.loss, inputs, targets),
                 observed=part.observed,
                 layers=[part.layers.get(index) for index in range(len(network.layers))],
-                shard=str(axis),
+                shard=shard_label(axis, settings),
                 position=position,
             )
             _warm_up(subject, request.warmup)

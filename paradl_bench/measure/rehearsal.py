@@ -101,10 +101,17 @@ def sharing_axis(strategy: Strategy) -> int:
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
 
-def distinct_positions(network: Network, strategy: Strategy, local_batch: int) -> tuple[int, ...]:
-    """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each."""
+def distinct_positions(network: Network, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
+    """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each.
+
+    Args:
+        settings: with the local batch as the whole one.
+
+    Raises:
+        UserError: a limit is exceeded, or layers that were chosen are not there.
+    """
     alone = Strategy(axes=(strategy.axes[sharing_axis(strategy)],))
-    plan: Plan = planner_for(alone).plan(network, alone, PlanSettings(batch=local_batch))
+    plan: Plan = planner_for(alone).plan(network, alone, settings)
     return tuple(plan.positions.index(role) for role in range(len(plan.roles)))
 
 
@@ -115,15 +122,22 @@ class RehearsedModel:
         model: on its device, with the same values as on every rank; its parameters are replaced by shards.
         network: its traced network.
         axis: whose ranks share layers. position: of this rank along it.
+        settings: with the local batch as the whole one.
 
     Attributes:
         layers: by index in the network, the layers that are not those of the whole model, as this rank runs them.
     """
 
     def __init__(
-        self, model: LoadedModel, network: Network, axis: Axis, position: int, local_batch: int, device: torch.device
+        self,
+        model: LoadedModel,
+        network: Network,
+        axis: Axis,
+        position: int,
+        settings: PlanSettings,
+        device: torch.device,
     ) -> None:
-        self.layers = _sharded_layers(network, axis, position, local_batch)
+        self.layers = _sharded_layers(network, axis, position, settings)
         clock = PausingClock()
         self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
         nobody: Any = None
@@ -134,7 +148,7 @@ class RehearsedModel:
             spans=Spans(),
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
         )
-        sharding = axis_runners()[axis.kind].shard(model.module, network, axis, group, PlanSettings(batch=local_batch))
+        sharding = axis_runners()[axis.kind].shard(model.module, network, axis, group, settings)
         self._model = model
         self._module = ShardedModule(model.module, sharding)
         self._probe: OperationProbe | None = None
@@ -155,11 +169,12 @@ class RehearsedModel:
             self._probe = self._module.observer = None
 
 
-def _sharded_layers(network: Network, axis: Axis, position: int, local_batch: int) -> dict[int, tuple[Layer, str]]:
+def _sharded_layers(
+    network: Network, axis: Axis, position: int, settings: PlanSettings
+) -> dict[int, tuple[Layer, str]]:
     planner = axis_planners()[axis.kind]
     assert isinstance(planner, SharingPlanner)
     strategy = Strategy(axes=(axis,))
-    settings = PlanSettings(batch=local_batch)
     planner.check(network, strategy, 0, settings)
-    shared = planner.share(network, strategy, 0, position, local_batch, settings)
+    shared = planner.share(network, strategy, 0, position, settings.batch, settings)
     return {index: (shard.layer, shard.shard) for index, shard in shared.shards.items() if shard.shard}

@@ -11,6 +11,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import refuse_unused
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 
@@ -25,7 +26,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, micro_batches, schedule, stages: as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        batch_norm, micro_batches, schedule, stages, split, spatial_until: as in
+            :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
     model: str
@@ -40,6 +42,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    spatial_until: str | None = None
     iterations: int = 30
     warmup: int = 5
 
@@ -56,6 +60,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             stages=self.stages,
+            split=self.split,
+            spatial_until=self.spatial_until,
         )
 
     @property
@@ -71,6 +77,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
+        refuse_unused(self.settings, (self.strategy,))
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
@@ -91,7 +98,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
-            **({"batch_norm": self.batch_norm} if self.batch_norm != "local" else {}),
+            **self.settings.options,
             **self._of_pipeline,
         }
 

@@ -102,6 +102,8 @@ class TrainingWriter:
             micro_batches=settings.micro_batches,
             schedule=settings.schedule,
             stages=settings.stages,
+            split=settings.split,
+            spatial_until=settings.spatial_until,
             network_digest=network.digest,
             cores=cores,
             issued=issued,

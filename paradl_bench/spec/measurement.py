@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -373,6 +374,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
         micro_batches, schedule, stages: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        split, spatial_until: which layers are shared out, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
     """
@@ -395,6 +397,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    spatial_until: str | None = None
     cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
@@ -402,6 +406,22 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     differences: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What a plan of this run needs."""
+        return PlanSettings(
+            batch=self.batch,
+            optimizer=self.optimizer,
+            first_bucket_bytes=self.first_bucket_bytes,
+            bucket_cap_bytes=self.bucket_cap_bytes,
+            batch_norm=self.batch_norm,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            stages=self.stages,
+            split=self.split,
+            spatial_until=self.spatial_until,
+        )
 
 
 def read_run(directory: Path) -> TrainingRun:

@@ -291,6 +291,9 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         micro_batches: of a pipeline; None for as many as it has ranks.
         schedule: of a pipeline, by name.
         stages: the first layer of every stage of a pipeline but the first; empty for a balanced cut.
+        split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
+            for all that can be.
+        spatial_until: name of the layer before which blocks of positions are gathered; None for as late as possible.
     """
 
     batch: int
@@ -301,6 +304,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    spatial_until: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -309,6 +314,18 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("limits of buckets have to be 0 bytes or more")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches has to be at least 1, not {self.micro_batches}")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Settings other than batch, optimizer and bucket limits that are not the defaults, in words."""
+        apart = ("batch", "optimizer", "first_bucket_bytes", "bucket_cap_bytes")
+        defaults = PlanSettings(batch=1)
+        chosen = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in apart}
+        return {
+            name: ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in chosen.items()
+            if value != getattr(defaults, name)
+        }
 
 
 def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:

@@ -118,6 +118,20 @@ def parse_counts(text: str, where: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(parse_count(part, where) for part in text.split(",")))
 
 
+def parse_layers(text: str | None, where: str) -> tuple[str, ...]:
+    """Names or patterns of layers parted by commas; empty for ``all`` and for no text.
+
+    Raises:
+        UserError: a name is empty.
+    """
+    if text is None or text.strip() == "all":
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UserError(f"{where} {text!r}: a name is empty; write conv1,fc*, or all")
+    return tuple(dict.fromkeys(names))
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """Extents of ``3x224x224``.
 

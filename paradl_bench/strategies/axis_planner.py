@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Limit, PlanSettings
-from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.compute import LayerShard
 
 T = TypeVar("T")
@@ -59,6 +60,35 @@ class SharingPlanner(AxisPlanner, Protocol):
         self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
     ) -> SharedLayers:
         """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
+
+
+SHARD_OPTIONS: dict[AxisKind, tuple[str, ...]] = {
+    "filter": ("split",),
+    "channel": ("split",),
+    "tensor": ("split",),
+    "spatial": ("spatial_until",),
+}
+"""Settings that decide which layers the ranks of an axis share, by its kind."""
+
+
+def shard_label(axis: Axis, settings: PlanSettings) -> str:
+    """What a rank runs of a model, as measurements and plans call it: ``f2``, ``f2[split=fc1,fc2]``."""
+    options = [f"{name}={text}" for name, text in settings.options.items() if name in SHARD_OPTIONS.get(axis.kind, ())]
+    return f"{axis}[{' '.join(options)}]" if options else str(axis)
+
+
+def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy]) -> None:
+    """Refuse an option of axes that none of the strategies has.
+
+    Raises:
+        UserError: names the option, and the kinds of axes that it is for.
+    """
+    present = {axis.kind for strategy in strategies for axis in strategy.axes}
+    for name in settings.options:
+        kinds = [kind for kind, names in SHARD_OPTIONS.items() if name in names]
+        if kinds and not present.intersection(kinds):
+            found = ",".join(map(str, strategies)) or "no strategy"
+            raise UserError(f"--{name.replace('_', '-')} is for {', '.join(kinds)} parallelism, not for {found}")
 
 
 @dataclass(slots=True)

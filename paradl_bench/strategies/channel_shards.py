@@ -10,17 +10,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.partition import ChannelShard, Interval, shard_channels, shard_filters
 from paradl_bench.spec.plan import Limit
 from paradl_bench.spec.strategy import Strategy
 
 SPLIT_KINDS = ("conv", "linear")
+NOT_CHOSEN = "it was not chosen"
 
 Shards = tuple[ChannelShard, ...]
 Cut = Callable[[int, int, int, int], Shards | None]
@@ -72,20 +74,62 @@ def _number(value: object) -> int:
     return value
 
 
-def split_layers(network: Network, parts: int, cut: Cut) -> SplitLayers:
-    """What is split over ``parts`` ranks, by ``cut``: :func:`shard_filters` or :func:`shard_channels`."""
+def split_layers(network: Network, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
+    """What is split over ``parts`` ranks, by ``cut``: :func:`shard_filters` or :func:`shard_channels`.
+
+    Args:
+        patterns: as in :func:`choose_layers`.
+
+    Raises:
+        UserError: as :func:`choose_layers`, or a layer that is named does not split in ``parts``.
+    """
     shards: dict[int, Shards] = {}
     whole: dict[str, str] = {}
+    chosen = choose_layers(network, patterns)
     for index, reason in _reasons_against(network).items():
         layer = network.layers[index]
         filters, channels, groups = channels_of(layer)
-        if reason is not None:
+        if index not in chosen and reason is None:
+            whole[layer.name] = NOT_CHOSEN
+        elif reason is not None:
             whole[layer.name] = reason
         elif (found := cut(filters, channels, groups, parts)) is None:
-            whole[layer.name] = f"{filters} filters, {channels} channels and {groups} groups do not split in {parts}"
+            why = f"{filters} filters, {channels} channels and {groups} groups do not split in {parts}"
+            if layer.name in patterns:
+                raise UserError(f"split layers: {layer.name} of {network.name} can't be: {why}")
+            whole[layer.name] = why
         else:
             shards[index] = found
     return SplitLayers(shards, whole)
+
+
+def choose_layers(network: Network, patterns: Sequence[str]) -> frozenset[int]:
+    """Indices of the layers that are to be split, of those that can be, extents aside.
+
+    Args:
+        patterns: names of layers, or patterns of them with ``*``, ``?`` and ``[...]``; empty for all.
+
+    Raises:
+        UserError: a name that no layer has, of one that can't be split, or a pattern that fits none that can.
+    """
+    reasons = _reasons_against(network)
+    possible = {network.layers[index].name: index for index, reason in reasons.items() if reason is None}
+    if not patterns:
+        return frozenset(possible.values())
+    refused = {network.layers[index].name: reason for index, reason in reasons.items() if reason is not None}
+    names = {layer.name for layer in network.layers}
+    found: set[int] = set()
+    for pattern in patterns:
+        if pattern in possible:
+            found.add(possible[pattern])
+        elif pattern in names:
+            why = refused.get(pattern, "it is neither a convolution nor a fully connected layer")
+            raise UserError(f"split layers: {pattern} of {network.name} can't be: {why}")
+        elif matching := [name for name in possible if fnmatchcase(name, pattern)]:
+            found.update(possible[name] for name in matching)
+        else:
+            raise unknown_choice(f"layer of {network.name} to split", pattern, possible)
+    return frozenset(found)
 
 
 def _reasons_against(network: Network) -> dict[int, str | None]:
@@ -107,9 +151,13 @@ def _reasons_against(network: Network) -> dict[int, str | None]:
     return found
 
 
-def splittable(network: Network) -> list[Layer]:
-    """Layers that can be split, extents aside."""
-    return [network.layers[index] for index, reason in _reasons_against(network).items() if reason is None]
+def splittable(network: Network, patterns: Sequence[str] = ()) -> list[Layer]:
+    """Layers that are to be split, of those that can be, extents aside.
+
+    Raises:
+        UserError: as :func:`choose_layers`.
+    """
+    return [network.layers[index] for index in sorted(choose_layers(network, patterns))]
 
 
 def fewest(network: Network, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
@@ -169,5 +217,14 @@ def with_parameter_shapes(network: Network, shapes: Mapping[str, tuple[int, ...]
 
 
 def notes_on(kind: str, split: SplitLayers) -> tuple[str, ...]:
-    """Which layers could have been split and were not, and why."""
-    return tuple(f"{kind} parallelism does not split layer {name}: {why}" for name, why in split.whole.items())
+    """Which layers could have been split and were not, and why; those that were not asked for are counted."""
+    left = sum(why == NOT_CHOSEN for why in split.whole.values())
+    of_choice = (f"{kind} parallelism splits {len(split.shards)} layers, as chosen, and leaves {left} whole",)
+    return (
+        *(of_choice if left else ()),
+        *(
+            f"{kind} parallelism does not split layer {name}: {why}"
+            for name, why in split.whole.items()
+            if why != NOT_CHOSEN
+        ),
+    )

@@ -113,7 +113,7 @@ class NestedPlanner:
         for position in positions(strategy):
             shared = self._share(network, strategy, position, local_batch, settings)
             if settings.batch_norm == "sync":
-                shared = synchronise_norms(shared, network, strategy)
+                shared = synchronise_norms(shared, network, strategy, settings)
             found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
             if found == len(distinct):
                 distinct.append(shared)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
-from paradl_bench.spec.plan import Collective
+from paradl_bench.spec.plan import Collective, PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
@@ -21,14 +21,14 @@ SUMS = 2
 """Sums a channel, in each direction. Forward's are fp64, so that a mean far from 0 costs no digits of the variance."""
 
 
-def statistics_axes(network: Network, strategy: Strategy) -> dict[int, tuple[int, ...]]:
+def statistics_axes(network: Network, strategy: Strategy, settings: PlanSettings) -> dict[int, tuple[int, ...]]:
     """Per index of a batch normalisation whose mini-batch several ranks hold parts of, the axes that these lie along.
 
     Ranks along a spatial axis hold parts of it only inside the spatial region.
     """
     everywhere = group_axes(strategy, "data")
     inside = group_axes(strategy, *REPLICATING)
-    cut = _cut_layers(network, strategy)
+    cut = _cut_layers(network, strategy, settings)
     found = {}
     for index, layer in enumerate(network.layers):
         axes = inside if index in cut else everywhere
@@ -37,10 +37,10 @@ def statistics_axes(network: Network, strategy: Strategy) -> dict[int, tuple[int
     return found
 
 
-def _cut_layers(network: Network, strategy: Strategy) -> set[int]:
+def _cut_layers(network: Network, strategy: Strategy, settings: PlanSettings) -> set[int]:
     for axis in strategy.axes:
         if axis.kind == "spatial" and axis.degree > 1:
-            return set(spatial_region(network, axis.extents).layers)
+            return set(spatial_region(network, axis.extents, until=settings.spatial_until).layers)
     return set()
 
 
@@ -48,7 +48,9 @@ def _ranks(strategy: Strategy, axes: tuple[int, ...]) -> int:
     return math.prod(strategy.axes[axis].degree for axis in axes)
 
 
-def synchronise_norms(shared: SharedLayers, network: Network, strategy: Strategy) -> SharedLayers:
+def synchronise_norms(
+    shared: SharedLayers, network: Network, strategy: Strategy, settings: PlanSettings
+) -> SharedLayers:
     """The layers with the all-reduces of synchronised batch normalisation.
 
     Their place in the plan is before the layer's forward and behind its backward; in a run they are between the two
@@ -56,7 +58,7 @@ def synchronise_norms(shared: SharedLayers, network: Network, strategy: Strategy
     """
     differentiated = input_needs_gradient(network)
     shards = dict(shared.shards)
-    for index, axes in statistics_axes(network, strategy).items():
+    for index, axes in statistics_axes(network, strategy, settings).items():
         layer = network.layers[index]
         shard = shards.get(index) or LayerShard(layer)
         ranks = _ranks(strategy, axes)

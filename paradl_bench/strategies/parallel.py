@@ -96,7 +96,8 @@ def _sharding(
         axis = strategy.axes[index]
         sharding = runners[axis.kind].shard(module, network, axis, mesh.group((index,)), settings)
     if settings.batch_norm == "sync":
-        groups = {index: mesh.group(axes) for index, axes in statistics_axes(network, strategy).items()}
+        axes_of = statistics_axes(network, strategy, settings)
+        groups = {index: mesh.group(axes) for index, axes in axes_of.items()}
         sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups))
     return sharding
 

@@ -7,12 +7,14 @@ whole on every rank, on gathered or summed activations. The folders say what is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 from paradl_bench.spec.plan import Collective, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import Latest, SharedLayers
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.strategies.channel_shards import (
     Shards,
     SplitLayers,
@@ -22,6 +24,7 @@ from paradl_bench.strategies.channel_shards import (
     notes_on,
     shard_layer,
     split_layers,
+    splittable,
     with_parameter_shapes,
 )
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
@@ -60,8 +63,12 @@ class SplitPlanner(ABC):
         self._latest: Latest[SplitLayers] = Latest()
 
     @abstractmethod
-    def extents(self, network: Network) -> list[tuple[str, int]]:
-        """Names of the layers that limit the axis, and how many filters or channels each has."""
+    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
+        """Names of the layers that limit the axis, and how many filters or channels each has.
+
+        Args:
+            layers: those that are to be split.
+        """
 
     @abstractmethod
     def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
@@ -73,13 +80,27 @@ class SplitPlanner(ABC):
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
-        UserError: a layer that counts has fewer filters or channels than the axis has ranks.
+        UserError: a layer that counts has fewer filters or channels than the axis has ranks, no layer can be split so
+            often, or those that were chosen are not there.
         """
+        if not network.layers:
+            return
         check_extent(network, strategy, axis, self.limit(network, settings))
+        split = self._split(network, strategy.axes[axis].degree, settings)
+        if not split.shards:
+            name, why = next(iter(split.whole.items()))
+            raise UserError(f"strategy {strategy}: {strategy.axes[axis]} would split no layer; of {name}, {why}")
 
     def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """The fewest filters or channels of any layer that counts (ParaDL, Table 3)."""
-        return fewest(network, self.name, self._splitting.what, self.extents(network))
+        extents = self.extents(network, splittable(network, settings.split))
+        return fewest(network, self.name, self._splitting.what, extents)
+
+    def _split(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
+        def find() -> SplitLayers:
+            return split_layers(network, ranks, self._splitting.cut, settings.split)
+
+        return self._latest.get(network, (ranks, settings.split), find)
 
     def share(
         self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
@@ -87,7 +108,7 @@ class SplitPlanner(ABC):
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
         ranks = parts.degree
-        split = self._latest.get(network, ranks, lambda: split_layers(network, ranks, self._splitting.cut))
+        split = self._split(network, ranks, settings)
         differentiated = input_needs_gradient(network)
         exchange = Exchange(ranks=ranks, axis=axis, local_batch=local_batch)
         of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
@@ -99,7 +120,7 @@ class SplitPlanner(ABC):
                 shapes[name] = (*extents, *of_parameters[name][len(extents) :])
             shards[index] = LayerShard(
                 shard_layer(layer, own),
-                str(parts),
+                shard_label(parts, settings),
                 after_fw=(self.forward(layer, of_ranks, exchange),),
                 after_bw=(self.backward(layer, of_ranks, exchange),) if differentiated[index] else (),
             )

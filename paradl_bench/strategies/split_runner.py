@@ -36,8 +36,9 @@ class SplitRunner:
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
         kinds = layer_kinds()
+        split = split_layers(network, group.size, self._splitting.cut, settings.split)
         rules, shapes = {}, {}
-        for index, shards in split_layers(network, group.size, self._splitting.cut).shards.items():
+        for index, shards in split.shards.items():
             layer = network.layers[index]
             for name, held in self._splitting.parameter_parts(layer, shards[group.rank]).items():
                 part = module.get_parameter(name)[tuple(slice(*interval) for interval in held)]

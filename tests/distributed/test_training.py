@@ -105,10 +105,12 @@ from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 
 def compare(case, context):
-    name, text, cap_mb, batch_norm = case.split()
+    name, text, cap_mb, batch_norm, *words = case.split()
+    options = {name: tuple(value.split("+")) if name == "split" else value for name, value in
+        (word.split("=") for word in words)}
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
-        device="cpu", bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm)
+        device="cpu", bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm, **options)
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
@@ -191,7 +193,7 @@ def launch(where: Path, program: str, *arguments: str, ranks: int = 2) -> None:
 
 
 def issued_and_planned(workplace: Path, cases: list[str], ranks: int) -> list[dict[str, Any]]:
-    """What each rank found, by case; cases are network, strategy, bucket cap in MiB or -, batch norm."""
+    """What each rank found, by case: network, strategy, bucket cap in MiB or -, batch norm, options as name=value."""
     launch(workplace, COMPARE, *cases, ranks=ranks)
     of_ranks: list[dict[str, Any]] = json.loads((workplace / "found.json").read_text())
     assert len(of_ranks) == ranks
@@ -221,6 +223,8 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
     cases += [f"BatchNormed {strategy} - sync" for strategy in strategies.split()]
     # What has no positions, or parameters that several layers or none use.
     cases += [f"{name} {s} - local" for name in ("Shared", "Unused") for s in strategies.split() if "s" not in s]
+    cases += [f"Biased {s} - local split=two+h*" for s in strategies.split() if "s" not in s]
+    cases += [f"BatchNormed {s} - sync spatial_until=two" for s in strategies.split() if "s" in s]
     for found in issued_and_planned(workplace, cases, ranks):
         for case, result in found.items():
             chunk, timed = result["chunk"], {}
@@ -305,12 +309,14 @@ def test_a_run_as_a_user_makes_it(workplace: Path) -> None:
 
 def test_a_run_with_shared_layers_shows_their_communication(workplace: Path) -> None:
     settings = ("networks:BatchNormed", "--strategy", "s2", "--batch", "4", "--iterations", "12")
+    settings += ("--spatial-until", "head")
     result = train(workplace, *settings, "--batch-norm", "sync", "-o", "run")
     assert result.returncode == 0, result.stderr
     assert "layer-wise communication within FW and BW" in result.stdout
     assert "every collective agrees with the plan to the byte" in result.stdout
     summary = check_whole(workplace / "run", 12, 2)
-    assert summary.run.batch_norm == "sync"
+    assert (summary.run.batch_norm, summary.run.spatial_until) == ("sync", "head")
+    assert read_manifest(workplace / "run").arguments["spatial_until"] == "head"
     for rank in summary.ranks:
         assert list(rank.communication) == ["FW halo", "FW all_reduce", "FW all_gather", "BW all_reduce", "BW halo"]
         for phase in ("FW", "BW"):
@@ -386,6 +392,15 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
             "over 3 dims: an input of networks:BatchNormed has 2 spatial",
         ),
         ("networks:BatchNormed --strategy f2 --batch 8 --batch-norm global", "'global' is not one of 'local', 'sync'"),
+        (
+            "networks:BatchNormed --strategy f2 --batch 8 --split two,on",
+            "to split 'on': did you mean one? choices are head",
+        ),
+        ("norm of networks:BatchNormed can't be: it is neither",),
+        (
+            "resnet18 --strategy d2 --batch 8 --split fc",
+            "--split is for filter, channel, tensor parallelism, not for d2",
+        ),
         ("resnet18 --strategy d4 --batch 3", "batch 3 is smaller than 4 ranks"),
         ("resnet18 --strategy d2 --batch 7", "the nearest that do are 6 and 8"),
         ("resnet18 --strategy d2 --batch 0", "--batch"),

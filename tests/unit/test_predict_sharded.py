@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -286,6 +287,77 @@ def test_a_sweep_goes_as_far_as_the_limit_and_says_what_it_left_out(predict: Cal
     assert json.loads(out)[0]["limits"] == ["p <= 6: fewest filters, layer fc"]
     assert err.count("left out") == 2
     assert "p <= 6: fewest filters, layer fc" in err
+
+
+def test_options_of_axes_reach_the_plan_and_the_answer(predict: Caller) -> None:
+    def found(*options: str) -> list[dict[str, Any]]:
+        code, out, err = predict("--batch", "8", "--json", *options)
+        assert (code, err) == (0, "")
+        return list(json.loads(out))
+
+    whole, of_fc, of_conv = (
+        found("--strategy", "f2", *options)[0] for options in ((), ("--split", "fc"), ("--split", "conv*"))
+    )
+    assert [answer["options"] for answer in (whole, of_fc, of_conv)] == [{}, {"split": "fc"}, {"split": "conv*"}]
+    assert of_fc["limits"] == ["p <= 6: fewest filters, layer fc"]
+    assert of_conv["limits"] == ["p <= 8: fewest filters, layer conv1"]
+    gathers = [answer["breakdown_s"]["all_gather"] for answer in (whole, of_fc, of_conv)]
+    assert gathers[0] == pytest.approx(gathers[1] + gathers[2])
+    late, early = (found("--strategy", "s2", *options)[0] for options in ((), ("--spatial-until", "conv2")))
+    assert early["options"] == {"spatial_until": "conv2"}
+    assert early["breakdown_s"]["halo"] < late["breakdown_s"]["halo"]
+    # Where an option says something of one of several strategies it says nothing of the others.
+    assert len(found("--strategy", "serial,d2,s2", "--batch-norm", "sync", "--spatial-until", "conv2")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "--strategy f2 --split conv3",
+            "unknown layer of convolutional to split 'conv3': did you mean conv2 or conv1?",
+        ),
+        ("--strategy d2,s2 --split fc", "--split is for filter, channel, tensor parallelism, not for d2,s2"),
+        ("--strategy f2 --spatial-until fc", "--spatial-until is for spatial parallelism, not for f2"),
+    ],
+)
+def test_an_option_that_says_nothing_is_refused(predict: Caller, arguments: str, message: str) -> None:
+    code, out, err = predict("--batch", "8", *arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_synchronised_batch_norm_costs_its_all_reduces(predict: Caller) -> None:
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv", 8)
+    factory.batch_norm("bn")
+    factory.flatten("flatten")
+    factory.loss()
+    network = factory.network("normalised")
+    profile = profile_of(network, communication=fits("all_reduce", "broadcast"))
+    model = CostModel(profile=profile, network=network)
+    local, sync = (
+        Predictor(model, evaluator_named("simulate")).predict(
+            Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
+        )
+        for of in ("local", "sync")
+    )
+    assert (local.options, sync.options) == ({}, {"batch_norm": "sync"})
+    assert sync.breakdown_s["all_reduce"] > local.breakdown_s.get("all_reduce", 0.0)
+
+
+def test_shards_measured_of_all_layers_stand_for_those_that_were_chosen() -> None:
+    """A layer that runs as a shard takes as long whatever other layers are split."""
+    measured = tuple(
+        msgspec.structs.replace(time, shard="f2")
+        for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: 7e-3)
+    )
+    model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
+    settings = PlanSettings(batch=BATCH, split=("fc",))
+    found = Predictor(model, evaluator_named("simulate")).predict(
+        Point(strategy=parse_strategy("f2"), settings=settings)
+    )
+    assert not [line for line in found.extrapolated if "nearest operation" in line]
 
 
 def test_every_strategy_in_one_call(predict: Caller) -> None:

@@ -17,6 +17,7 @@ from paradl_bench.spec.units import (
     format_seconds,
     parse_count,
     parse_counts,
+    parse_layers,
     parse_ranks,
     parse_shape,
     parse_size,
@@ -147,6 +148,14 @@ def test_any_text_is_a_shape_and_counts_or_a_users_mistake(text: str) -> None:
             continue
         assert values
         assert min(values) >= 1
+
+
+def test_layers_are_names_or_all() -> None:
+    assert parse_layers(None, "--split") == parse_layers("all", "--split") == ()
+    assert parse_layers("conv1, fc*,conv1", "--split") == ("conv1", "fc*")
+    for wrong in ("", "fc,,conv1", "fc,"):
+        with pytest.raises(UserError, match=r"--split '.*': a name is empty"):
+            parse_layers(wrong, "--split")
 
 
 def test_a_wrong_count_names_its_option() -> None:

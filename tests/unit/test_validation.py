@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from profile_factory import ENVIRONMENT, make_network, make_profile, model_times, write_training_run
+from profile_factory import ENVIRONMENT, make_network, make_profile, model_times, ring_fit, write_training_run
 
 from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
@@ -84,6 +84,29 @@ def test_runs_that_take_what_is_predicted_are_predicted_exactly(profile: Path, t
     assert report.outliers == ()
     assert report.overall["simulate"].ranking.rank_correlation == pytest.approx(1)
     assert report.overall["simulate"].ranking.top1_regret == 0
+
+
+def test_a_run_is_predicted_with_its_own_options(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    fits = (ring_fit(), ring_fit("all_gather"))
+    write_profile(profile, msgspec.structs.replace(PROFILE, communication=fits))
+    rows = [[(1.0, 2.0, 0.0, 0.1)] * 12] * 2
+    choices = {"all": (), "one": ("fc0",), "rest": ("fc[1]", "fc2")}
+    runs = [
+        write_training_run(tmp_path / name, CHAIN, strategy="f2", batch=8, phases_s=rows, split=split)
+        for name, split in choices.items()
+    ]
+    found = {Path(pair.run).name: pair for pair in validate(profile, runs).pairs if pair.evaluator == "simulate"}
+    assert [found[name].options for name in choices] == [{}, {"split": "fc0"}, {"split": "fc[1],fc2"}]
+    for name, split in choices.items():
+        settings = PlanSettings(batch=8, split=split)
+        model = CostModel(profile=msgspec.structs.replace(PROFILE, communication=fits), network=CHAIN)
+        point = Point(strategy=parse_strategy("f2"), settings=settings)
+        exact = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
+        assert found[name].predicted_s == pytest.approx(exact)
+    assert len({pair.predicted_s for pair in found.values()}) == len(choices)
+    # Runs with unlike options do not repeat each other.
+    assert validate(profile, runs).reruns == {}
 
 
 def test_the_baselines_are_the_closed_forms(profile: Path, tmp_path: Path) -> None:
@@ -227,6 +250,7 @@ def pair(strategy: str, predicted_s: float, measured_s: float, batch: int = 8) -
             "optimizer": "sgd",
             "strategy": strategy,
             "batch": batch,
+            "options": {},
             "predicted_s": predicted_s,
             "measured_median_s": measured_s,
         }

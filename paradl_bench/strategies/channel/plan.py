@@ -6,10 +6,11 @@ ParaDL, section 3.4 and Table 3. The first layer is split only where the input h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective
-from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of, splittable
+from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
 from paradl_bench.strategies.compute import input_needs_gradient
 from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
 
@@ -17,14 +18,13 @@ from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
 class ChannelPlanner(SplitPlanner):
     """Every rank computes with some of the input channels of each convolution and fully connected layer."""
 
-    def extents(self, network: Network) -> list[tuple[str, int]]:
+    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
         """Input channels of every layer that is split, the first ones aside.
 
         Layers that read what no parameter has touched, as images of 3 channels, run whole where they have too few.
         """
         differentiated = zip(network.layers, input_needs_gradient(network), strict=True)
         first = {layer.name for layer, needed in differentiated if not needed}
-        layers = splittable(network)
         counting = [layer for layer in layers if layer.name not in first] or layers
         return [(layer.name, channels_of(layer)[1]) for layer in counting]
 

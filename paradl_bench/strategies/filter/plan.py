@@ -6,19 +6,20 @@ ParaDL, section 3.3 and Table 3. A layer whose input needs no gradient (the firs
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective
-from paradl_bench.strategies.channel_shards import FILTERS, Shards, channels_of, splittable
+from paradl_bench.strategies.channel_shards import FILTERS, Shards, channels_of
 from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
 
 
 class FilterPlanner(SplitPlanner):
     """Every rank computes some of the filters of each convolution and fully connected layer."""
 
-    def extents(self, network: Network) -> list[tuple[str, int]]:
+    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
         """Filters of every layer that is split."""
-        return [(layer.name, channels_of(layer)[0]) for layer in splittable(network)]
+        return [(layer.name, channels_of(layer)[0]) for layer in layers]
 
     def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
         """An all-gather of the output; uneven parts are sent as long as the longest."""

@@ -63,7 +63,7 @@ class SpatialRunner:
         self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
-        return _shard(network, spatial_region(network, axis.extents), group)
+        return _shard(network, spatial_region(network, axis.extents, until=settings.spatial_until), group)
 
 
 RUNNER = SpatialRunner()

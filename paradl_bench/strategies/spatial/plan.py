@@ -16,7 +16,7 @@ from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 from paradl_bench.spec.partition import Box, Transfer, box_elements
 from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import Latest, SharedLayers
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, spatial_region
 
@@ -31,15 +31,17 @@ class SpatialPlanner:
     def __init__(self) -> None:
         self._latest: Latest[Region] = Latest()
 
-    def _region(self, network: Network, parts: tuple[int, ...]) -> Region:
-        return self._latest.get(network, parts, lambda: spatial_region(network, parts))
+    def _region(self, network: Network, parts: tuple[int, ...], settings: PlanSettings) -> Region:
+        until = settings.spatial_until
+        return self._latest.get(network, (parts, until), lambda: spatial_region(network, parts, until=until))
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
-        UserError: the input has fewer positions than parts, or no layer could be cut.
+        UserError: the input has fewer positions than parts, no layer could be cut, or none has the name of the one
+            before which the region is to end.
         """
         if network.layers and strategy.axes[axis].degree > 1:
-            self._region(network, strategy.axes[axis].extents)
+            self._region(network, strategy.axes[axis].extents, settings)
 
     def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """One position a rank at least in the layers that can be cut furthest.
@@ -47,7 +49,7 @@ class SpatialPlanner:
         The paper's limit, the fewest positions of any layer, is that of networks that are cut to their end; here the
         region ends before the first layer that has too few.
         """
-        most = most_parts(network)
+        most = most_parts(network, until=settings.spatial_until)
         if most is None:
             return Limit(axis="spatial", ranks=1, reason=f"no layer of {network.name} has windows over positions")
         extents, name = most
@@ -59,7 +61,7 @@ class SpatialPlanner:
     ) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
-        region = self._region(network, parts.extents)
+        region = self._region(network, parts.extents, settings)
         differentiated = input_needs_gradient(network)
         shards = {}
         for index, layer in enumerate(network.layers):
@@ -68,7 +70,7 @@ class SpatialPlanner:
                 forward, backward = _halos(layer, block, position, local_batch, axis)
                 shards[index] = LayerShard(
                     _block_layer(layer, block, position),
-                    str(parts),
+                    shard_label(parts, settings),
                     before_fw=forward,
                     after_bw=backward if differentiated[index] else (),
                 )

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paradl_bench.layers.kind import LayerKind, layer_kinds
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.partition import Box, Exchange, cut_box, exchanges, read_boxes
 
 INPUT = "input"
+_GIVEN = "so it was asked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,14 @@ def spatial_region(network: Network, parts: Sequence[int], *, until: str | None 
     _check_input(network, parts)
     names = [layer.name for layer in network.layers]
     if until is not None and until not in names:
-        raise UserError(f"spatial parallelism: {network.name} has no layer {until!r} to end before")
+        raise unknown_choice(f"layer of {network.name} to end spatial parallelism before", until, names)
     last = len(names) if until is None else names.index(until)
     kinds = layer_kinds()
     inside: dict[str, tuple[int, ...]] = {INPUT: extents}
     layers: dict[int, BlockLayer] = {}
     end = ""
     for index, layer in enumerate(network.layers):
-        reason = _outside(layer, kinds.get(layer.kind), inside, parts) if index < last else "it was given as the end"
+        reason = _outside(layer, kinds.get(layer.kind), inside, parts) if index < last else _GIVEN
         if reason is None:
             layers[index] = _block_layer(layer, kinds[layer.kind], parts)
             inside[layer.name] = layer.output_shape[1:]
@@ -137,16 +138,19 @@ def _block_layer(layer: Layer, kind: LayerKind, parts: Sequence[int]) -> BlockLa
     )
 
 
-def most_parts(network: Network) -> tuple[tuple[int, ...], str] | None:
+def most_parts(network: Network, *, until: str | None = None) -> tuple[tuple[int, ...], str] | None:
     """How many parts each dim can be cut in at most so that some windows run on blocks, and the layer that says so.
 
     That is the layer with windows that can be cut furthest, and those before it. None where no layer can be cut.
+
+    Args:
+        until: as in :func:`spatial_region`.
     """
     dims = len(network.input_shape) - 1
     if dims < 1:
         return None
     try:
-        region = spatial_region(network, (1,) * dims)
+        region = spatial_region(network, (1,) * dims, until=until)
     except UserError:
         return None
     parts = {INPUT: network.input_shape[1:]}
