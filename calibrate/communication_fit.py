@@ -43,6 +43,19 @@ Key = tuple[str, str, str]
 """(library, operation, level)."""
 
 
+class Variant(NamedTuple):
+    """What measurements of one collective may differ in besides ranks and size; unlike ones do not mix in a fit."""
+
+    tool: str
+    dtype: str
+    buffers: str
+
+    @property
+    def words(self) -> str:
+        """As a note names it."""
+        return " ".join(part.replace("_", " ") for part in self if part)
+
+
 class Point(NamedTuple):
     """One (ranks, size): seconds of each call, an array a block."""
 
@@ -86,7 +99,7 @@ def fit_communication(
         The fits, and what was left out and why.
 
     Raises:
-        UserError: an operation that has no cost terms.
+        UserError: an operation that has no cost terms; one that was imported is left out instead.
     """
     fits: list[CommunicationFit] = []
     notes: list[str] = []
@@ -94,6 +107,10 @@ def fit_communication(
     with progress("fitting", len(groups)) as bar:
         for key, group in sorted(groups.items()):
             bar.describe(f"fitting {' '.join(key)}")
+            if key[1] not in operations and all(sample.source for sample in group):
+                notes.append(f"{' '.join(key)}: imported, and no cost terms say how it grows: left out")
+                bar.advance()
+                continue
             operation = lookup(dict(operations), key[1], "collective")
             points, more = _points(key, group, operation)
             notes += more
@@ -117,17 +134,17 @@ def _by_key(samples: Iterable[CollectiveSamples]) -> dict[Key, list[CollectiveSa
 def _points(
     key: Key, samples: list[CollectiveSamples], operation: CollectiveOperation
 ) -> tuple[list[Point], list[str]]:
-    """Points of one tool and dtype: torch's before those of other tools, else the one with the most samples."""
-    variants: dict[tuple[str, str], list[CollectiveSamples]] = {}
+    """Points of one tool, dtype and way of buffers: those that :func:`_preference` puts first."""
+    variants: dict[Variant, list[CollectiveSamples]] = {}
     for sample in samples:
-        variants.setdefault((sample.tool, sample.dtype), []).append(sample)
-    tools = {tool: rank for rank, tool in enumerate(_TOOLS)}
-    chosen = min(variants, key=lambda name: (tools.get(name[0], len(tools)), -len(variants[name]), name))
+        variants.setdefault(Variant(sample.tool, sample.dtype, sample.buffers), []).append(sample)
+    chosen = min(variants, key=lambda name: _preference(name, len(variants[name]), operation))
     notes = [
-        f"{' '.join(key)}: fitted on {' '.join(chosen)}; what {' '.join(other)} measured is left out"
+        f"{' '.join(key)}: fitted on {chosen.words}; what {other.words} measured is left out"
         for other in sorted(variants)
         if other != chosen
     ]
+    notes += _means_noted(key, variants[chosen])
     calls: dict[tuple[int, int], list[Floats]] = {}
     for sample in variants[chosen]:
         calls.setdefault((sample.ranks, sample.message_bytes), []).append(operation.call_seconds(sample.samples_s))
@@ -139,6 +156,36 @@ def _points(
     if wrong:
         notes.append(f"{' '.join(key)}: the results of {wrong} of {len(variants[chosen])} records were not verified")
     return timed, notes
+
+
+def _preference(variant: Variant, samples: int, operation: CollectiveOperation) -> tuple[object, ...]:
+    """What decides between variants, the smallest first.
+
+    torch's measurements before those of other tools, since they are made as a run's collectives are; the buffers that
+    such runs use; the most samples.
+    """
+    tool = _TOOLS.index(variant.tool) if variant.tool in _TOOLS else len(_TOOLS)
+    usual = "in_place" if operation.in_place else "out_of_place"
+    return tool, variant.buffers not in ("", usual), -samples, variant
+
+
+def _means_noted(key: Key, samples: Sequence[CollectiveSamples]) -> list[str]:
+    """What means over many calls can't say of a fit's interval."""
+    means = [sample for sample in samples if sample.calls_per_sample > 1]
+    if not means:
+        return []
+    points = {(sample.ranks, sample.message_bytes) for sample in means}
+    calls = sorted({sample.calls_per_sample for sample in means})
+    of = str(calls[0]) if len(calls) == 1 else f"{calls[0]} to {calls[-1]}"
+    spread = (
+        "spread between runs is known where several were imported"
+        if len(points) < len(means)
+        else "no spread between calls or runs is known"
+    )
+    return [
+        f"{' '.join(key)}: {len(means)} of {len(samples)} times are means over {of} calls; {spread}, and the interval"
+        " is that of the residuals"
+    ]
 
 
 def build_curve(points: Sequence[Point], *, seed: int = 0) -> Curve:

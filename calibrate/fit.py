@@ -87,10 +87,12 @@ def _cluster(measured: Measurements) -> Cluster:
     levels = [Level(name=NODE, ranks=node_ranks)]
     levels += [Level(name=name, ranks=max(ranks, node_ranks)) for name, ranks in outer]
     shared = environment.device == "cpu"
+    # Logs of other tools don't say how much memory there was.
+    memory_bytes = environment.memory_bytes / (node_ranks if shared else 1) if environment.memory_bytes else None
     return Cluster(
         name=environment.hostname or "measured",
         levels=tuple(levels),
-        memory_bytes_per_rank=environment.memory_bytes / (node_ranks if shared else 1),
+        memory_bytes_per_rank=memory_bytes,
     )
 
 

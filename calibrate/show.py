@@ -74,9 +74,10 @@ def _print_origin(profile: Profile, console: Console) -> None:
 
 def _environment(environment: Environment) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    memory = format_bytes(environment.memory_bytes) if environment.memory_bytes else "memory not known"
     return (
-        f"{environment.hostname}: {environment.device_count} x {environment.device_name} ({environment.device}), "
-        f"{format_bytes(environment.memory_bytes)}; {versions}"
+        f"{environment.hostname or 'several hosts'}: {environment.device_count} x {environment.device_name}"
+        f" ({environment.device}), {memory}; {versions or 'versions not known'}"
     )
 
 

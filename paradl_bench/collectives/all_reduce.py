@@ -28,6 +28,7 @@ OPERATION = CollectiveOperation(
     name="all_reduce",
     message_bytes_is="the whole buffer",
     bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
+    in_place=True,
     algorithms=(
         Algorithm(
             name="ring",

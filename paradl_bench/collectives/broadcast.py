@@ -34,6 +34,7 @@ OPERATION = CollectiveOperation(
     name="broadcast",
     message_bytes_is="the whole buffer",
     bus_factor=lambda ranks: 1.0,
+    in_place=True,
     algorithms=(
         Algorithm(
             name="binomial",

@@ -80,9 +80,10 @@ class CollectiveOperation:
         message_bytes_is: what ``message_bytes`` counts, in words, for documentation and files.
         ends_with: whose time is the call's: the ``slowest`` rank's, or the ``fastest`` (DistSim: a send and a receive
             last min(send, recv), since the side that calls earlier only waits).
+        in_place: whether a rank has one buffer, which is read and then holds the result, as in training.
     """
 
-    __slots__ = ("algorithms", "bus_factor", "ends_with", "message_bytes_is", "name", "size_factor")
+    __slots__ = ("algorithms", "bus_factor", "ends_with", "in_place", "message_bytes_is", "name", "size_factor")
 
     def __init__(
         self,
@@ -93,12 +94,14 @@ class CollectiveOperation:
         algorithms: tuple[Algorithm, ...],
         size_factor: Callable[[int], float] = lambda _ranks: 1.0,
         ends_with: Literal["slowest", "fastest"] = "slowest",
+        in_place: bool = False,
     ) -> None:
         self.name = name
         self.message_bytes_is = message_bytes_is
         self.bus_factor = bus_factor
         self.size_factor = size_factor
         self.ends_with = ends_with
+        self.in_place = in_place
         self.algorithms: Mapping[str, Algorithm] = {algorithm.name: algorithm for algorithm in algorithms}
 
     @property

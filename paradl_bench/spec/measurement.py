@@ -36,6 +36,7 @@ COPIES_FILE = "copies.jsonl"
 COLLECTIVES_FILE = "collectives.jsonl"
 INTERFERENCE_FILE = "interference.jsonl"
 TRAINING_FILE = "training.jsonl"
+DROPPED_FILE = "dropped.jsonl"
 RUN_NAME = "run.json"
 
 MeasurementKind = Literal["layers", "collectives", "training"]
@@ -64,6 +65,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         device: ``cpu`` or ``cuda``.
         device_name, device_count, memory_bytes: of one device (for a CPU the host's memory, and cores as devices).
+            0 bytes where a log of another tool does not say.
         hostname, kernel: of the host.
         versions: python, torch, torchvision, cuda, nccl, driver, ... as far as present.
         settings: what changes a kernel: threads, pinning, TF32, cudnn.benchmark, allocator thresholds.
@@ -101,6 +103,37 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found
 
 
+class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of another tool that a measurement directory was made of.
+
+    Attributes:
+        path: as it was given. sha256: of its bytes.
+        format: the importer that read it (``nccl-tests``).
+        tool_version: of the tool that wrote it, as it says itself; empty where it does not.
+        command_lines: of the tool, as the file holds them, one a run.
+        rows: of its tables that were read. dropped: those that were not, each with its reason in ``dropped.jsonl``.
+        notes: what its reader should know, in words.
+    """
+
+    path: str
+    sha256: str
+    format: str
+    tool_version: str
+    command_lines: tuple[str, ...]
+    rows: int
+    dropped: int
+    notes: tuple[str, ...] = ()
+
+
+class DroppedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of an imported file that was not taken (file ``dropped.jsonl``): the first line that holds it, and why."""
+
+    file: str
+    line: int
+    text: str
+    why: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Head of a measurement directory.
 
@@ -110,6 +143,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         arguments: the resolved settings; a directory is resumed only under equal ones.
         created_utc: ISO 8601.
         complete: false while the command runs, and after an interruption.
+        imported: files of other tools that this was read from; empty for what was measured here.
     """
 
     schema_version: int
@@ -119,6 +153,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created_utc: str
     environment: Environment
     complete: bool = False
+    imported: tuple[ImportedFile, ...] = ()
 
 
 class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +169,7 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         samples_s: one a measured iteration (or a call, isolated).
         shard: which part of a layer this is, as one rank of a strategy runs it (``f2``); empty for whole layers.
         position: of that rank along the strategy's axis.
+        calls_per_sample: how many iterations each value is the mean of; 1 for raw times.
     """
 
     model: str
@@ -149,6 +185,7 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     samples_s: tuple[float, ...]
     shard: str = ""
     position: int = 0
+    calls_per_sample: int = 1
 
     def __post_init__(self) -> None:
         _check_samples(self.samples_s, f"{self.phase} of {self.layer}")
@@ -232,6 +269,9 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks. A send_recv has
             the sender's and the receiver's.
         verified: the result was compared with the expected one on every rank.
+        calls_per_sample: how many calls each value is the mean of; 1 for raw times. Logs of other tools hold means.
+        buffers: ``in_place`` or ``out_of_place`` where the tool measured both; empty where it says nothing.
+        source: ``FILE:LINE`` of what was imported.
     """
 
     library: str
@@ -244,8 +284,13 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     block: int
     samples_s: tuple[tuple[float, ...], ...]
     verified: bool
+    calls_per_sample: int = 1
+    buffers: Literal["", "in_place", "out_of_place"] = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
+        if self.calls_per_sample < 1:
+            raise ValueError(f"calls_per_sample of {self.operation} has to be at least 1, not {self.calls_per_sample}")
         if len({len(samples) for samples in self.samples_s}) != 1:
             raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
         for rank, samples in enumerate(self.samples_s):

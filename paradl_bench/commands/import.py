@@ -1,0 +1,122 @@
+"""``paradl-bench import``: measurements from what other tools wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import cast
+
+import click
+
+from paradl_bench.measure.importers.catalog import importers
+from paradl_bench.measure.importers.importer import ImportOptions, Keep, load_file
+from paradl_bench.measure.importers.writing import ImportSummary, environment_of, read_files, write_import
+from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.storage import encode_pretty
+from paradl_bench.spec.units import parse_size
+
+_SHOWN = 10
+
+
+def _formats() -> str:
+    return "\n\n".join(f"{importer.name}: {importer.reads}" for importer in importers().values())
+
+
+@click.command("import", epilog=_formats())
+@click.argument("format_name", metavar="FORMAT")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--ranks", type=click.IntRange(1), help="Ranks of the run, where the file does not say.")
+@click.option(
+    "--level",
+    metavar="NAME",
+    help="Level of the cluster that the ranks span: node, or rack, system, ... Needed where the file lists no hosts;"
+    " of runs on several hosts the default is system.",
+)
+@click.option("--op", "operation", metavar="OP", help="The collective (all_reduce, ...), where the file does not say.")
+@click.option("--library", metavar="NAME", help="Under which library it is kept. Default: nccl, rccl, mpi, mpi-cuda.")
+@click.option("--iterations", type=click.IntRange(1), help="Calls behind a mean, where the file is silent.")
+@click.option("--model", metavar="NAME", help="Name of the model that layer times belong to. Default: the file's.")
+@click.option("--batch", type=click.IntRange(1), help="Local batch of layer times, where the file does not say.")
+@click.option("--dtype", default="fp32", show_default=True, help="Of layer times and of a trace's parameters.")
+@click.option(
+    "--keep",
+    multiple=True,
+    type=click.Choice(["empty", "wrong", "failed"]),
+    help="Take rows that are refused otherwise: empty messages, wrong results, rows of a run in which a rank failed."
+    " May be given several times.",
+)
+@click.option("--cluster", metavar="NAME", help="Stands for the hosts: runs on unlike nodes of one cluster are alike.")
+@click.option("--device-name", metavar="NAME", help="The accelerator, where the file does not say.")
+@click.option("--memory", metavar="SIZE", help="Memory of one device, as 16GiB; files of other tools never say.")
+@click.option("--force", is_flag=True, help="Merge files that were written in unlike environments.")
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print files, rows, and every dropped row as JSON.")
+def COMMAND(  # noqa: N802
+    format_name: str,
+    files: tuple[Path, ...],
+    ranks: int | None,
+    level: str | None,
+    operation: str | None,
+    library: str | None,
+    iterations: int | None,
+    model: str | None,
+    batch: int | None,
+    dtype: str,
+    keep: tuple[str, ...],
+    cluster: str | None,
+    device_name: str | None,
+    memory: str | None,
+    force: bool,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Make a measurement directory of files that another tool wrote.
+
+    What can be read is read; every row that is not is shown with its line and the reason. calibrate fit takes the
+    directory. A log's mean over many calls stays one number: it is not made into samples that nobody has.
+    """
+    importer = lookup(importers(), format_name, "format")
+    options = ImportOptions(
+        ranks=ranks,
+        level=level,
+        operation=operation,
+        library=library,
+        iterations=iterations,
+        model=model,
+        batch=batch,
+        dtype=dtype,
+        keep=cast("frozenset[Keep]", frozenset(keep)),
+    )
+    read = read_files(importer, [load_file(path) for path in files], options)
+    environment = environment_of(
+        read, cluster=cluster, device_name=device_name, memory_bytes=parse_size(memory) if memory else 0, force=force
+    )
+    summary = write_import(
+        output,
+        importer,
+        read,
+        environment=environment,
+        command_line=("paradl-bench", *sys.argv[1:]),
+        arguments={"command": "import", "format": format_name, "files": " ".join(map(str, files))},
+    )
+    if as_json:
+        sys.stdout.buffer.write(encode_pretty(summary))
+        sys.stdout.flush()
+    else:
+        _show(summary, output)
+
+
+def _show(summary: ImportSummary, output: Path) -> None:
+    for file in summary.files:
+        click.echo(f"{file.path}: {file.rows} rows read, {file.dropped} dropped")
+    for why, count in Counter(item.why for item in summary.dropped).most_common():
+        lines = [item for item in summary.dropped if item.why == why]
+        click.echo(f"dropped {count}: {why}")
+        for item in lines[:_SHOWN]:
+            click.echo(f"  {item.file}:{item.line}: {item.text}")
+        if count > _SHOWN:
+            click.echo(f"  and {count - _SHOWN} more: dropped.jsonl in {output}")
+    for note in summary.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"wrote {output}")

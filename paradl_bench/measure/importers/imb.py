@@ -1,0 +1,182 @@
+"""Intel MPI Benchmarks: tables of IMB-MPI1 (intel/mpi-benchmarks, ``src_c/IMB_output.c``).
+
+    # Benchmarking Allreduce
+    # #processes = 8
+           #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+
+Least, largest and average are over ranks, each rank's being its mean over the repetitions: the largest is taken, since
+a collective takes as long as its slowest rank. A ping-pong's time is half of the way there and back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.numbers_read import decimal, whole
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import CollectiveSamples
+
+_BENCHMARK = re.compile(r"#\s*Benchmarking (\S{1,60})")
+_PROCESSES = re.compile(r"#\s*(?:\( *(\d{1,6}) groups of (\d{1,7}) processes|#processes = (\d{1,7}))")
+_VERSION = re.compile(r"Intel\(R\) MPI Benchmarks ([\w.]{1,30})|Intel \(R\) MPI Benchmark Suite V([\w.]{1,30})")
+_MPI = re.compile(r"#\s*MPI Version\s*:\s*([\d.]{1,10})")
+_REDUCTION_TYPE = re.compile(r"#\s*MPI_Datatype for reductions\s*:\s*(MPI_\w{1,20})")
+_DTYPES = {"MPI_FLOAT": "fp32", "MPI_DOUBLE": "fp64", "MPI_INT": "int32"}
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "bcast": "broadcast",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "pingpong": "send_recv",
+    "pingpongspecificsource": "send_recv",
+    "pingponganysource": "send_recv",
+}
+_REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
+_FAILED = ("out-of-mem", "int-overflow", "time-out")
+
+
+@dataclass(slots=True)
+class _Table:
+    """The table that rows belong to now.
+
+    Attributes:
+        concurrent: how many groups of ranks ran it at once.
+    """
+
+    line: int
+    name: str
+    ranks: int | None = None
+    concurrent: int = 1
+    columns: tuple[str, ...] = ()
+
+
+def read(log: LogFile, options: ImportOptions) -> Imported:
+    """Read tables of IMB-MPI1.
+
+    Raises:
+        UserError: the file holds none.
+    """
+    result = Imported(device="cpu")
+    table: _Table | None = None
+    reductions = "fp32"
+    for number, line in enumerate(log.text.split("\n"), start=1):
+        benchmark = _BENCHMARK.search(line)
+        if benchmark:
+            table = _Table(number, benchmark.group(1))
+            continue
+        kind = _REDUCTION_TYPE.search(line)
+        if kind:
+            reductions = _DTYPES.get(kind.group(1), kind.group(1).lower())
+        _describe(result, line)
+        if table is not None and not _read_heading(table, line):
+            _row(result, table, number, line, options, log.path, reductions)
+    if table is None:
+        raise UserError(f"{log.path} holds no table of IMB: none begins with '# Benchmarking'")
+    return result
+
+
+def _describe(result: Imported, line: str) -> None:
+    version = _VERSION.search(line)
+    if version:
+        result.versions["imb"] = (version.group(1) or version.group(2)).rstrip(".,")
+    mpi = _MPI.search(line)
+    if mpi:
+        result.versions["mpi standard"] = mpi.group(1)
+
+
+def _read_heading(table: _Table, line: str) -> bool:
+    """Take up what a line above the rows says; whether the line is one."""
+    processes = _PROCESSES.search(line)
+    if processes:
+        table.ranks = int(processes.group(2) or processes.group(3))
+        table.concurrent = int(processes.group(1) or 1)
+        return True
+    words = line.split()
+    if "#repetitions" in words:
+        # "overlap[%]" is the only heading with a space before it, never inside.
+        table.columns = tuple(words)
+        return True
+    return line.lstrip().startswith("#")
+
+
+def _row(
+    result: Imported, table: _Table, number: int, line: str, options: ImportOptions, path: str, reductions: str
+) -> None:
+    words = line.split()
+    if not words or whole(words[0]) is None:
+        return
+    why = _refusal(table, line) or _why_not(table, words, options)
+    if why is not None:
+        result.drop(number, line, why)
+        return
+    values = dict(zip(table.columns, words, strict=True))
+    operation = _OPERATIONS[table.name.lower()]
+    ranks = 2 if operation == "send_recv" else table.ranks or 1
+    size = int(values["#bytes"])
+    if operation == "reduce_scatter":
+        # IMB counts what all ranks keep together.
+        if size % ranks:
+            result.drop(number, line, f"{size} bytes are no whole part on each of {ranks} ranks")
+            return
+        size //= ranks
+    result.rows += 1
+    result.collectives.append(
+        CollectiveSamples(
+            library=options.library or "mpi",
+            tool="imb",
+            operation=operation,
+            level=options.level or "",
+            ranks=ranks,
+            message_bytes=size,
+            dtype=reductions if operation in _REDUCING else "int8",
+            block=0,
+            samples_s=((_time_us(values) * 1e-6,),),
+            verified="defects" in values,
+            calls_per_sample=int(values["#repetitions"]),
+            source=f"{path}:{number}",
+        )
+    )
+
+
+def _refusal(table: _Table, line: str) -> str | None:
+    if table.name.lower() not in _OPERATIONS:
+        return f"{table.name}: no operation that is modelled"
+    if table.concurrent > 1:
+        return f"{table.concurrent} groups of ranks ran at once: the times hold their contention"
+    failed = next((text for text in _FAILED if text in line), None)
+    if failed:
+        return f"not measured: {failed}"
+    if table.ranks is None:
+        return "its table does not say how many processes"
+    return None
+
+
+def _time_us(values: dict[str, str]) -> float:
+    return decimal(values.get("t_max[usec]", values.get("t[usec]", ""))) or 0.0
+
+
+def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | None:
+    if len(words) != len(table.columns):
+        return f"{len(words)} of {len(table.columns)} columns"
+    values = dict(zip(table.columns, words, strict=True))
+    size, repetitions = whole(values.get("#bytes", "")), whole(values["#repetitions"])
+    if size is None or repetitions is None or not (0 <= size < 2**63 and 1 <= repetitions < 10**12):
+        return "size or repetitions are no count"
+    if any(decimal(word) is None for word in words):
+        return "a column holds no number"
+    if size == 0 and "empty" not in options.keep:
+        return "no bytes were sent; --keep empty takes it all the same"
+    if _time_us(values) <= 0:
+        return "no time above 0"
+    if (decimal(values.get("defects", "0")) or 0.0) > 0 and "wrong" not in options.keep:
+        return "wrong results; --keep wrong takes it all the same"
+    return None
+
+
+IMPORTER = Importer(name="imb", reads="Intel MPI Benchmarks: tables of IMB-MPI1", kind="collectives", read=read)

@@ -1,0 +1,187 @@
+"""What a reader of another tool's files is given and gives back.
+
+Rows are read as far as they can be; one that is not taken is kept with its line and the reason. Units are converted
+here, once: seconds and bytes come out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.units import format_bytes
+
+MAX_BYTES = 1024**3
+"""Of one file, unpacked: a trace of this size is read within a few GB of memory."""
+SHOWN_CHARACTERS = 160
+
+Keep = Literal["empty", "wrong", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What a file may not say itself.
+
+    Attributes:
+        ranks, level, operation, library, iterations: of collectives, where the file does not say.
+        model, batch, dtype: of layers.
+        keep: rows to take all the same: ``empty`` messages, ``wrong`` results, those of a run that ``failed``.
+    """
+
+    ranks: int | None = None
+    level: str | None = None
+    operation: str | None = None
+    library: str | None = None
+    iterations: int | None = None
+    model: str | None = None
+    batch: int | None = None
+    dtype: str = "fp32"
+    keep: frozenset[Keep] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """A file's bytes, unpacked where it was compressed with gzip.
+
+    Attributes:
+        path: as it was given.
+        sha256: of the bytes on disk.
+    """
+
+    path: str
+    content: bytes
+    sha256: str = ""
+
+    @property
+    def text(self) -> str:
+        """As UTF-8; bytes that are none become replacement characters."""
+        return self.content.decode("utf-8", errors="replace")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return Path(self.path).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A row that was not taken: number of its first line (from 1), its text, and why."""
+
+    line: int
+    text: str
+    why: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What one file held.
+
+    Attributes:
+        rows: of its tables that were read (a row with times in place and out of place is one).
+        device: ``cpu`` or ``cuda``, where the tool tells. device_names: as the tool prints them.
+        hosts: as the tool prints them.
+        ranks_per_host: the largest number seen.
+        versions: of the tool (``nccl-tests``) and of the libraries it names.
+        settings: what changes the times: validation, graph, buffers.
+        variables: of the environment, where the file holds them.
+        notes: in words, what cannot be used and why.
+    """
+
+    rows: int = 0
+    collectives: list[CollectiveSamples] = field(default_factory=list)
+    layers: list[LayerSamples] = field(default_factory=list)
+    networks: list[Network] = field(default_factory=list)
+    clusters: list[Cluster] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    device: str | None = None
+    device_names: set[str] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)
+    ranks_per_host: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    command_lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def drop(self, line: int, text: str, why: str) -> None:
+        """Count a row that was not taken."""
+        shown = " ".join(text.split())
+        if len(shown) > SHOWN_CHARACTERS:
+            shown = shown[:SHOWN_CHARACTERS] + "..."
+        self.dropped.append(Dropped(line=line, text=shown, why=why))
+
+
+class Importer:
+    """A file format of another tool; a file of this package declares one as ``IMPORTER``.
+
+    Attributes:
+        name: as the command takes it (``nccl-tests``).
+        reads: in words, for the command's help.
+        kind: of the measurement directory that is written.
+        read: from a file's bytes to what it holds. Any bytes give a result or one :class:`UserError`.
+    """
+
+    __slots__ = ("kind", "name", "read", "reads")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reads: str,
+        kind: Literal["collectives", "layers"],
+        read: Callable[[LogFile, ImportOptions], Imported],
+    ) -> None:
+        self.name = name
+        self.reads = reads
+        self.kind: Literal["collectives", "layers"] = kind
+        self.read = read
+
+
+def load_file(path: Path) -> LogFile:
+    """A file's bytes; gzip is told by its first two bytes, not by the name.
+
+    Raises:
+        UserError: unreadable, a broken archive, or more than a gibibyte.
+    """
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give the files in it")
+        with open(path, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    _check_size(str(path), content)
+    digest = hashlib.sha256(content).hexdigest()
+    return LogFile(path=str(path), content=unpacked(str(path), content), sha256=digest)
+
+
+def unpacked(path: str, content: bytes) -> bytes:
+    """The bytes behind gzip's packing, or the bytes themselves.
+
+    Raises:
+        UserError: a broken archive, or one of more than a gibibyte.
+    """
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            result = stream.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is a broken gzip archive: {error}") from None
+    _check_size(path, result)
+    return result
+
+
+def _check_size(path: str, content: bytes) -> None:
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")

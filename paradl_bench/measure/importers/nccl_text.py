@@ -1,0 +1,260 @@
+"""The text that nccl-tests prints, cut into runs: what stands above a table, and its rows.
+
+Logs are rarely clean. Lines carry a rank's label (``0:``, ``[1,0]<stdout>:``), NCCL's own lines stand between rows and
+inside them, several runs follow each other, tables are pasted into Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from paradl_bench.measure.importers.importer import Dropped
+from paradl_bench.measure.importers.nccl_operations import programs_named
+from paradl_bench.measure.importers.nccl_rows import Buffers, Layout, Row, layout_of, looks_like_a_row, parse_row
+from paradl_bench.measure.importers.numbers_read import decimal, whole
+
+_LABEL = re.compile(r"^\s*(?:\[\d{1,6},\d{1,6}\]<std(?:out|err)>:|\d{1,6}: )")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+# host:pid:thread [device] NCCL INFO ...; newer ones put a time in front.
+_NCCL_LINE = re.compile(
+    r"[^\s:]{1,255}:\d{1,9}:\d{1,9} \[-?\d{1,4}\] (?:N|R)CCL (?:INFO|WARN|ERROR|TRACE|ABORT|CALL)\b"
+)
+_RANK = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d{1,7})(?:\s+Group\s+(?P<group>\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(?P<host>\S{1,255})"
+    r"\s+device\s+\d{1,4}\s+\[[^\]]{1,40}\]\s*(?P<device>.{0,200})$"
+)
+_SETTINGS = re.compile(r"(warmup iters|agg iters|iters|validation|graph|nThread|nGpus|unalign):? +(-?\d{1,9})(?=\D|$)")
+_START = re.compile(r"# Collective test starting: (\S{1,100})")
+_TEST_VERSION = re.compile(r"# nccl-tests version (\S{1,40})(?:.*nccl-library=(\d{1,9}))?")
+_RCCL_VERSION = re.compile(r"rccl-tests: Version (\S{1,80})")
+_LIBRARY = re.compile(r"\b(?:N|R)CCL version (\d[\w.+-]{0,40})|compiled with NCCL (\d{1,3}\.\d{1,3})")
+_FAILURE = re.compile(
+    r"Test (?:NCCL|CUDA|HIP) failure|Segmentation fault|NCCL (?:WARN )?.*unhandled (?:cuda|system) error"
+    r"|exited on signal|task \d+: (?:Exited|Killed|Aborted)|DUE TO TIME LIMIT|oom[-_]kill"
+    r"|process returned a non-zero exit"
+)
+_OPENING = (
+    "# nThread",
+    "# Collective test starting",
+    "# nccl-tests version",
+    "# Using devices",
+    "# NCCL Tests compiled",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRank:
+    """A rank as the log lists it; ``group`` where the run was split into several."""
+
+    rank: int
+    group: int
+    host: str
+    device: str
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one program: what stands above its table, and the table.
+
+    Attributes:
+        programs: collectives whose program a command line above the table names.
+        stated: the one that the program itself names; None in older generations.
+        failure: the first line that says that a rank died; None without.
+    """
+
+    line: int
+    programs: list[str] = field(default_factory=list)
+    stated: str | None = None
+    command_line: str = ""
+    ranks: list[ListedRank] = field(default_factory=list)
+    settings: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    layout: Layout | None = None
+    rows: list[Row] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    failure: str | None = None
+    out_of_bounds: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether rows were seen, good or bad: what opens a run then opens the next one."""
+        return bool(self.rows or self.dropped)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """The first part of a row that something was printed into."""
+
+    line: int
+    text: str
+    tokens: list[str]
+
+
+class _Reader:
+    """Reads line by line; ``run`` is the one that lines belong to now."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.run = Run(1)
+        self.cut: _Cut | None = None
+        self.single: Buffers = ""
+
+    def read(self, number: int, raw: str) -> None:
+        line = _ESCAPE.sub("", raw)
+        line = _LABEL.sub("", line).rstrip()
+        self._look_for_failure(line)
+        library = _LIBRARY.search(line)
+        if library:
+            self.run.versions.setdefault("nccl", library.group(1) or library.group(2))
+        noise = _NCCL_LINE.search(line)
+        if noise:
+            self._cut_at(number, line, noise.group())
+        elif line.lstrip().startswith("#") or line.startswith("rccl-tests:"):
+            self._heading(number, line)
+        else:
+            self._body(number, line)
+
+    def close(self) -> list[Run]:
+        self._next_run(0)
+        return self.runs
+
+    def _next_run(self, number: int) -> None:
+        self._lose_cut("its rest is missing")
+        if self.run.begun:
+            self.runs.append(self.run)
+        self.run = Run(number)
+
+    def _look_for_failure(self, line: str) -> None:
+        if self.run.failure is None and _FAILURE.search(line):
+            self.run.failure = line.strip()
+
+    def _cut_at(self, number: int, line: str, noise: str) -> None:
+        """Take what stands before NCCL's own line as the first part of a row, if it is one."""
+        before = line[: line.index(noise)]
+        # The host's name is glued to the last word of the row.
+        host = noise.split(":")[0]
+        words = [*before.split(), _without_host(host, {rank.host for rank in self.run.ranks})]
+        tokens = [word for word in words if word]
+        if looks_like_a_row(tokens):
+            self._row(number, line, tokens)
+        else:
+            self._go_on(tokens)
+
+    def _heading(self, number: int, line: str) -> None:
+        text = line.lstrip()
+        if self.run.begun and (text.startswith(_OPENING) or text.startswith("rccl-tests:") or _RANK.match(text)):
+            self._next_run(number)
+        layout = layout_of(text, single=self.single)
+        if layout is not None:
+            if self.run.begun:
+                self._next_run(number)
+            self.run.layout = layout
+            return
+        if "in-place" in text or "out-of-place" in text:
+            self.single = "in_place" if "out-of-place" not in text else ""
+        _read_heading(self.run, text)
+
+    def _body(self, number: int, line: str) -> None:
+        tokens = line.split()
+        if looks_like_a_row(tokens):
+            self._row(number, line, tokens)
+        elif not self._go_on(tokens):
+            named = programs_named(line)
+            if named and self.run.begun:
+                self._next_run(number)
+            self.run.programs += named
+            if named:
+                self.run.command_line = " ".join(line.split())
+
+    def _go_on(self, tokens: list[str]) -> bool:
+        """Add the rest of a row that was cut; whether the words are one."""
+        if self.cut is None or not tokens or not _only_numbers(tokens):
+            return False
+        cut, self.cut = self.cut, None
+        self._row(cut.line, cut.text, [*cut.tokens, *tokens])
+        return True
+
+    def _row(self, number: int, text: str, tokens: list[str]) -> None:
+        self._lose_cut("another row follows it")
+        layout = self.run.layout
+        if layout is None:
+            self._drop(number, text, "no table's header stands above it")
+            return
+        found = parse_row(layout, tokens, line=number, text=text)
+        if isinstance(found, Row):
+            self.run.rows.append(found)
+        elif len(tokens) < len(layout.columns):
+            # Its rest may stand below lines that another process printed in between.
+            self.cut = _Cut(number, text, tokens)
+        else:
+            self._drop(number, text, found)
+
+    def _lose_cut(self, why: str) -> None:
+        if self.cut is not None:
+            cut, self.cut = self.cut, None
+            columns = len(self.run.layout.columns) if self.run.layout else 0
+            self._drop(cut.line, cut.text, f"cut off after {len(cut.tokens)} of {columns} columns: {why}")
+
+    def _drop(self, number: int, text: str, why: str) -> None:
+        self.run.dropped.append(Dropped(line=number, text=text, why=why))
+
+
+def _without_host(glued: str, hosts: set[str]) -> str:
+    """What stands before a host's name in one word: of known hosts the name itself, else all that is a number."""
+    for host in sorted(hosts, key=len, reverse=True):
+        if glued.endswith(host):
+            return glued[: -len(host)]
+    match = re.match(r"-?\d{1,19}(?:\.\d{1,9})?(?=[A-Za-z])", glued)
+    return match.group() if match else ""
+
+
+def _only_numbers(tokens: list[str]) -> bool:
+    return all(decimal(token.rstrip("*")) is not None or token == "N/A" for token in tokens)
+
+
+def _read_heading(run: Run, text: str) -> None:
+    rank = _RANK.match(text)
+    if rank:
+        group = int(rank["group"] or 0)
+        run.ranks.append(
+            ListedRank(rank=int(rank["rank"]), group=group, host=rank["host"], device=rank["device"].strip())
+        )
+        return
+    start = _START.match(text)
+    if start:
+        run.stated = next(iter(programs_named(start.group(1))), None)
+    version = _TEST_VERSION.match(text)
+    if version:
+        run.versions["nccl-tests"] = version.group(1)
+        if version.group(2):
+            run.versions["nccl"] = library_version(int(version.group(2)))
+    version = _RCCL_VERSION.match(text)
+    if version:
+        run.versions["rccl-tests"] = version.group(1)
+    if text.startswith("# nThread"):
+        run.settings |= {name: int(value) for name, value in _SETTINGS.findall(text)}
+    bounds = re.match(r"# Out of bounds values : (\d{1,12}) ", text + " ")
+    if bounds:
+        run.out_of_bounds = whole(bounds.group(1))
+
+
+def library_version(code: int) -> str:
+    """NCCL's version of its code: 22902 is 2.29.2, and 2804 (before 2.9) is 2.8.4."""
+    if code < 10000:
+        return f"{code // 1000}.{code % 1000 // 100}.{code % 100}"
+    return f"{code // 10000}.{code % 10000 // 100}.{code % 100}"
+
+
+def read_runs(text: str) -> list[Run]:
+    """The runs of a log, in order; those without any row are left out."""
+    reader = _Reader()
+    for number, line in _lines(text):
+        reader.read(number, line)
+    return reader.close()
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    # Not splitlines: a form feed or a line separator inside a line would shift the numbers that an editor shows.
+    yield from enumerate(text.split("\n"), start=1)

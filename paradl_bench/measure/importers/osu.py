@@ -1,0 +1,208 @@
+"""OSU micro-benchmarks: latency tables of collectives and of point to point.
+
+    # OSU MPI-CUDA Allreduce Latency Test v5.7
+    # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+    4                      28.87             28.29             29.50        1000
+
+``-f`` adds all columns behind the average. Average, least and largest are over ranks, each rank's being its mean over
+the iterations: a collective takes as long as its slowest rank, so the largest is taken where it stands. The tables say
+neither ranks nor hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
+from paradl_bench.measure.importers.numbers_read import decimal, whole
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import CollectiveSamples
+
+_TITLE = re.compile(r"#? ?OSU (MPI|[NR]CCL|XCCL|MPI_\w{1,40})(-[A-Z]+(?: MANAGED)?)? (.{1,80}?) ?Test v(\d[\w.]{0,20})")
+_DATATYPE = re.compile(r"# Datatype: (MPI_[A-Z0-9_]{1,30})")
+_DTYPES = {"MPI_CHAR": "int8", "MPI_FLOAT": "fp32", "MPI_INT": "int32", "MPI_DOUBLE": "fp64"}
+_OPERATIONS = {
+    "Allreduce Latency": "all_reduce",
+    "Allgather Latency": "all_gather",
+    "Broadcast Latency": "broadcast",
+    "Reduce Latency": "reduce",
+    "Reduce_scatter Latency": "reduce_scatter",
+    "All-to-All Personalized Exchange Latency": "all_to_all",
+    "Gather Latency": "gather",
+    "Scatter Latency": "scatter",
+    "Latency": "send_recv",
+}
+_REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
+_COLUMN = re.compile(r"[^()]+?(?:\([^()]*\))|Iterations|Validation|MB/s|Messages/s|Size")
+
+
+@dataclass(slots=True)
+class _Table:
+    """The table that rows belong to now.
+
+    Attributes:
+        refusal: why none of its rows can be taken; None where they can.
+    """
+
+    line: int
+    title: str = ""
+    operation: str = ""
+    library: str = ""
+    dtype: str = ""
+    columns: tuple[str, ...] = ()
+    refusal: str | None = "no title of a benchmark stands above it"
+
+
+def read(log: LogFile, options: ImportOptions) -> Imported:
+    """Read OSU tables.
+
+    Raises:
+        UserError: the file holds none, or it does not say how many ranks there were and no option does.
+    """
+    result = Imported(device="cpu")
+    table = _Table(1)
+    seen = False
+    for number, line in enumerate(log.text.split("\n"), start=1):
+        title = _TITLE.search(line)
+        if title:
+            table = _titled(number, title)
+            seen = True
+            _describe(result, title)
+        elif line.lstrip().startswith("#"):
+            _read_heading(table, line)
+        else:
+            ranks = ranks_of_command(line)
+            if ranks is not None:
+                result.command_lines.append(" ".join(line.split()))
+            elif seen:
+                _row(result, table, number, line, options, log.path)
+    if not seen:
+        raise UserError(f"{log.path} holds no table of the OSU micro-benchmarks: none begins with '# OSU MPI ... Test'")
+    return result
+
+
+def _describe(result: Imported, title: re.Match[str]) -> None:
+    if title.group(2) or title.group(1) != "MPI":
+        result.device = "cuda"
+    result.versions["osu-micro-benchmarks"] = title.group(4)
+
+
+def _titled(number: int, title: re.Match[str]) -> _Table:
+    family, memory, name = title.group(1), title.group(2) or "", title.group(3).strip()
+    operation = _OPERATIONS.get(name.replace(" Persistent", ""), "")
+    library = {"MPI": "mpi", "NCCL": "nccl", "RCCL": "rccl"}.get(family, "")
+    # Messages between the memories of GPUs are another path of the library than those between hosts.
+    if library == "mpi" and memory:
+        library = f"mpi{memory.lower().replace(' ', '-')}"
+    refusal = None
+    if "Bandwidth" in name:
+        refusal = f"{name}: bandwidth of many messages under way, no time of one"
+    elif "Non-" in name:
+        refusal = f"{name}: its times hold computation beside"
+    elif not operation or not library:
+        refusal = f"{name} ({family}): no operation that is modelled"
+    dtype = "fp32" if operation in _REDUCING else "int8"
+    return _Table(number, title.group(0), operation, library, dtype, (), refusal)
+
+
+def _read_heading(table: _Table, line: str) -> None:
+    datatype = _DATATYPE.match(line.strip())
+    if datatype:
+        table.dtype = _DTYPES.get(datatype.group(1), datatype.group(1).lower())
+        return
+    names = tuple(name.strip() for name in _COLUMN.findall(line.replace("#", " ", 1).replace("Size", "Size()", 1)))
+    if names and names[0] == "Size()":
+        table.columns = ("Size", *names[1:])
+
+
+def _row(result: Imported, table: _Table, number: int, line: str, options: ImportOptions, path: str) -> None:
+    words = line.split()
+    if not words or whole(words[0]) is None:
+        # B-Caffe's logs and others glue things to the size; what looks like a row is counted.
+        if words and len(words) > 1 and words[0][:1].isdigit() and all(decimal(word) is not None for word in words[1:]):
+            result.drop(number, line, "its first column is no size")
+        return
+    why = table.refusal or _why_not(table, words, options)
+    if why is not None:
+        result.drop(number, line, why)
+        return
+    values = dict(zip(table.columns, words, strict=True))
+    size = int(words[0])
+    ranks = _ranks(result, table, options, path)
+    if table.operation == "reduce_scatter":
+        # OSU counts what all ranks keep together.
+        if size % ranks:
+            result.drop(number, line, f"{size} bytes are no whole part on each of {ranks} ranks")
+            return
+        size //= ranks
+    result.rows += 1
+    if "Max Latency(us)" not in values:
+        _note(result, f"{path} line {table.line}: no -f: times are means over ranks, not of the slowest rank")
+    iterations = whole(values.get("Iterations", ""))
+    if iterations is None and options.iterations is None:
+        _note(result, f"{path} line {table.line}: how many iterations a time is the mean of is not said; taken as 1")
+    result.collectives.append(
+        CollectiveSamples(
+            library=options.library or table.library,
+            tool="osu",
+            operation=table.operation,
+            level=options.level or "",
+            ranks=ranks,
+            message_bytes=size,
+            dtype=table.dtype,
+            block=0,
+            samples_s=((_time_us(values) * 1e-6,),),
+            verified=values.get("Validation") == "Pass",
+            calls_per_sample=iterations or options.iterations or 1,
+            source=f"{path}:{number}",
+        )
+    )
+
+
+def _time_us(values: dict[str, str]) -> float:
+    for column in ("Max Latency(us)", "Avg Latency(us)", "Latency (us)", "Latency(us)"):
+        if column in values:
+            return decimal(values[column]) or 0.0
+    return 0.0
+
+
+def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | None:
+    if len(words) != len(table.columns):
+        return f"{len(words)} of {len(table.columns)} columns"
+    values = dict(zip(table.columns, words, strict=True))
+    if any(decimal(word) is None for name, word in values.items() if name != "Validation"):
+        return "a column holds no number"
+    if not 0 <= int(words[0]) < 2**63:
+        return "no size"
+    if int(words[0]) == 0 and "empty" not in options.keep:
+        return "no bytes were sent; --keep empty takes it all the same"
+    if _time_us(values) <= 0:
+        return "no time above 0"
+    if values.get("Validation") == "Fail" and "wrong" not in options.keep:
+        return "wrong results; --keep wrong takes it all the same"
+    iterations = values.get("Iterations")
+    if iterations is not None and not 1 <= (whole(iterations) or 0) < 10**12:
+        return "iterations are no count"
+    return None
+
+
+def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -> int:
+    if table.operation == "send_recv":
+        return 2
+    named = {ranks for line in result.command_lines if (ranks := ranks_of_command(line)) is not None}
+    ranks = named.pop() if len(named) == 1 else options.ranks
+    if ranks is None:
+        raise UserError(f"{path} line {table.line}: OSU tables don't say how many ranks there were: give --ranks")
+    return ranks
+
+
+def _note(result: Imported, text: str) -> None:
+    if text not in result.notes:
+        result.notes.append(text)
+
+
+IMPORTER = Importer(
+    name="osu", reads="OSU micro-benchmarks: latency of collectives and point to point", kind="collectives", read=read
+)

@@ -1,0 +1,250 @@
+"""From what files of other tools held to one measurement directory, with where each number comes from.
+
+A directory is one environment: files whose tools name unlike devices or library versions do not go into one, unless
+forced. What a log does not say (memory, kernel) is left at 0 or empty, never filled in from the machine that imports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.measure.directory import now_utc
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import (
+    COLLECTIVES_FILE,
+    DROPPED_FILE,
+    LAYERS_FILE,
+    SCHEMA_VERSION,
+    CollectiveSamples,
+    DroppedRow,
+    Environment,
+    ImportedFile,
+    Manifest,
+    write_manifest,
+)
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
+
+UNKNOWN = "unknown"
+
+
+class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``paradl-bench import --json`` prints.
+
+    Attributes:
+        rows: of tables, read in all files.
+        dropped: every row that was not taken, with its line and why.
+        notes: what cannot be used, and why.
+    """
+
+    files: tuple[ImportedFile, ...]
+    rows: int
+    dropped: tuple[DroppedRow, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRead:
+    """A file and what it held."""
+
+    log: LogFile
+    held: Imported
+
+
+def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptions) -> list[FileRead]:
+    """Read every file by one importer.
+
+    Raises:
+        UserError: a file is none of the format, two files are equal, or a log does not say where its ranks were.
+    """
+    seen: dict[str, str] = {}
+    found = []
+    for log in logs:
+        if log.sha256 and log.sha256 in seen:
+            raise UserError(f"{seen[log.sha256]} and {log.path} hold the same bytes; give them once")
+        seen[log.sha256] = log.path
+        held = importer.read(log, options)
+        if any(not record.level for record in held.collectives):
+            raise UserError(f"{log.path} does not say whether ranks shared a host: give --level node, or system")
+        found.append(FileRead(log=log, held=held))
+    return found
+
+
+def summarise(importer: Importer, files: Sequence[FileRead]) -> ImportSummary:
+    """What was read and what was not."""
+    return ImportSummary(
+        files=tuple(_imported_file(importer, file) for file in files),
+        rows=sum(file.held.rows for file in files),
+        dropped=tuple(
+            DroppedRow(file=file.log.path, line=item.line, text=item.text, why=item.why)
+            for file in files
+            for item in file.held.dropped
+        ),
+        notes=tuple(dict.fromkeys(note for file in files for note in file.held.notes)),
+    )
+
+
+def _imported_file(importer: Importer, file: FileRead) -> ImportedFile:
+    versions = file.held.versions
+    return ImportedFile(
+        path=file.log.path,
+        sha256=file.log.sha256,
+        format=importer.name,
+        tool_version=versions.get(importer.name, next(iter(versions.values()), "")),
+        command_lines=tuple(file.held.command_lines),
+        rows=file.held.rows,
+        dropped=len(file.held.dropped),
+        notes=tuple(file.held.notes),
+    )
+
+
+def environment_of(
+    files: Sequence[FileRead], *, cluster: str | None, device_name: str | None, memory_bytes: int, force: bool
+) -> Environment:
+    """The one environment that the files were written in, as far as they say.
+
+    Args:
+        cluster: name that stands for the hosts; without it a lone host's name does.
+        device_name, memory_bytes: of a device, where the user says.
+        force: merge unlike files.
+
+    Raises:
+        UserError: files of unlike devices or versions, without ``force``.
+    """
+    if not force:
+        _check_alike(files)
+    devices = sorted({name for file in files for name in file.held.device_names})
+    hosts = sorted({name for file in files for name in file.held.hosts})
+    versions = _joined([file.held.versions for file in files])
+    variables = _joined([file.held.variables for file in files])
+    on_node = [record.ranks for file in files for record in file.held.collectives if record.level == "node"]
+    return Environment(
+        device=next((file.held.device for file in files if file.held.device), "cuda"),
+        device_name=device_name or " and ".join(devices) or UNKNOWN,
+        device_count=max([1, *(file.held.ranks_per_host for file in files), *on_node]),
+        memory_bytes=memory_bytes,
+        hostname=cluster or (hosts[0] if len(hosts) == 1 else ""),
+        kernel="",
+        versions=versions,
+        settings=_joined([file.held.settings for file in files]),
+        variables=variables,
+    )
+
+
+def _joined(found: Sequence[dict[str, str]]) -> dict[str, str]:
+    names = sorted({name for values in found for name in values})
+    return {name: " and ".join(sorted({values[name] for values in found if name in values})) for name in names}
+
+
+def _check_alike(files: Sequence[FileRead]) -> None:
+    first: dict[str, tuple[str, str]] = {}
+    for file in files:
+        facts = {f"version of {name}": value for name, value in file.held.versions.items()}
+        if file.held.device_names:
+            facts["device"] = " and ".join(sorted(file.held.device_names))
+        for what, value in facts.items():
+            known, where = first.setdefault(what, (value, file.log.path))
+            if known != value:
+                raise UserError(
+                    f"{where} and {file.log.path} were written in unlike environments ({what} {known!r} against"
+                    f" {value!r}); import them apart, or give --force to merge them all the same"
+                )
+
+
+def write_import(
+    output: Path,
+    importer: Importer,
+    files: Sequence[FileRead],
+    *,
+    environment: Environment,
+    command_line: tuple[str, ...],
+    arguments: dict[str, str],
+) -> ImportSummary:
+    """Write a measurement directory; the manifest last, so that a directory with one is whole.
+
+    Raises:
+        UserError: the path is there already, or nothing was read that a directory could hold.
+        WorkError: the disk is full or the folder can't be written.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} is there already; give an empty or new directory")
+    summary = summarise(importer, files)
+    networks = _networks(files)
+    records = numbered([record for file in files for record in file.held.collectives])
+    layers = [record for file in files for record in file.held.layers]
+    clusters = [cluster for file in files for cluster in file.held.clusters]
+    if not (records or layers or networks or clusters):
+        raise UserError(_nothing(summary))
+    if records:
+        append_lines(output / COLLECTIVES_FILE, records)
+    if layers:
+        append_lines(output / LAYERS_FILE, layers)
+    if summary.dropped:
+        append_lines(output / DROPPED_FILE, summary.dropped)
+    for network in networks:
+        write_bytes_atomically(output / f"network-{file_name(network.name)}.json", encode_pretty(network))
+    for cluster in clusters:
+        write_bytes_atomically(output / f"cluster-{file_name(cluster.name)}.yaml", encode_pretty(cluster))
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        kind=importer.kind,
+        command_line=command_line,
+        arguments=arguments,
+        created_utc=now_utc(),
+        environment=environment,
+        complete=True,
+        imported=summary.files,
+    )
+    write_manifest(output, manifest)
+    return summary
+
+
+def _nothing(summary: ImportSummary) -> str:
+    names = ", ".join(file.path for file in summary.files)
+    if not summary.dropped:
+        return f"{names}: nothing that could be used" + (f" ({summary.notes[0]})" if summary.notes else "")
+    why, count = Counter(item.why for item in summary.dropped).most_common(1)[0]
+    first = next(item for item in summary.dropped if item.why == why)
+    return f"{names}: no row could be used; {count} were dropped as the first, {first.file} line {first.line}: {why}"
+
+
+def _networks(files: Sequence[FileRead]) -> list[Network]:
+    found: dict[str, tuple[Network, str]] = {}
+    for file in files:
+        for network in file.held.networks:
+            if network.name in found:
+                raise UserError(f"{found[network.name][1]} and {file.log.path} both describe {network.name}")
+            found[network.name] = network, file.log.path
+    return [network for network, _ in found.values()]
+
+
+def file_name(name: str) -> str:
+    """A name as part of a file's name: everything but letters, digits, ``.``, ``_`` and ``-`` replaced."""
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)
+    return kept[:100] or "unnamed"
+
+
+def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:
+    """Records with their block: a point that several runs measured has a block a run."""
+    met: Counter[tuple[object, ...]] = Counter()
+    result = []
+    for record in records:
+        key = (
+            record.library,
+            record.tool,
+            record.operation,
+            record.level,
+            record.ranks,
+            record.message_bytes,
+            record.dtype,
+            record.buffers,
+        )
+        result.append(msgspec.structs.replace(record, block=met[key]))
+        met[key] += 1
+    return result
