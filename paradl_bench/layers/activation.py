@@ -20,8 +20,11 @@ _EITHER = ("relu6", "hardtanh", "leaky_relu", "elu", "celu", "selu")
 def facts(call: Call) -> Facts:
     """FLOPs: 1 an element in each direction (transcendental functions count 1 as well)."""
     in_place = call.in_place or bool(call.keywords.get("inplace", False))
+    attributes: dict[str, Attribute] = {"function": call.function, "in_place": in_place}
+    if call.keywords.get("approximate", "none") != "none":
+        attributes["approximate"] = call.keywords["approximate"]
     return Facts(
-        {"function": call.function, "in_place": in_place},
+        attributes,
         fw_flops=call.output_elements,
         bw_input_flops=call.output_elements,
     )
@@ -34,9 +37,11 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 
     name = str(attributes["function"])
     function: Any = getattr(F, name, None) or getattr(torch, name)
-    settings = (
-        {"inplace": True} if attributes["in_place"] and name not in ("gelu", "sigmoid", "tanh", "softplus") else {}
-    )
+    settings: dict[str, Any] = {}
+    if attributes["in_place"] and name not in ("gelu", "sigmoid", "tanh", "softplus"):
+        settings["inplace"] = True
+    if "approximate" in attributes:
+        settings["approximate"] = attributes["approximate"]
     return lambda inputs, parameters: function(inputs[0], *parameters, **settings)
 
 

@@ -12,7 +12,7 @@ from paradl_bench.spec.network import Attribute, Layer
 def facts(call: Call) -> Facts:
     """FLOPs: each input element is read once in each direction."""
     return Facts(
-        {"function": call.function, "output": call.output_shapes[0][1:]},
+        {"function": call.function, "output": call.output_shape},
         fw_flops=call.input_elements,
         bw_input_flops=call.input_elements,
     )

@@ -1,35 +1,50 @@
-"""Scaled dot-product attention, alone or inside the multi-head function (with its projections)."""
+"""Scaled dot-product attention."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, per_sample
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
-    """FLOPs of the two products over all query-key pairs, and of the projections where weights are among the arguments.
+    """FLOPs of the two products over all query-key pairs, those that a causal mask leaves out included.
 
     Softmax is left out (below 1% of the products at usual head sizes).
     """
-    query, key = call.tensors[0].shape, call.tensors[1].shape
-    if call.function == "scaled_dot_product_attention":
-        heads, pairs, width = math.prod(query[:-2]) // call.batch, query[-2] * key[-2], query[-1]
-        products = 4 * heads * pairs * width
-        return Facts({"function": call.function}, fw_flops=products, bw_input_flops=2 * products)
-    given = call.bind("query key value embed_dim_to_check num_heads")
-    width, length = query[-1], call.output_elements // query[-1]
-    products = 4 * length * length * width
-    weights = sum(math.prod(tensor.shape) for tensor in call.tensors if tensor.parameter and len(tensor.shape) == 2)
-    projections = 2 * length * weights
-    return Facts(
-        {"function": call.function, "heads": int(given["num_heads"])},
-        fw_flops=products + projections,
-        bw_input_flops=2 * products + projections,
-        bw_weight_flops=projections,
-    )
+    given = call.bind("query key value attn_mask dropout_p is_causal")
+    query, key = (per_sample(given[name].shape, call.batch) for name in ("query", "key"))
+    products = 2 * math.prod(query[:-2]) * query[-2] * key[-2] * (query[-1] + call.output_shape[-1])
+    attributes: dict[str, Attribute] = {
+        "function": call.function,
+        "causal": bool(given.get("is_causal", False)),
+        "masked": given.get("attn_mask") is not None,
+        "dropout": float(given.get("dropout_p", 0.0)),
+    }
+    return Facts(attributes, fw_flops=products, bw_input_flops=2 * products)
 
 
-KIND = LayerKind(
-    name="attention", functions=("scaled_dot_product_attention", "multi_head_attention_forward"), facts=facts
-)
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """``torch.nn.functional.scaled_dot_product_attention``; a mask is the fourth input."""
+    import torch.nn.functional as F
+
+    settings: dict[str, Any] = {"dropout_p": attributes["dropout"], "is_causal": attributes["causal"]}
+    return lambda inputs, parameters: F.scaled_dot_product_attention(*inputs, **settings)
+
+
+def saves(layer: Layer) -> Saved:
+    """A fused kernel keeps what it reads and writes; with dropout a CPU runs the products apart.
+
+    It keeps query and key scaled, the value, the probabilities, and those that dropout left with its mask.
+    """
+    if not layer.attributes["dropout"]:
+        return Saved(inputs=True, output=True)
+    query, key, value = layer.input_shapes[:3]
+    pairs = math.prod(query[:-1]) * key[-2]
+    return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)
+
+
+KIND = LayerKind(name="attention", functions=("scaled_dot_product_attention",), facts=facts, build=build, saves=saves)

@@ -8,12 +8,20 @@ from typing import Any
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
 from paradl_bench.spec.network import Attribute, Layer
 
+_OF_ONE = ("neg", "exp", "sqrt", "rsqrt", "log", "abs")
+
 
 def facts(call: Call) -> Facts:
-    """FLOPs: 1 an output element; backward 1 for each tensor read (none for additions, which pass gradients on)."""
+    """FLOPs: 1 an output element; backward 1 for each tensor read (none for additions, which pass gradients on).
+
+    Powers by a number say which: a square and a cube are other kernels.
+    """
     additive = call.function in ("add", "sub", "radd")
+    attributes: dict[str, Attribute] = {"function": call.function, "in_place": call.in_place}
+    if call.function == "pow" and isinstance(call.arguments[1], (int, float)):
+        attributes["exponent"] = call.arguments[1]
     return Facts(
-        {"function": call.function, "in_place": call.in_place},
+        attributes,
         fw_flops=call.output_elements,
         bw_input_flops=0 if additive else len(call.tensors) * call.output_elements,
     )
@@ -28,9 +36,9 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 
     def run(inputs: list[Any], parameters: list[Any]) -> Any:
         operands = [*inputs, *parameters]
-        return (
-            function(*operands) if len(operands) > 1 or name in ("neg", "exp", "sqrt") else function(operands[0], 2.0)
-        )
+        if len(operands) > 1 or name in _OF_ONE:
+            return function(*operands)
+        return function(operands[0], attributes.get("exponent", 2.0))
 
     return run
 
@@ -40,7 +48,7 @@ def saves(layer: Layer) -> Saved:
     function = layer.attributes["function"]
     if function in ("add", "radd", "sub", "neg"):
         return Saved()
-    if function in ("exp", "sqrt"):
+    if function in ("exp", "sqrt", "rsqrt"):
         return Saved(output=True)
     by_number = function in ("mul", "rmul", "div", "truediv") and len(layer.input_shapes) + len(layer.parameters) < 2
     return Saved(inputs=not by_number)
@@ -64,6 +72,9 @@ KIND = LayerKind(
         "neg",
         "exp",
         "sqrt",
+        "rsqrt",
+        "log",
+        "abs",
         "pow",
         "maximum",
         "minimum",

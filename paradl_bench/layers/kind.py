@@ -52,6 +52,11 @@ class Call:
         return tuple(_tensors_in((self.arguments, tuple(self.keywords.values()))))
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the first tensor returned, per sample; whole, of one that holds no batch."""
+        return per_sample(self.output_shapes[0], self.batch)
+
+    @property
     def output_elements(self) -> int:
         """Elements returned, per sample; of a tensor that holds no batch, all."""
         return sum(math.prod(per_sample(shape, self.batch)) for shape in self.output_shapes)

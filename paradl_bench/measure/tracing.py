@@ -106,7 +106,7 @@ class _TracingMode(TorchFunctionMode):
             attributes=facts.attributes,
             inputs=tuple(inputs),
             input_shapes=tuple(per_sample(t.shape, self.batch) for t in activations),
-            output_shape=per_sample(call.output_shapes[0], self.batch),
+            output_shape=call.output_shape,
             batchless=bool(call.output_shapes[0]) and batch_dim(call.output_shapes[0], self.batch) is None,
             batchless_inputs=tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None),
             parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(_BUFFER)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from paradl_bench.layers.kind import kind_of_function, layer_kinds
 from paradl_bench.measure.isolated import shapes_of_inputs
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.models.language_models import build_language_model
 from paradl_bench.spec.network import Layer, Network
 
 
@@ -37,7 +39,25 @@ def sentence() -> torch.nn.Module:
     return Sentence()
 
 
+def language_model(family: Any, **sizes: int) -> torch.nn.Module:
+    return build_language_model(family, vocab_size=61, **sizes)
+
+
+def bert() -> torch.nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    return language_model("bert", **sizes)
+
+
+def gpt2() -> torch.nn.Module:
+    return language_model("gpt2", n_embd=32, n_layer=1, n_head=2)
+
+
+def t5() -> torch.nn.Module:
+    return language_model("t5", d_model=32, d_ff=48, d_kv=16, num_layers=1, num_heads=2)
+
+
 SENTENCE = f"{__name__}:sentence"
+LANGUAGE = ("bert", "gpt2", "t5")
 # A kind that none of these uses needs a network here that does.
 TORCHVISION = {"googlenet": (3, 64, 64), "swin_t": (3, 32, 32), "mobilenet_v3_small": (3, 32, 32)}
 
@@ -45,7 +65,11 @@ TORCHVISION = {"googlenet": (3, 64, 64), "swin_t": (3, 32, 32), "mobilenet_v3_sm
 @pytest.fixture(scope="module")
 def networks() -> list[Network]:
     own = LoadedModel(name=SENTENCE, module=sentence(), input_shape=(6,))
-    return [trace_network(own), *(trace_network(load_model(name, shape)) for name, shape in TORCHVISION.items())]
+    return [
+        trace_network(own),
+        *(trace_network(load_model(name, shape)) for name, shape in TORCHVISION.items()),
+        *(trace_network(load_model(f"{__name__}:{name}", (14,))) for name in LANGUAGE),
+    ]
 
 
 def met(networks: list[Network]) -> Iterator[tuple[Network, Layer]]:
