@@ -396,7 +396,6 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
             "networks:BatchNormed --strategy f2 --batch 8 --split two,on",
             "to split 'on': did you mean one? choices are head",
         ),
-        ("norm of networks:BatchNormed can't be: it is neither",),
         (
             "resnet18 --strategy d2 --batch 8 --split fc",
             "--split is for filter, channel, tensor parallelism, not for d2",
