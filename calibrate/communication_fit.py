@@ -39,6 +39,9 @@ _ARITHMETIC = 1e-6
 
 _TOOLS = ("torch", "nccl-tests", "rccl-tests", "osu", "imb")
 
+_TRACES = ("kineto",)
+"""Tools that watch a run: a collective's time on a rank begins when that rank comes to it."""
+
 Key = tuple[str, str, str]
 """(library, operation, level)."""
 
@@ -103,7 +106,8 @@ def fit_communication(
     """
     fits: list[CommunicationFit] = []
     notes: list[str] = []
-    groups = _by_key(samples)
+    groups, of_runs = _by_key(samples)
+    notes += [f"{' '.join(key)}: times from traces of runs hold the wait for other ranks: left out" for key in of_runs]
     with progress("fitting", len(groups)) as bar:
         for key, group in sorted(groups.items()):
             bar.describe(f"fitting {' '.join(key)}")
@@ -123,12 +127,17 @@ def fit_communication(
     return tuple(fits), tuple(notes)
 
 
-def _by_key(samples: Iterable[CollectiveSamples]) -> dict[Key, list[CollectiveSamples]]:
+def _by_key(samples: Iterable[CollectiveSamples]) -> tuple[dict[Key, list[CollectiveSamples]], list[Key]]:
+    """Sweeps by what is fitted, and the keys of what was seen in traces of runs, which is not."""
     groups: dict[Key, list[CollectiveSamples]] = {}
+    of_runs: set[Key] = set()
     for sample in samples:
-        if sample.ranks > 1:
-            groups.setdefault((sample.library, sample.operation, sample.level), []).append(sample)
-    return groups
+        key = (sample.library, sample.operation, sample.level)
+        if sample.tool in _TRACES:
+            of_runs.add(key)
+        elif sample.ranks > 1:
+            groups.setdefault(key, []).append(sample)
+    return groups, sorted(of_runs)
 
 
 def _points(

@@ -31,7 +31,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record.
     """
     measured = read_measurements(directories, force=force)
-    times = layer_times(measured.layers, measured.iterations)
+    times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
     communication, left_out = fit_communication((record for _, record in measured.collectives), operations())
     interference, kernel_notes = fit_interference(measured.interference)
     profile = Profile(
@@ -49,7 +49,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         copies=fit_copies(measured.copies),
         communication=communication,
         interference=interference,
-        notes=(*measured.notes, *left_out, *kernel_notes, *_untraced(measured)),
+        notes=(*measured.notes, *left_out, *kernel_notes, *_untraced(measured), *_without_iterations(measured)),
     )
     if not (profile.layer_times or profile.communication or profile.model_times):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
@@ -100,3 +100,13 @@ def _untraced(measured: Measurements) -> list[str]:
     models = {record.model for _, record in measured.layers} | {record.model for _, record in measured.iterations}
     missing = sorted(models - set(measured.networks))
     return [f"{model} was measured, but no network file describes it" for model in missing]
+
+
+def _without_iterations(measured: Measurements) -> list[str]:
+    timed = {record.model for _, record in measured.iterations}
+    models = {record.model for index, record in measured.layers if index in measured.imported}
+    return [
+        f"{model}: layer times were imported; the time between layers and the weight update were not, so that"
+        " predict can't add them up to an iteration"
+        for model in sorted(models - timed)
+    ]

@@ -96,12 +96,15 @@ def _probed_total(record: IterationSamples) -> Floats:
 
 
 def layer_times(
-    records: Iterable[Placed[LayerSamples]], iterations: Iterable[Placed[IterationSamples]]
+    records: Iterable[Placed[LayerSamples]],
+    iterations: Iterable[Placed[IterationSamples]],
+    *,
+    imported: frozenset[int] = frozenset(),
 ) -> tuple[LayerTime, ...]:
     """Times per operation, phase, mode, local batch, dtype and number of ranks on the host.
 
     Samples in situ whose iterations' record is missing, because the measurement was interrupted between the two, are
-    left out.
+    left out; those of ``imported`` directories never have one, and count all alike.
     """
     typical = typical_iterations(iterations)
     groups: dict[LayerKey, dict[Place, dict[Block, Aligned]]] = {}
@@ -110,9 +113,10 @@ def layer_times(
         chosen = None
         if record.mode == "in_situ":
             chosen = typical.get((_alike(record), directory, record.block, record.rank))
-            if chosen is None:
+            if chosen is None and directory not in imported:
                 continue
-            _check_aligned(record, samples, chosen)
+            if chosen is not None:
+                _check_aligned(record, samples, chosen)
         key = LayerKey(
             record.operation,
             record.phase,

@@ -52,6 +52,7 @@ class Measurements:
     Attributes:
         environments: distinct ones; ``sources`` name theirs by index.
         networks: by model name.
+        imported: numbers of the directories that were made of files of other tools.
         notes: in words, what a reader of the profile should know.
     """
 
@@ -64,6 +65,7 @@ class Measurements:
     collectives: tuple[Placed[CollectiveSamples], ...]
     interference: tuple[Placed[InterferenceSamples], ...]
     notes: tuple[str, ...]
+    imported: frozenset[int] = frozenset()
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -99,6 +101,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         collectives=_records(directories, COLLECTIVES_FILE, CollectiveSamples),
         interference=_records(directories, INTERFERENCE_FILE, InterferenceSamples),
         notes=tuple(notes),
+        imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
     )
 
 

@@ -36,11 +36,13 @@ COPIES_FILE = "copies.jsonl"
 COLLECTIVES_FILE = "collectives.jsonl"
 INTERFERENCE_FILE = "interference.jsonl"
 TRAINING_FILE = "training.jsonl"
+TRACE_FILE = "trace.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 RUN_NAME = "run.json"
 
 MeasurementKind = Literal["layers", "collectives", "training"]
-PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE"]
+PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
+"""FWBW: forward and backward together, where a file of another tool has only their sum."""
 Mode = Literal["in_situ", "isolated"]
 
 
@@ -344,6 +346,30 @@ class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     message_bytes: int
     group: tuple[int, ...]
     count: int
+
+
+class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank's profiler trace adds up to (file ``trace.jsonl``).
+
+    Attributes:
+        source: the file. rank, ranks: None where the trace does not say.
+        iterations: how many it holds; optimizer_s: kernels of the weight update, all iterations together.
+        span_s: from the first kernel's start to the last one's end.
+        compute_s, communication_s, copy_s: while any kernel of that sort ran.
+        overlap_s: while compute and communication ran side by side. idle_s: while nothing ran.
+    """
+
+    source: str
+    rank: int | None
+    ranks: int | None
+    iterations: int
+    span_s: float
+    compute_s: float
+    communication_s: float
+    overlap_s: float
+    copy_s: float
+    idle_s: float
+    optimizer_s: float
 
 
 class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

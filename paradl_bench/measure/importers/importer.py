@@ -17,7 +17,7 @@ from typing import Literal
 
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples
+from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, TraceTimes
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.units import format_bytes
 
@@ -102,6 +102,7 @@ class Imported:
     layers: list[LayerSamples] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
+    traces: list[TraceTimes] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     device: str | None = None
     device_names: set[str] = field(default_factory=set)

@@ -15,16 +15,19 @@ import msgspec
 
 from paradl_bench.measure.directory import now_utc
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     DROPPED_FILE,
     LAYERS_FILE,
     SCHEMA_VERSION,
+    TRACE_FILE,
     CollectiveSamples,
     DroppedRow,
     Environment,
     ImportedFile,
+    LayerSamples,
     Manifest,
     write_manifest,
 )
@@ -177,20 +180,23 @@ def write_import(
     summary = summarise(importer, files)
     networks = _networks(files)
     records = numbered([record for file in files for record in file.held.collectives])
-    layers = [record for file in files for record in file.held.layers]
+    layers = _layers_numbered([record for file in files for record in file.held.layers])
     clusters = [cluster for file in files for cluster in file.held.clusters]
-    if not (records or layers or networks or clusters):
+    traces = [trace for file in files for trace in file.held.traces]
+    if not (records or layers or networks or clusters or traces):
         raise UserError(_nothing(summary))
     if records:
         append_lines(output / COLLECTIVES_FILE, records)
     if layers:
         append_lines(output / LAYERS_FILE, layers)
+    if traces:
+        append_lines(output / TRACE_FILE, traces)
     if summary.dropped:
         append_lines(output / DROPPED_FILE, summary.dropped)
     for network in networks:
         write_bytes_atomically(output / f"network-{file_name(network.name)}.json", encode_pretty(network))
     for cluster in clusters:
-        write_bytes_atomically(output / f"cluster-{file_name(cluster.name)}.yaml", encode_pretty(cluster))
+        write_bytes_atomically(output / f"cluster-{file_name(cluster.name)}.yaml", _yaml(cluster))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         kind=importer.kind,
@@ -203,6 +209,12 @@ def write_import(
     )
     write_manifest(output, manifest)
     return summary
+
+
+def _yaml(cluster: Cluster) -> bytes:
+    import msgspec.yaml
+
+    return msgspec.yaml.encode(cluster)
 
 
 def _nothing(summary: ImportSummary) -> str:
@@ -245,6 +257,16 @@ def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:
             record.dtype,
             record.buffers,
         )
+        result.append(msgspec.structs.replace(record, block=met[key]))
+        met[key] += 1
+    return result
+
+
+def _layers_numbered(records: Sequence[LayerSamples]) -> list[LayerSamples]:
+    met: Counter[tuple[object, ...]] = Counter()
+    result = []
+    for record in records:
+        key = record.model, record.layer, record.operation, record.phase, record.batch, record.rank
         result.append(msgspec.structs.replace(record, block=met[key]))
         met[key] += 1
     return result

@@ -1,0 +1,58 @@
+"""``paradl-bench export``: measurements in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.terminal import refuse_overwrite, write_output
+
+
+@click.command("export")
+@click.argument("format_name", metavar="FORMAT", type=click.Choice(["ssgd-trace"]))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--model", metavar="NAME", help="Which model, where DIR holds several.")
+@click.option("--batch", type=click.IntRange(1), help="Which local batch, where DIR holds several.")
+@click.option("--sweep", metavar="DIR", type=click.Path(path_type=Path), help="All-reduce times for the exchanges.")
+@click.option("--io-seconds", default=0.0, type=click.FloatRange(min=0), help="Reading one mini-batch.")
+@click.option("-o", "--output", required=True, metavar="FILE", help="- for standard output.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def COMMAND(  # noqa: N802
+    format_name: str,
+    directory: Path,
+    model: str | None,
+    batch: int | None,
+    sweep: Path | None,
+    io_seconds: float,
+    output: str,
+    force: bool,
+) -> None:
+    """Write layer times that DIR holds as an S-SGD trace: forward, backward and exchange of every layer."""
+    from paradl_bench.measure.ssgd_writing import trace_lines
+
+    refuse_overwrite(output, force=force)
+    network = _network(directory, model)
+    lines, notes = trace_lines(directory, network, batch=batch, sweep=sweep, io_s=io_seconds)
+    write_output(output, ("\n".join(lines) + "\n").encode(), force=force)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _network(directory: Path, model: str | None) -> Network:
+    networks = {}
+    for path in sorted(directory.glob("network*.json")):
+        try:
+            network = msgspec.json.decode(path.read_bytes(), type=Network)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise UserError(f"network {path}: {error}") from None
+        networks[network.name] = network
+    if model is None and len(networks) == 1:
+        return next(iter(networks.values()))
+    if model not in networks:
+        held = ", ".join(networks) or "no network"
+        raise UserError(f"{directory} holds {held}: say which with --model")
+    return networks[model]
