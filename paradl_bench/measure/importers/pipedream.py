@@ -68,30 +68,33 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     model = options.model or log.name.split(".")[0] or "pipedream"
     network = _network(model, log, nodes, edges, options)
     result.networks.append(network)
-    operations = {layer.name: layer.operation for layer in network.layers}
-    for node in nodes.values():
-        phases: tuple[tuple[PhaseName, float], ...] = (("FW", node.fw_s), ("BW", node.bw_s))
-        result.layers += [
-            LayerSamples(
-                model=model,
-                layer=node.name,
-                operation=operations[node.name],
-                phase=phase,
-                mode="in_situ",
-                batch=options.batch,
-                dtype=options.dtype,
-                ranks_on_host=1,
-                rank=0,
-                block=0,
-                samples_s=(seconds,),
-            )
-            for phase, seconds in phases
-        ]
+    result.layers = _samples(network, nodes, options)
     result.notes.append(
         f"{log.path}: layers have no shapes, so none can be split; how many iterations a time is the mean of is not"
         " said; the time between layers and the weight update were not measured"
     )
     return result
+
+
+def _samples(network: Network, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
+    def sample(layer: Layer, phase: PhaseName, seconds: float) -> LayerSamples:
+        return LayerSamples(
+            model=network.name,
+            layer=layer.name,
+            operation=layer.operation,
+            phase=phase,
+            mode="in_situ",
+            batch=options.batch or 1,
+            dtype=options.dtype,
+            ranks_on_host=1,
+            rank=0,
+            block=0,
+            samples_s=(seconds,),
+        )
+
+    pairs = [(layer, nodes[layer.name]) for layer in network.layers]
+    forward = [sample(layer, "FW", node.fw_s) for layer, node in pairs]
+    return forward + [sample(layer, "BW", node.bw_s) for layer, node in pairs]
 
 
 def _node(match: re.Match[str]) -> _Node | str:
