@@ -30,6 +30,7 @@ from paradl_bench.spec.plan import (
 )
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
 from predict.communication_costs import CommunicationCosts
 from predict.costs import Cost, Costs, Remark, Remarks, Source
@@ -179,12 +180,13 @@ class CostModel:
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
         # A stage of a pipeline has a part of the model's operations, and goes through them once a micro-batch.
-        piped = plan.micro_batches > 1
+        pipelined = degree_of(plan.strategy, "pipeline") > 1
         about = _About(
             place=place,
             strategy=plan.strategy,
-            between=self._operations if piped else _counts_between(plan.works, counts),
-            shard="" if piped or self.proportional else _shard_of(plan),
+            between=self._operations if pipelined else _counts_between(plan.works, counts),
+            shard="" if self.proportional else _shard_of(plan),
+            updated_elements=_updated_elements(plan),
         )
         return [self._priced(work, count, about) for work, count in zip(plan.works, counts, strict=True)]
 
@@ -216,7 +218,7 @@ class CostModel:
         batch, on_host = about.place.local_batch, about.place.ranks_on_host
         of_shard = self._model.shard_update(batch, on_host, about.shard)
         if of_shard is not None:
-            return of_shard
+            return _share(of_shard, about.updated_elements / max(work.elements, 1))
         return _share(self._model.weight_update(batch, on_host), self._updated_elements / max(work.elements, 1))
 
     def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy) -> Priced:
@@ -257,13 +259,25 @@ class _About(NamedTuple):
 
     Attributes:
         between: how many operations each phase has time between.
-        shard: what every rank runs of the model (``f2``); empty for the whole, or for unlike parts of it.
+        shard: what every rank runs of the model (``f2``), a pipeline's its stages of that; empty for the whole.
+        updated_elements: parameters that ranks at one place along that axis hold, over all stages; the mean of places.
     """
 
     place: Place
     strategy: Strategy
     between: Mapping[str, int]
     shard: str
+    updated_elements: float
+
+
+def _updated_elements(plan: Plan) -> float:
+    of_roles = [
+        role.multiplicity * work.elements
+        for role in plan.roles
+        for work in (plan.works[index] for index in role.work.tolist())
+        if isinstance(work, WeightUpdate)
+    ]
+    return sum(of_roles) * degree_of(plan.strategy, "pipeline") / plan.strategy.ranks
 
 
 def _shard_of(plan: Plan) -> str:

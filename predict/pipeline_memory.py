@@ -6,11 +6,14 @@ holds the input. Activations of a micro-batch are held from its forward to its b
 schedule has under way (GPipe: all of them; 1F1B: as many as stages follow). Gradients are complete after the first
 backward and are added to by the others.
 
+Where an axis shares layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
+
 Approximated as without a pipeline (:mod:`predict.memory`); what a send keeps until it is done is an activation already.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from paradl_bench.schedules.catalog import schedule_of
@@ -19,9 +22,11 @@ from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.mesh import degree_of
-from paradl_bench.strategies.pipeline.plan import micro_batches
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, message_bytes
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.mesh import REPLICATING, degree_of
+from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
+from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
+from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.memory import STATE_COPIES, MemoryUse, hold
 
 
@@ -33,36 +38,55 @@ def pipelined_memory(network: Network, strategy: Strategy, settings: PlanSetting
     """
     if settings.optimizer not in STATE_COPIES:
         raise unknown_choice("optimizer", settings.optimizer, STATE_COPIES)
-    ranks, replicas = degree_of(strategy, "pipeline"), degree_of(strategy, "data")
-    schedule, count = schedule_of(settings.schedule), micro_batches(settings, ranks)
-    micro_batch = settings.batch // replicas // count
+    ranks = degree_of(strategy, "pipeline")
+    shares = planner_for(strategy).shares(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     uses = []
-    for rank in range(ranks):
-        own = [stage for stage in stages if stage.index % ranks == rank]
-        parameters = sum(stage.network.parameter_bytes for stage in own)
-        received = [message_bytes(network, cut, micro_batch) for stage in own for cut in (stage.receives, stage.sends)]
-        parts = {
-            "parameters": parameters,
-            "optimizer": STATE_COPIES[settings.optimizer] * parameters,
-            "buckets": parameters if replicas > 1 else 0,
-            "buffers": sum(buffer.bytes for stage in own for buffer in stage.network.buffers),
-            "input": 0 if rank else network.input_bytes(settings.batch // replicas, dtype),
-            "communication": count * sum(map(sum, received)),
-            "gradients": parameters,
-            "activations": _activations(own, schedule.order(rank, ranks, count), micro_batch * DTYPE_BYTES[dtype]),
-        }
+    for rank, shared in itertools.product(range(ranks), shares.distinct):
+        own = [share_stage(network, stage, shared) for stage in stages if stage.index % ranks == rank]
+        parts = _parts(own, rank, network, strategy, settings, dtype)
         uses.append(MemoryUse(sum(parts.values()), parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
 
-def _activations(stages: Sequence[Stage], actions: Sequence[Action], scale: int) -> int:
+def _parts(
+    own: Sequence[StageShare],
+    rank: int,
+    network: Network,
+    strategy: Strategy,
+    settings: PlanSettings,
+    dtype: str,
+) -> dict[str, int]:
+    """What the ranks at one place of the pipeline hold that share its stages alike."""
+    ranks, micro_batch = degree_of(strategy, "pipeline"), samples_at_once(strategy, settings)
+    count = micro_batches(settings, ranks)
+    parameters = sum(share.network.parameter_bytes for share in own)
+    received = [
+        share.message_bytes(cut, micro_batch) for share in own for cut in (share.stage.receives, share.stage.sends)
+    ]
+    order = schedule_of(settings.schedule).order(rank, ranks, count)
+    return {
+        "parameters": parameters,
+        "optimizer": STATE_COPIES[settings.optimizer] * parameters,
+        "buckets": parameters if degree_of(strategy, *REPLICATING) > 1 else 0,
+        "buffers": sum(buffer.bytes for share in own for buffer in share.network.buffers),
+        "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
+        "communication": count * sum(map(sum, received)),
+        "gradients": parameters,
+        "activations": _activations(own, order, micro_batch * DTYPE_BYTES[dtype]),
+    }
+
+
+def _activations(own: Sequence[StageShare], actions: Sequence[Action], scale: int) -> int:
     """Bytes at the moment when most are held.
 
     Args:
         scale: bytes of an element of each sample of a micro-batch.
     """
-    held = {stage.index: [hold(layer) for layer in stage.network.layers] for stage in stages}
+    held = {
+        share.stage.index: [hold(layer, share.shards.get(i)) for i, layer in enumerate(share.network.layers)]
+        for share in own
+    }
     kept = {index: scale * sum(layer.kept for layer in layers) for index, layers in held.items()}
     in_flight = {index: scale * max(layer.in_flight for layer in layers) for index, layers in held.items()}
     under_way = now = most = 0

@@ -5,24 +5,38 @@ communication stream, beside compute. ParaDL's closed form assumes otherwise: st
 computed while a transfer is under way. ``overlapped=False`` puts in the second assumption; with equal stages both then
 agree.
 
-Replicas of a stage are one role: what slows the slowest of them is in the lag, as without a pipeline.
+Replicas of a stage are one role: what slows the slowest of them is in the lag, as without a pipeline. Where an axis
+shares layers, ranks at one position along it form a line of roles from the first stage to the last, which receive from
+and send to each other alone; lines that differ are simulated each by itself, the slowest is the answer. Communication
+for layers waits on the rank's communication stream behind what it sends.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.plan import Phase, Plan, Role, Stream, Transfer
 from predict.costs import Floats
+from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.simulator import Timeline, condense, couple, simulate
 from predict.workload import Timing
 
 
+def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Indices of the roles from the first stage to the last, for each distinct position along the other axes."""
+    axes = [axis for axis in plan.strategy.axes if axis.kind != "data"]
+    along = next(index for index, axis in enumerate(axes) if axis.kind == "pipeline")
+    places = np.array(plan.positions).reshape([axis.degree for axis in axes])
+    lines = np.moveaxis(places, along, -1).reshape(-1, axes[along].degree)
+    return tuple(dict.fromkeys(tuple(line) for line in lines.tolist()))
+
+
 class PipelineSimulation:
-    """The roles of a pipeline's plan, condensed and joined once, to be run under many costs of their works.
+    """A pipeline's plan, condensed and joined once, to be run under many costs of its works.
 
     Args:
         lag: per work, how much longer the slowest rank takes.
@@ -30,7 +44,30 @@ class PipelineSimulation:
     """
 
     def __init__(self, plan: Plan, lag: Floats, *, overlapped: bool = True) -> None:
-        roles = [role if overlapped else _with_blocking_sends(plan, role) for role in plan.roles]
+        self._lines = [
+            _Line(plan, [plan.roles[index] for index in line], lag, overlapped=overlapped)
+            for line in lines_of_stages(plan)
+        ]
+
+    def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
+
+        ``bw_s`` and ``ge_s`` follow the last forward in no fixed order: what a rank waits for is ``idle_s``.
+        Communication for layers is a part of forward and backward, as in a run.
+        """
+        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self._lines]
+        return max(timings, key=lambda timing: timing.iteration_s)
+
+    def iteration_s(self, *costs: Floats) -> float:
+        """When the last role ends."""
+        return max(line.run(*costs).iteration_s for line in self._lines)
+
+
+class _Line:
+    """Roles that send to each other, from the first stage to the last."""
+
+    def __init__(self, plan: Plan, stages: Sequence[Role], lag: Floats, *, overlapped: bool) -> None:
+        roles = [role if overlapped else _with_blocking_sends(plan, role) for role in stages]
         ends = [_ends_of_transfers(plan, role) for role in roles]
         condensed = [
             condense(role, alone={task for tasks in own.values() for task in tasks})
@@ -60,6 +97,7 @@ class PipelineSimulation:
         self._on_compute = (
             np.concatenate([r.stream[tasks] for r, tasks in zip(roles, first, strict=True)]) == Stream.COMPUTE
         )
+        self._names = names_of_layer_communication(plan.works)
 
     def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
         """The timeline of all roles' segments under costs per work."""
@@ -75,10 +113,7 @@ class PipelineSimulation:
         )
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
-        """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
-
-        ``bw_s`` and ``ge_s`` follow the last forward in no fixed order: what a rank waits for is ``idle_s``.
-        """
+        """Phases of the rank that ends last."""
         line = self.run(seconds, compute_slowdown, communication_slowdown)
         own = self._role == self._role[int(np.argmax(line.end_s))]
         busy = line.end_s - line.start_s
@@ -86,7 +121,9 @@ class PipelineSimulation:
         def computed(phase: Phase) -> float:
             return float(busy[own & self._on_compute & (self._phase == phase)].sum())
 
-        forward, backward, update = computed(Phase.FW), computed(Phase.BW), computed(Phase.WU)
+        waited = {phase: self._exposed_for_layers(line, own, phase) for phase in (Phase.FW, Phase.BW)}
+        forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
+        update = computed(Phase.WU)
         exchange = self._exposed_exchange(line, own) + computed(Phase.GE)
         return Timing(
             fw_s=forward,
@@ -95,6 +132,8 @@ class PipelineSimulation:
             wu_s=update,
             exposed_communication_s=line.exposed_communication_s,
             overlap_s=line.overlap_s,
+            fw_of_layers_s=waited[Phase.FW],
+            bw_of_layers_s=waited[Phase.BW],
             idle_s=line.iteration_s - forward - backward - exchange - update,
         )
 
@@ -108,9 +147,13 @@ class PipelineSimulation:
         copying = own & self._on_compute & (self._phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
         return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
 
-    def iteration_s(self, *costs: Floats) -> float:
-        """When the last role ends."""
-        return self.run(*costs).iteration_s
+    def _exposed_for_layers(self, line: Timeline, own: NDArray[np.bool_], phase: Phase) -> dict[str, float]:
+        found: dict[str, list[int]] = {}
+        for segment in np.flatnonzero(own & ~self._on_compute & (self._phase == phase)).tolist():
+            name = self._names[self._segment_work[segment]]
+            if name:
+                found.setdefault(name, []).append(segment)
+        return exposed_seconds(line, own & self._on_compute, found)
 
 
 def _with_blocking_sends(plan: Plan, role: Role) -> Role:

@@ -126,6 +126,10 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
     return [line for found in context.gather(lines) for line in found]
 
 
+_Row = tuple[str, Any, Any]
+"""What was under way, and stamps at its begin and end."""
+
+
 class _Stamps(msgspec.Struct, frozen=True):
     """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device.
 
@@ -264,11 +268,10 @@ class Trainer:
         begin = stamp()
         if self._pipeline is not None:
             # Forward and backward take turns, in the order of a schedule.
-            loss, forward_end, turns, of_forward = self._pipeline.step(self._inputs, self._targets), begin, rows, 0
-            rows = []
+            loss, forward_end, of_forward = self._pipeline.step(self._inputs, self._targets), begin, 0
         else:
             loss = self._model.loss(self._parallel(self._inputs), self._targets)
-            forward_end, turns, of_forward = stamp(), [], len(rows)
+            forward_end, of_forward = stamp(), len(rows)
             loss.backward()  # type: ignore[no-untyped-call]
             loss = loss.detach()
         backward_end = stamp()
@@ -276,10 +279,8 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        return _Stamps(
-            *(begin, forward_end, last, backward_end, end, loss),
-            *(rows[:of_forward], rows[of_forward:], turns),
-        )
+        by_phase = (rows[:of_forward], rows[of_forward:], []) if self._pipeline is None else _by_turn(rows)
+        return _Stamps(begin, forward_end, last, backward_end, end, loss, *by_phase)
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
@@ -356,6 +357,19 @@ class Trainer:
                 own = sums.setdefault(what, [0.0] * len(iterations))
                 own[index] += self._clock.seconds(begin, end)
         return {what: tuple(own) for what, own in sums.items()}
+
+
+def _by_turn(rows: list[_Row]) -> tuple[list[_Row], list[_Row], list[_Row]]:
+    """Layer-wise communication inside of forward turns and of backward turns, and the turns, whose rows end them."""
+    inside: dict[str, list[_Row]] = {"FW": [], "BW": []}
+    since: list[_Row] = []
+    for row in rows:
+        if row[0] in inside:
+            inside[row[0]] += since
+            since = []
+        else:
+            since.append(row)
+    return inside["FW"], inside["BW"], [row for row in rows if row[0] in inside]
 
 
 def _replica(request: TrainingRequest, context: RankContext) -> int:

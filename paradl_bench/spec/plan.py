@@ -259,6 +259,11 @@ class RoleBuilder:
         self.dependency_start.append(len(self.dependencies))
         return len(self.phase) - 1
 
+    @property
+    def tasks(self) -> int:
+        """Tasks so far."""
+        return len(self.phase)
+
     def build(
         self,
         name: str,

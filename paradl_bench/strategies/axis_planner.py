@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Limit, PlanSettings
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import Communication, Limit, PlanSettings
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.compute import LayerShard
 
@@ -22,11 +22,37 @@ class SharedLayers(NamedTuple):
         shards: by index of the layer; layers that are missing run whole on every rank.
         network: with the shapes that its parameters have on this rank.
         notes: what a report has to say, as which layers could not be split.
+        gathers: by name of a layer whose output each rank holds a part of and others read whole, what gathers it. It
+            stands in ``shards`` where the output is first read so; a stage of a pipeline that receives it gathers anew.
     """
 
     shards: dict[int, LayerShard]
     network: Network
     notes: tuple[str, ...] = ()
+    gathers: Mapping[str, Communication] = {}
+
+
+class Shares(NamedTuple):
+    """What the ranks of a replica run.
+
+    Attributes:
+        distinct: what some ranks run, each once.
+        positions: per position along the axes other than data, the index of what stands there. Along a pipeline all
+            share alike: each takes its stages of it.
+    """
+
+    distinct: tuple[SharedLayers, ...]
+    positions: tuple[int, ...]
+
+
+def sharded_layers(shares: Shares) -> tuple[tuple[Layer, int], ...]:
+    """Layers with the shapes of their shards, each operation once, and bytes of what a rank holds of parameters."""
+    found: dict[str, tuple[Layer, int]] = {}
+    for shared in shares.distinct:
+        size = {parameter.name: parameter.bytes for parameter in shared.network.parameters}
+        for layer in (shard.layer for shard in shared.shards.values() if shard.shard):
+            found[layer.operation] = (layer, sum(size.get(name, 0) for name in layer.parameters))
+    return tuple(found.values())
 
 
 @runtime_checkable

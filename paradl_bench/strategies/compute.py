@@ -32,6 +32,11 @@ class LayerShard(NamedTuple):
     after_bw: tuple[Communication, ...] = ()
 
 
+def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
+    """The layer whose output the rank then holds: the whole one where it communicates behind forward of its shard."""
+    return layer if shard is None or shard.after_fw else shard.layer
+
+
 def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) -> list[bool]:
     """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote.
 
@@ -111,6 +116,8 @@ class NetworkCompute:
         self.backward_layers = backward_layers(network, needs_gradient, outputs)
         self._outputs = frozenset(outputs)
         self._forward: list[int] = []
+        self.backward_task = -1
+        """The task that ends what backward has done so far, communication included."""
 
     def add_forward(self, after: tuple[int, ...] = ()) -> None:
         """Append forward of all layers; those that read the network's input wait for ``after``."""
@@ -150,7 +157,7 @@ class NetworkCompute:
             computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, tuple(waits[index]))
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             yield index, computed
-            task = self._communicate(shard.after_bw, Phase.BW, (computed,))[-1]
+            task = self.backward_task = self._communicate(shard.after_bw, Phase.BW, (computed,))[-1]
             for source in self._inputs[index]:
                 if source in waits:
                     waits[source].append(task)

@@ -37,6 +37,15 @@ def group_axes(strategy: Strategy, *kinds: AxisKind) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(strategy.axes) if axis.kind in kinds)
 
 
+def place_of(strategy: Strategy, rank: int) -> int:
+    """Index of a rank's place in its replica, in :func:`positions`."""
+    place = 0
+    for axis, coordinate in zip(strategy.axes, strategy.coordinates(rank), strict=True):
+        if axis.kind != "data":
+            place = place * axis.degree + coordinate
+    return place
+
+
 def positions(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """Coordinates of one replica's ranks: all those along the axes other than data, in order; 0 along data."""
     choices = [range(1 if axis.kind == "data" else axis.degree) for axis in strategy.axes]

@@ -1,21 +1,22 @@
 """The plan of any nesting of axes: who shares layers, and who exchanges gradients with whom.
 
 The rules of the axes are in the folders beside this file; here they are put together, so that no combination is written
-by hand. At most one axis shares layers by filters, channels or positions; data (and spatial, whose ranks hold the same
-parameters too) exchanges gradients as torch's DistributedDataParallel does, over all ranks that hold the same ones.
+by hand. At most one axis shares layers by filters, channels or positions; the stages of a pipeline take their ranges of
+what comes of it. Data (and spatial, whose ranks hold the same parameters too) exchanges gradients as torch's
+DistributedDataParallel does, over all ranks that hold the same ones. Axes nest in every order, which decides who is
+whose neighbour and nothing else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Limit, Phase, Plan, PlanSettings, Role, RoleBuilder, Stream, Work
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import AxisPlanner, SharedLayers, SharingPlanner
+from paradl_bench.strategies.axis_planner import AxisPlanner, SharedLayers, Shares, SharingPlanner, sharded_layers
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import (
     GradientBuckets,
@@ -23,21 +24,9 @@ from paradl_bench.strategies.data.plan import (
     add_buffer_broadcasts,
     issued_before_steady_state,
 )
-from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, place_of, positions
 from paradl_bench.strategies.norm_statistics import synchronise_norms
-from paradl_bench.strategies.pipeline.plan import plan_pipeline
-
-
-class Shares(NamedTuple):
-    """What the ranks of a replica run.
-
-    Attributes:
-        distinct: what some ranks run, each once.
-        positions: per position along the axes that share layers, the index of what stands there.
-    """
-
-    distinct: tuple[SharedLayers, ...]
-    positions: tuple[int, ...]
+from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
 
 
 class NestedPlanner:
@@ -53,16 +42,12 @@ class NestedPlanner:
     def __init__(self, strategy: Strategy, planners: Mapping[str, AxisPlanner]) -> None:
         self.name = strategy.name
         self._planners = [planners[axis.kind] for axis in strategy.axes]
-        sharing = [planner.name for planner in self._planners if isinstance(planner, SharingPlanner)]
-        others = sorted({axis.kind for axis in strategy.axes if axis.degree > 1} - {"pipeline", "data"})
-        if others and degree_of(strategy, "pipeline") > 1:
-            raise UserError(
-                f"strategy {strategy}: a pipeline nests with data, as d2p2, and not yet with {' and '.join(others)}"
-            )
+        self._sharing = [i for i, planner in enumerate(self._planners) if isinstance(planner, SharingPlanner)]
+        sharing = [self._planners[index].name for index in self._sharing]
         if len(sharing) > 1:
             raise UserError(
                 f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
-                " nest one with data, as d2f2"
+                " nest one with data or a pipeline, as d2f2 or d2p2f2"
             )
 
     def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
@@ -71,20 +56,17 @@ class NestedPlanner:
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
-        if degree_of(strategy, "pipeline") > 1:
-            self.check(network, strategy, settings)
-            return plan_pipeline(network, strategy, settings)
         shares = self.shares(network, strategy, settings)
+        if degree_of(strategy, "pipeline") > 1:
+            return plan_pipeline(network, strategy, settings, shares)
         replicas = degree_of(strategy, "data")
         exchange_axes = group_axes(strategy, *REPLICATING)
         works: dict[Work, int] = {}
         roles: list[Role] = []
         notes: dict[str, None] = {}
-        sharded: dict[str, tuple[Layer, int]] = {}
         for index, shared in enumerate(shares.distinct):
             exchanged = GradientBuckets(shared.network, settings).notes if exchange_axes else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
-            sharded |= _sharded_layers(shared)
             number = f" {index}" if len(shares.distinct) > 1 else ""
             multiplicity = shares.positions.count(index) * replicas
             roles.append(_build_role(shared, strategy, settings, works, number, multiplicity))
@@ -97,28 +79,37 @@ class NestedPlanner:
             notes=tuple(notes),
             positions=shares.positions,
             exchange_axes=exchange_axes,
-            sharded=tuple(sharded.values()),
+            sharded=sharded_layers(shares),
         )
 
     def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
-        """What the ranks of a replica each run of the layers.
+        """What the ranks of a replica each run of the layers, on a micro-batch where there is a pipeline.
 
         Raises:
             UserError: a limit is exceeded; the message names it.
         """
         self.check(network, strategy, settings)
-        local_batch = settings.batch // degree_of(strategy, "data")
+        local_batch = samples_at_once(strategy, settings)
         distinct: list[SharedLayers] = []
+        of_coordinate: dict[tuple[int, ...], int] = {}
+        sharing = [index for index in self._sharing if strategy.axes[index].degree > 1]
         of_positions = []
         for position in positions(strategy):
-            shared = self._share(network, strategy, position, local_batch, settings)
-            if settings.batch_norm == "sync":
-                shared = synchronise_norms(shared, network, strategy, settings)
-            found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
-            if found == len(distinct):
-                distinct.append(shared)
-            of_positions.append(found)
+            coordinate = tuple(position[index] for index in sharing)
+            if coordinate not in of_coordinate:
+                shared = self._share(network, strategy, position, local_batch, settings)
+                if settings.batch_norm == "sync":
+                    shared = synchronise_norms(shared, network, strategy, settings)
+                found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
+                distinct += [shared] * (found == len(distinct))
+                of_coordinate[coordinate] = found
+            of_positions.append(of_coordinate[coordinate])
         return Shares(tuple(distinct), tuple(of_positions))
+
+    def shared_by(self, rank: int, network: Network, strategy: Strategy, settings: PlanSettings) -> SharedLayers:
+        """What one rank runs of the layers; see :meth:`shares`."""
+        shares = self.shares(network, strategy, settings)
+        return shares.distinct[shares.positions[place_of(strategy, rank)]]
 
     def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
         """Refuse what cannot run; of an empty network, what no network could make right.
@@ -176,9 +167,3 @@ def _build_role(
     done = exchange.add_finish(last_task)
     builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
     return builder.build(f"replica{number}", multiplicity, issued_before_steady_state(network, buckets))
-
-
-def _sharded_layers(shared: SharedLayers) -> dict[str, tuple[Layer, int]]:
-    size = {parameter.name: parameter.bytes for parameter in shared.network.parameters}
-    layers = [shard.layer for shard in shared.shards.values() if shard.shard]
-    return {layer.operation: (layer, sum(size.get(name, 0) for name in layer.parameters)) for layer in layers}

@@ -1,7 +1,7 @@
 """A module as one rank of a strategy trains it: layers shared along one axis, gradients exchanged along others.
 
-Axes nest: the innermost ones share layers, and whoever holds the same parameters then exchanges gradients. No
-combination of kinds is written by hand.
+Axes nest: one shares layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
+then exchanges gradients. No combination of kinds is written by hand.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.registry import discover
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
-from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
+from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_calls
+from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
@@ -72,7 +74,7 @@ def build_parallel(
     mesh = ProcessMesh(strategy)
     if degree_of(strategy, "pipeline") > 1:
         assert loss is not None
-        return _build_pipeline(module, network, settings, device, loss, mesh)
+        return _build_pipeline(module, network, mesh, settings, device, loss)
     sharding = _sharding(module, network, strategy, settings, mesh)
     if sharding.rules:
         module = ShardedModule(module, sharding)
@@ -105,21 +107,26 @@ def _sharding(
 def _build_pipeline(
     module: torch.nn.Module,
     network: Network,
+    mesh: ProcessMesh,
     settings: PlanSettings,
     device: torch.device,
     loss: Loss,
-    mesh: ProcessMesh,
 ) -> ParallelModule:
     strategy = mesh.strategy
-    replicas = group_axes(strategy, "data")
+    # The stages know each other's operations by their whole shapes.
+    calls = record_calls(module, network, samples_at_once(strategy, settings))
+    sharding = _sharding(module, network, strategy, settings, mesh)
+    replicating = group_axes(strategy, *REPLICATING)
     pipeline = RankPipeline(
         module,
         network,
         settings,
-        settings.batch // degree_of(strategy, "data"),
         device,
-        mesh.group(group_axes(strategy, "pipeline")),
-        mesh.group(replicas) if replicas else None,
         loss,
+        shared=planner_for(strategy).shared_by(dist.get_rank(), network, strategy, settings),
+        sharding=sharding,
+        calls=calls,
+        group=mesh.group(group_axes(strategy, "pipeline")),
+        replicas=mesh.group(replicating) if replicating else None,
     )
-    return ParallelModule(pipeline.module, network, mesh.spans, mesh.groups, pipeline)
+    return ParallelModule(pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline)

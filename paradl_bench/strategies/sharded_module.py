@@ -47,6 +47,8 @@ class Sharding(NamedTuple):
         enter: what is done to the input first. leave: what is done to the output last.
         whole_shape: the shape that the serial model has in the place of a tensor; None where it is the tensor's. What
             the module's own code asks for is answered so.
+        receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
+            earlier stage of a pipeline made it.
     """
 
     rules: Mapping[int, Rule]
@@ -54,6 +56,7 @@ class Sharding(NamedTuple):
     enter: Callable[[Any], Any] | None = None
     leave: Callable[[Any], Any] | None = None
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
+    receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
 
 
 @runtime_checkable
@@ -99,7 +102,7 @@ class ShardedModule(torch.nn.Module):
             WorkError: forward called other operations than when the network was traced.
         """
         sharding = self._sharding
-        walk = _Walk(sharding)
+        walk = Walk(sharding)
         # Outside the walk, which would take what it calls for layers.
         entered = sharding.enter(inputs) if sharding.enter else inputs
         with walk, self.observer or contextlib.nullcontext():
@@ -121,8 +124,12 @@ _SIZE = torch.Tensor.size
 _SHAPE_QUESTIONS = (_SIZE, torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
-class _Walk(TorchFunctionMode):
-    """Counts operations, and runs those that have a rule by it."""
+class Walk(TorchFunctionMode):
+    """Counts operations, and runs those that have a rule by it.
+
+    Attributes:
+        index: of the operation that comes next, in the network.
+    """
 
     def __init__(self, sharding: Sharding) -> None:
         super().__init__()

@@ -16,11 +16,12 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Collective, Ints, Phase, Plan, Role, Stream, is_of_layer
+from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats
+from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.memory import planned_memory
 from predict.pipeline_memory import pipelined_memory
 from predict.pipeline_simulation import PipelineSimulation
@@ -119,27 +120,16 @@ class _Simulation:
 
     def _exposed(self, line: Timeline, phase: Phase) -> dict[str, float]:
         """Seconds of communication for layers while compute is not active, by name."""
-        if not self._of_layers[phase]:
-            return {}
-        computing = np.column_stack([line.start_s[self._on_compute], line.end_s[self._on_compute]])
-        busy = np.cumsum(computing[:, 1] - computing[:, 0])
-        moments = computing.ravel()
-        computed = np.column_stack([busy - (computing[:, 1] - computing[:, 0]), busy]).ravel()
-        found = {}
-        for name, segments in self._of_layers[phase].items():
-            start, end = line.start_s[segments], line.end_s[segments]
-            beside = np.interp(end, moments, computed) - np.interp(start, moments, computed)
-            found[name] = float(np.sum(end - start - beside))
-        return found
+        return exposed_seconds(line, self._on_compute, self._of_layers[phase])
 
 
 def _communication_of_layers(plan: Plan, segment_work: Ints, in_phase: NDArray[np.bool_]) -> dict[str, list[int]]:
-    """Segments by what they do, of communication for layers; the broadcasts of buffers are none."""
+    """Segments of communication for layers, by what it is."""
+    names = names_of_layer_communication(plan.works)
     found: dict[str, list[int]] = {}
     for segment in np.flatnonzero(in_phase).tolist():
-        work = plan.works[segment_work[segment]]
-        if is_of_layer(work):
-            found.setdefault(work.operation if isinstance(work, Collective) else "halo", []).append(segment)
+        if name := names[segment_work[segment]]:
+            found.setdefault(name, []).append(segment)
     return found
 
 

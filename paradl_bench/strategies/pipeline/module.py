@@ -3,6 +3,8 @@
 A stage runs the model's own forward, whatever its control flow: operations of other stages are passed over
 (:class:`StageModule`). So parameters keep their names and places, and a stage is the same range
 of layers as in the plan. A rank holds the parameters of its own stages; the others' take no memory.
+
+Where an axis shares layers, a stage runs its range of them under that axis' rules for the whole network.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Group, Spans
 from paradl_bench.strategies.operations import is_operation
 from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from paradl_bench.strategies.sharded_module import Sharding, Walk
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -36,11 +41,13 @@ class RankPipeline:
     """The stages of one rank and the schedule that runs them.
 
     Args:
-        module: the whole model, with the same values on every rank; parameters and buffers of other ranks' stages lose
-            their memory.
+        module: the whole model, its layers shared already; parameters and buffers of other ranks' stages lose their
+            memory.
         network: its traced network.
-        local_batch: samples that pass through in an iteration.
-        group: along the pipeline. replicas: those that hold the same stages, and exchange gradients; None for one.
+        shared: its layers as this rank shares them, as planned. sharding: the same, as they run.
+        calls: operations of one micro-batch, recorded before layers were shared.
+        group: along the pipeline. replicas: ranks that hold the same parameters of the same stages, and exchange
+            gradients; None for one.
         loss: a mean over samples.
 
     Attributes:
@@ -55,11 +62,14 @@ class RankPipeline:
         module: torch.nn.Module,
         network: Network,
         settings: PlanSettings,
-        local_batch: int,
         device: torch.device,
+        loss: Loss,
+        *,
+        shared: SharedLayers,
+        sharding: Sharding,
+        calls: Calls,
         group: Group,
         replicas: Group | None,
-        loss: Loss,
     ) -> None:
         schedule = schedule_of(settings.schedule)
         everywhere = cut_into_stages(network, group.size, settings)
@@ -67,16 +77,18 @@ class RankPipeline:
         self._count = micro_batches(settings, group.size)
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
-        calls = record_calls(module, network, local_batch // self._count)
         hold_only(module, self.stages)
-        parts = [StageModule(module, stage, calls, last=stage.index + 1 == len(everywhere)) for stage in self.stages]
+        parts = [
+            StageModule(module, share_stage(network, stage, shared), sharding, calls, last=stage is everywhere[-1])
+            for stage in self.stages
+        ]
         self.module = torch.nn.ModuleList(parts)
         running = []
         for part in parts:
             exchanged: torch.nn.Module = part
             if replicas is not None:
                 part.hide_from_exchange()
-                exchanged = exchange_gradients(part, part.stage.network, settings, device, replicas.process_group)
+                exchanged = exchange_gradients(part, part.share.network, settings, device, replicas.process_group)
             running.append(
                 TimedStage(
                     exchanged,
@@ -232,15 +244,21 @@ class StageModule(torch.nn.Module):
     """A range of the model's operations, from the values that the stage receives to those that it sends.
 
     Args:
-        module: the model; shared between the stages of a rank.
-        calls: its operations for one micro-batch.
+        module: the model; the stages of a rank have it in common.
+        share: what this rank runs of the stage. sharding: how, by index in the whole network.
+        calls: the whole model's operations for one micro-batch.
         last: whether the stage ends with the model's output.
     """
 
-    def __init__(self, module: torch.nn.Module, stage: Stage, calls: Calls, *, last: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, share: StageShare, sharding: Sharding, calls: Calls, *, last: bool
+    ) -> None:
         super().__init__()
         self.module = module
-        self.stage = stage
+        self.share = share
+        self.stage = share.stage
+        own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
+        self._sharding = sharding._replace(rules=own)
         self._calls = calls
         self._ends = last
         self._model_output: TreeSpec | None = None
@@ -273,8 +291,10 @@ class StageModule(torch.nn.Module):
             raise UserError(
                 f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages"
             )
-        shape = torch.empty(result.shape, dtype=result.dtype, device="meta")
-        return shape.requires_grad_(result.is_floating_point())
+        held, whole = self.share.crossing[index].output_shape, self._sharding.network.layers[index].output_shape
+        # A layer's shape is per sample; the batch is the first dim of what ranks hold a part of.
+        shape = result.shape if held == whole else (result.shape[0], *held)
+        return torch.empty(shape, dtype=result.dtype, device="meta", requires_grad=result.is_floating_point())
 
     def forward(self, *received: torch.Tensor) -> Any:
         """What the stage sends; of the last one, the leaves of the model's output.
@@ -285,16 +305,21 @@ class StageModule(torch.nn.Module):
         # Views, since hooks on leaves of the graph call operations of their own, which would count as the model's.
         views = [value.view_as(value) for value in received] if self.stage.receives else []
         values = dict(zip(self.stage.receives, views, strict=True))
-        walk = _StageWalk(self._calls.operations, self.stage, values)
+        if self._sharding.receive:
+            values = {index: self._sharding.receive(index, value) for index, value in values.items()}
+        walk = _StageWalk(self._sharding, self._calls.operations, self.stage, values)
         # What is received stands in for the operation that made it; the model's own input is then read by none.
-        inputs = self._calls.inputs if self.stage.receives else received[0]
+        inputs = self._calls.inputs
+        if not self.stage.receives:
+            inputs = self._sharding.enter(received[0]) if self._sharding.enter else received[0]
         with walk:
             outputs = self.module(inputs)
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
             return _one_or_all([walk.kept[index].contiguous() for index in self.stage.sends])
-        leaves, self._model_output = tree_flatten(outputs)
+        left = self._sharding.leave(outputs) if self._sharding.leave else outputs
+        leaves, self._model_output = tree_flatten(left)
         return _one_or_all(leaves)
 
     def as_model_gives_it(self, outputs: Any) -> Any:
@@ -315,15 +340,20 @@ def _varies(name: str, index: int) -> WorkError:
     )
 
 
-class _StageWalk(TorchFunctionMode):
+class _StageWalk(Walk):
     """Runs the stage's operations; of others it returns what they would, or what was received from them.
 
     Forward runs to its end, so that whoever hooks modules sees every one of them left again.
     """
 
-    def __init__(self, calls: Sequence[RecordedCall], stage: Stage, received: Mapping[int, torch.Tensor]) -> None:
-        super().__init__()
-        self.index = 0
+    def __init__(
+        self,
+        sharding: Sharding,
+        calls: Sequence[RecordedCall],
+        stage: Stage,
+        received: Mapping[int, torch.Tensor],
+    ) -> None:
+        super().__init__(sharding)
         self.kept: dict[int, torch.Tensor] = dict(received)
         self._calls, self._received, self._sends = calls, received, frozenset(stage.sends)
         self._start, self._stop = stage.layers.start, stage.layers.stop
@@ -335,13 +365,9 @@ class _StageWalk(TorchFunctionMode):
         if elsewhere and index < len(self._calls) and self._calls[index].function is function:
             self.index += 1
             return self._received[index] if index in self._received else self._calls[index].result
-        with torch._C.DisableTorchFunction():
-            result = function(*args, **(kwargs or {}))
-        if not is_operation(function, result):
-            return result
-        if elsewhere:
+        result = super().__torch_function__(function, types, args, kwargs)
+        if self.index > index and elsewhere:
             raise _varies(self._name, index)
-        if index in self._sends:
+        if self.index > index and index in self._sends:
             self.kept[index] = result
-        self.index += 1
         return result

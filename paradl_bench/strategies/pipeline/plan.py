@@ -4,9 +4,11 @@ ParaDL, section 3.4 and Table 3. What crosses a cut is sent when the stage in fr
 its gradient comes back likewise. A send occupies the communication stream; a receive stands where the compute stream
 waits for it, and takes no time of its own.
 
-With data parallelism outside, the replicas of a stage exchange its gradients during its last backward, as torch's
-DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the first forward alone,
-since every forward runs under ``no_sync``.
+Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
+backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
+first forward alone, since every forward runs under ``no_sync``.
+
+An axis that shares layers nests with a pipeline in either order (:mod:`paradl_bench.strategies.pipeline.stage_shares`).
 
 Before the first iteration torch's stages agree, by one message of 4 bytes each way over every cut, that they know the
 shapes they receive (PipelineStage's vote, torch 2.13).
@@ -14,10 +16,9 @@ shapes they receive (PipelineStage's vote, torch 2.13).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-
-import msgspec
 
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action, Schedule
@@ -36,10 +37,12 @@ from paradl_bench.spec.plan import (
     Work,
 )
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import SharedLayers, Shares, sharded_layers
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
-from paradl_bench.strategies.mesh import degree_of, group_axes
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, message_bytes, most_stages
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, share_stage
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
 _VOTE_BYTES = 4
 
@@ -86,38 +89,51 @@ def micro_batches(settings: PlanSettings, ranks: int) -> int:
     return settings.micro_batches or ranks
 
 
-def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
-    """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas."""
+def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
+    """Samples that a rank computes at a time: its share of the mini-batch, or a micro-batch of that."""
+    local, ranks = settings.batch // degree_of(strategy, "data"), degree_of(strategy, "pipeline")
+    return local // micro_batches(settings, ranks) if ranks > 1 else local
+
+
+def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
+    """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas.
+
+    Args:
+        shares: what ranks run of the whole network's layers, on a micro-batch.
+    """
     (axis,) = group_axes(strategy, "pipeline")
-    ranks, replicas = strategy.axes[axis].degree, degree_of(strategy, "data")
-    local_batch, count = settings.batch // replicas, micro_batches(settings, strategy.axes[axis].degree)
-    stages = cut_into_stages(network, ranks, settings)
+    replicas, count = degree_of(strategy, "data"), micro_batches(settings, strategy.axes[axis].degree)
+    stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
+    places = [(position[axis], share) for position, share in zip(positions(strategy), shares.positions, strict=True)]
     works: dict[Work, int] = {}
-    data_axes = group_axes(strategy, "data")
-    roles = []
-    for rank in range(ranks):
-        planned = _RankPlan(network, stages, strategy, settings, axis, rank, works)
-        roles.append(planned.role())
+    roles: dict[tuple[int, int], Role] = {}
+    for (rank, share), alike in Counter(places).items():
+        planned = _RankPlan(network, stages, strategy, settings, rank, shares.distinct[share], works)
+        name = f"stage {rank}, part {share}" if len(shares.distinct) > 1 else f"stage {rank}"
+        roles[rank, share] = planned.role(name, alike * replicas)
+    numbers = {place: number for number, place in enumerate(roles)}
+    exchange_axes = group_axes(strategy, *REPLICATING)
     exchanged = [note for stage in stages for note in GradientBuckets(stage.network, settings).notes]
-    cuts = ", ".join(network.layers[stage.layers.start].name for stage in stages[1:])
     return Plan(
         strategy=strategy,
         network=network.name,
-        local_batch=local_batch,
-        roles=tuple(roles),
+        local_batch=settings.batch // replicas,
+        roles=tuple(roles.values()),
         works=tuple(works),
         notes=(
-            f"stages start at {cuts}; {count} micro-batches, {settings.schedule}",
-            *(exchanged if data_axes else ()),
+            f"stages start at {', '.join(first_layers(network, stages))}; {count} micro-batches, {settings.schedule}",
+            *dict.fromkeys(note for shared in shares.distinct for note in shared.notes),
+            *(exchanged if exchange_axes else ()),
         ),
-        positions=tuple(range(ranks)),
-        exchange_axes=data_axes,
+        positions=tuple(numbers[place] for place in places),
+        exchange_axes=exchange_axes,
+        sharded=sharded_layers(shares),
         micro_batches=count,
     )
 
 
 class _RankPlan:
-    """Builds the role of one rank of the pipeline."""
+    """Builds the role of the ranks at one place of the pipeline that share its stages alike."""
 
     def __init__(
         self,
@@ -125,63 +141,78 @@ class _RankPlan:
         stages: Sequence[Stage],
         strategy: Strategy,
         settings: PlanSettings,
-        axis: int,
         rank: int,
+        shared: SharedLayers,
         works: dict[Work, int],
     ) -> None:
-        self._network, self._stages, self._settings = network, stages, settings
-        self._axis, self._rank, self._ranks = axis, rank, strategy.axes[axis].degree
-        self._replicas, self._data_axes = degree_of(strategy, "data"), group_axes(strategy, "data")
+        (self._axis,) = group_axes(strategy, "pipeline")
+        self._network, self._settings, self._shared = network, settings, shared
+        self._rank, self._ranks = rank, strategy.axes[self._axis].degree
+        self._last_stage = len(stages) - 1
+        own = [stage for stage in stages if stage.index % self._ranks == rank]
+        self._own = {stage.index: share_stage(network, stage, shared) for stage in own}
+        self._exchange_axes = group_axes(strategy, *REPLICATING)
+        self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
         self._schedule: Schedule = schedule_of(settings.schedule)
         self._count = micro_batches(settings, self._ranks)
-        self._micro_batch = settings.batch // self._replicas // self._count
+        self._micro_batch = samples_at_once(strategy, settings)
         self._builder = RoleBuilder(works)
         self._running: dict[tuple[int, int], NetworkCompute] = {}
+        self._before: tuple[int, ...] = ()
         self._done: list[int] = []
 
-    def role(self) -> Role:
+    def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
         for action in self._schedule.order(self._rank, self._ranks, self._count):
             if action.direction == "FW":
                 self._add_forward(action)
             else:
                 self._add_backward(action)
-        own = [stage for stage in self._stages if stage.index % self._ranks == self._rank]
-        update = weight_update(_together(self._network, own), self._settings)
-        self._builder.add(update, Phase.WU, Stream.COMPUTE, tuple(self._done))
-        return self._builder.build(f"stage {self._rank}", self._replicas, self._setup(own), self._handshake(own))
+        held = hold_parameters(self._network, [share.stage for share in self._own.values()], self._shared)
+        self._builder.add(weight_update(held, self._settings), Phase.WU, Stream.COMPUTE, tuple(self._done))
+        return self._builder.build(name, multiplicity, self._setup(), self._handshake())
 
     def _add_forward(self, action: Action) -> None:
-        stage, near = self._stages[action.stage], self._schedule.neighbours(action, self._ranks)
+        share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
+        stage = share.stage
         compute = NetworkCompute(
-            self._builder, stage.network, outputs=stage.outputs, input_has_gradient=bool(stage.receives)
+            self._builder,
+            share.network,
+            share.shards,
+            outputs=stage.outputs,
+            input_has_gradient=bool(stage.receives),
         )
         self._running[action.stage, action.micro_batch] = compute
         received = self._receive(action, near.source)
-        compute.add_forward(received)
+        # What a stage communicates for its first layers, it calls when it comes to them.
+        compute.add_forward(received or self._before)
+        self._before = (self._builder.tasks - 1,)
         if near.target is not None:
             made = tuple(compute.forward_tasks[i] for i in stage.outputs if i < len(stage.layers))
             self._send(action, (*received, *made))
 
     def _add_backward(self, action: Action) -> None:
-        stage, near = self._stages[action.stage], self._schedule.neighbours(action, self._ranks)
+        share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
         compute = self._running.pop((action.stage, action.micro_batch))
         received = self._receive(action, near.source)
         exchange = None
-        if self._data_axes and action.micro_batch == self._count - 1:
+        if self._exchange_axes and action.micro_batch == self._count - 1:
             exchange = GradientExchange(
                 self._builder,
-                stage.network,
-                GradientBuckets(stage.network, self._settings),
+                share.network,
+                GradientBuckets(share.network, self._settings),
                 compute.backward_layers,
-                self._replicas,
-                self._data_axes,
+                self._exchanging,
+                self._exchange_axes,
             )
         last = -1
         for layer, last in compute.add_backward(received):
             if exchange is not None:
                 exchange.add_ready(layer, last)
+        # The input's gradient is there when the last layer has communicated for it.
+        last = compute.backward_task
         self._done += exchange.add_finish(last) if exchange is not None else (last,)
+        self._before = (self._builder.tasks - 1,)
         if near.target is not None:
             self._send(action, (last,))
 
@@ -198,7 +229,9 @@ class _RankPlan:
         )
 
     def _transfer(self, direction: str, action: Action, cut: int) -> Transfer:
-        sizes = message_bytes(self._network, self._stages[cut].sends, self._micro_batch)
+        own = self._own[action.stage]
+        crossing = own.stage.sends if cut == action.stage else own.stage.receives
+        sizes = own.message_bytes(crossing, self._micro_batch)
         return Transfer(
             direction=direction,  # type: ignore[arg-type]
             phase=action.direction,
@@ -207,27 +240,17 @@ class _RankPlan:
             axes=(self._axis,),
         )
 
-    def _setup(self, own: Sequence[Stage]) -> tuple[tuple[str, str, int, int], ...]:
-        if not self._data_axes:
+    def _setup(self) -> tuple[tuple[str, str, int, int], ...]:
+        if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()
-        for stage in own:
-            buckets = GradientBuckets(stage.network, self._settings)
-            for *key, times in issued_before_steady_state(stage.network, buckets, buffers_in_second=False):
+        for share in self._own.values():
+            buckets = GradientBuckets(share.network, self._settings)
+            for *key, times in issued_before_steady_state(share.network, buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())
 
-    def _handshake(self, own: Sequence[Stage]) -> tuple[HaloExchange, ...]:
-        cuts = sum((stage.index > 0) + (stage.index + 1 < len(self._stages)) for stage in own)
+    def _handshake(self) -> tuple[HaloExchange, ...]:
+        cuts = sum((index > 0) + (index < self._last_stage) for index in self._own)
         votes = (_VOTE_BYTES,) * cuts
         return (HaloExchange(sends_bytes=votes, receives_bytes=votes, axes=(self._axis,)),)
-
-
-def _together(network: Network, stages: Sequence[Stage]) -> Network:
-    """The network with the parameters that these stages hold of it."""
-    held = {parameter.name for stage in stages for parameter in stage.network.parameters}
-    return msgspec.structs.replace(
-        network,
-        parameters=tuple(parameter for parameter in network.parameters if parameter.name in held),
-        gradient_order=tuple(name for name in network.gradient_order if name in held),
-    )

@@ -22,11 +22,10 @@ import msgspec
 
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
 
-_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 _SEVERAL_TENSORS = frozenset({"chunk", "split", "unbind", "tensor_split", "unsafe_chunk", "unsafe_split", "meshgrid"})
 
 
@@ -62,11 +61,6 @@ def crossing(network: Network, cut: int) -> tuple[int, ...]:
     index = {layer.name: i for i, layer in enumerate(network.layers)}
     read = {index[name] for layer in network.layers[cut:] for name in layer.inputs if name in index}
     return tuple(sorted(i for i in read if i < cut))
-
-
-def message_bytes(network: Network, layers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
-    """Bytes of each value that crosses a cut, for one micro-batch; its gradient has as many."""
-    return tuple(network.layers[i].output_elements_of(micro_batch) * _ELEMENT_BYTES for i in layers)
 
 
 def refusals(network: Network) -> dict[int, str]:
@@ -139,6 +133,11 @@ def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tup
         )
         for stage in range(count)
     )
+
+
+def first_layers(network: Network, stages: Sequence[Stage]) -> tuple[str, ...]:
+    """Names of the first layer of every stage but the first, as :func:`given_cuts` takes them."""
+    return tuple(network.layers[stage.layers.start].name for stage in stages[1:])
 
 
 def _owners(network: Network, bounds: Sequence[int]) -> dict[str, int]:

@@ -90,7 +90,15 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
         # Inside the region gradients are as many times larger as there are blocks; the input's shall not be.
         return _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
 
-    return Sharding(rules, network, enter, end.gather_all, _whole_shape)
+    def receive(index: int, value: torch.Tensor) -> torch.Tensor:
+        block = region.layers.get(index)
+        return (
+            value
+            if block is None
+            else _mark(value, _Blocks(block.boxes, tuple(network.layers[index].output_shape[1:])))
+        )
+
+    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive)
 
 
 def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:

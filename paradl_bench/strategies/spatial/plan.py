@@ -63,6 +63,7 @@ class SpatialPlanner:
         parts = strategy.axes[axis]
         region = self._region(network, parts.extents, settings)
         differentiated = input_needs_gradient(network)
+        gathers = _gathers(network, region, local_batch, parts.degree, axis)
         shards = {}
         for index, layer in enumerate(network.layers):
             if index in region.layers:
@@ -75,9 +76,8 @@ class SpatialPlanner:
                     after_bw=backward if differentiated[index] else (),
                 )
             elif index in region.gathered:
-                gathers = _gathers(network, region.gathered[index], region.layers, local_batch, parts.degree, axis)
-                shards[index] = LayerShard(layer, before_fw=gathers)
-        return SharedLayers(shards, network, (f"spatial parallelism ends before {region.end}",))
+                shards[index] = LayerShard(layer, before_fw=tuple(gathers[name] for name in region.gathered[index]))
+        return SharedLayers(shards, network, (f"spatial parallelism ends before {region.end}",), gathers)
 
 
 PLANNER = SpatialPlanner()
@@ -104,17 +104,15 @@ def _message_bytes(transfers: Sequence[Transfer], bytes_a_position: int) -> tupl
     return tuple(box_elements(transfer.box) * bytes_a_position for transfer in transfers)
 
 
-def _gathers(
-    network: Network,
-    names: Sequence[str],
-    blocks: dict[int, BlockLayer],
-    local_batch: int,
-    ranks: int,
-    axis: int,
-) -> tuple[Communication, ...]:
-    of_names = {network.layers[index].name: block.boxes for index, block in blocks.items()}
-    sizes = (gathered_elements(network, name, of_names[name]) * local_batch * _ELEMENT_BYTES for name in names)
-    return tuple(Collective(operation="all_gather", message_bytes=size, ranks=ranks, axes=(axis,)) for size in sizes)
+def _gathers(network: Network, region: Region, local_batch: int, ranks: int, axis: int) -> dict[str, Communication]:
+    """By name of a layer whose blocks are gathered, what gathers them."""
+    of_names = {network.layers[index].name: block.boxes for index, block in region.layers.items()}
+    names = [name for of_layer in region.gathered.values() for name in of_layer]
+    sizes = {name: gathered_elements(network, name, of_names[name]) * local_batch * _ELEMENT_BYTES for name in names}
+    return {
+        name: Collective(operation="all_gather", message_bytes=size, ranks=ranks, axes=(axis,))
+        for name, size in sizes.items()
+    }
 
 
 def _block_layer(layer: Layer, block: BlockLayer, position: int) -> Layer:

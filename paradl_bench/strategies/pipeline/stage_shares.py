@@ -1,0 +1,93 @@
+"""What one rank runs of a stage where an axis inside of the pipeline shares layers. Torch-free.
+
+The axis shares the layers of the whole network, as it does without a pipeline, and a stage is a range of what comes of
+that. A cut is crossed by what each position holds: whole activations under filter and channel parallelism, blocks
+inside a spatial region, each from a rank to the one at its own position in the next stage. What a stage receives as a
+block and reads whole it gathers once, whether an earlier stage has gathered it or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.plan import Communication
+from paradl_bench.strategies.axis_planner import SharedLayers
+from paradl_bench.strategies.compute import LayerShard, held_layer
+from paradl_bench.strategies.pipeline.stages import Stage
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+class StageShare(NamedTuple):
+    """A stage as one rank runs it.
+
+    Attributes:
+        network: the stage's, with the shapes that its parameters have on this rank.
+        shards: by index in the stage's network; layers that are missing run whole.
+        crossing: layers with the output that this rank receives or sends of them, by index in the whole network.
+    """
+
+    stage: Stage
+    network: Network
+    shards: dict[int, LayerShard]
+    crossing: dict[int, Layer]
+
+    def message_bytes(self, layers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
+        """Bytes of each value that crosses a cut, for one micro-batch; its gradient has as many."""
+        return tuple(self.crossing[index].output_elements_of(micro_batch) * _ELEMENT_BYTES for index in layers)
+
+
+def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageShare:
+    """The part of a stage that a rank runs.
+
+    Args:
+        network: the whole one. shared: its layers as the rank shares them.
+    """
+    start = stage.layers.start
+    shards = {index - start: shared.shards[index] for index in stage.layers if index in shared.shards}
+    for index, gathers in _gathered_again(network, stage, shared).items():
+        shard = shards.get(index - start) or LayerShard(network.layers[index])
+        shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
+    return StageShare(
+        stage,
+        hold_parameters(stage.network, (stage,), shared),
+        shards,
+        {
+            index: held_layer(network.layers[index], shared.shards.get(index))
+            for index in (*stage.receives, *stage.sends)
+        },
+    )
+
+
+def hold_parameters(network: Network, stages: Sequence[Stage], shared: SharedLayers) -> Network:
+    """The network with the parameters that a rank holds of these stages, in its shapes."""
+    held = {parameter.name for stage in stages for parameter in stage.network.parameters}
+    return msgspec.structs.replace(
+        network,
+        parameters=tuple(parameter for parameter in shared.network.parameters if parameter.name in held),
+        gradient_order=tuple(name for name in shared.network.gradient_order if name in held),
+    )
+
+
+def _gathered_again(network: Network, stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:
+    """Per index of a layer of the stage, gathers of what an earlier stage has gathered for itself."""
+    if not shared.gathers:
+        return {}
+
+    def reads_whole(index: int) -> list[str]:
+        shard = shared.shards.get(index)
+        on_parts = shard is not None and bool(shard.shard)
+        return [] if on_parts else [name for name in network.layers[index].inputs if name in shared.gathers]
+
+    missing = {name for index in range(stage.layers.start) for name in reads_whole(index)}
+    found: dict[int, tuple[Communication, ...]] = {}
+    for index in stage.layers:
+        again = missing.intersection(reads_whole(index))
+        if again:
+            found[index] = tuple(shared.gathers[name] for name in network.layers[index].inputs if name in again)
+            missing -= again
+    return found

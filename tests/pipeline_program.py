@@ -1,0 +1,153 @@
+"""What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
+
+Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import torch
+from equality_program import assert_close, norm_cuts, own_parts, take_statistics_apart
+from torch import nn
+
+from paradl_bench.measure.process_groups import RankContext, join_ranks
+from paradl_bench.measure.recorder import CollectiveRecorder, When, differences, planned_collectives
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy, parse_strategy
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.parallel import ParallelModule, build_parallel
+
+SAMPLES = 2
+"""Of a micro-batch."""
+
+
+class Case(NamedTuple):
+    """One case on one rank."""
+
+    name: str
+    strategy: Strategy
+    schedule: str
+    count: int
+    stages: tuple[str, ...]
+
+    @property
+    def replicas(self) -> int:
+        return next((axis.degree for axis in self.strategy.axes if axis.kind == "data"), 1)
+
+    @property
+    def settings(self) -> PlanSettings:
+        return PlanSettings(
+            batch=SAMPLES * self.count * self.replicas,
+            first_bucket_bytes=1000,
+            bucket_cap_bytes=1000,
+            micro_batches=self.count,
+            schedule=self.schedule,
+            stages=self.stages,
+        )
+
+    def load(self) -> tuple[LoadedModel, Network]:
+        model = load_model(f"pipeline_networks:{self.name}")
+        return model, trace_network(model)
+
+    def build(self, model: LoadedModel, network: Network, context: RankContext) -> ParallelModule:
+        return build_parallel(model.module, network, self.strategy, self.settings, context.device, model.loss)
+
+
+def case_of(text: str) -> Case:
+    name, strategy, schedule, count, *stages = text.split(":")
+    return Case(name, parse_strategy(strategy), schedule, int(count), tuple(stages))
+
+
+def run_serially(serial: LoadedModel, inputs: torch.Tensor, targets: torch.Tensor, parts: int) -> torch.Tensor:
+    """The mini-batch's loss and gradients, part by part: batch norms see each replica's micro-batches."""
+    pairs = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+    loss = torch.stack([serial.loss(serial.module(x), y) / parts for x, y in pairs]).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def compare_with_serial(case: Case, context: RankContext) -> None:
+    """Three iterations; losses, gradients, then what the optimizer makes of them."""
+    model, network = case.load()
+    serial, _ = case.load()
+    model.module.double()
+    serial.module.double()
+    blocks = [(dim, parts) for dim, parts in norm_cuts(case.strategy) if dim >= 2]
+    if blocks:
+        take_statistics_apart(serial.module, blocks)
+    inputs, targets = model.make_batch(case.settings.batch, seed=7)
+    places = zip(case.strategy.axes, case.strategy.coordinates(context.rank), strict=True)
+    replica = next((at for axis, at in places if axis.kind == "data"), 0)
+    local = SAMPLES * case.count
+    own = slice(replica * local, (replica + 1) * local)
+    pipeline = case.build(model, network, context).pipeline
+    assert pipeline is not None
+    modules = (model.module, serial.module)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
+    held = dict(model.module.named_parameters())
+    assert set(held) == {p.name for stage in pipeline.stages for p in stage.network.parameters}
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = pipeline.step(inputs.double()[own], targets[own])
+        exact = run_serially(serial, inputs.double(), targets, case.count * case.replicas)
+        if loss is not None and case.replicas == 1:
+            assert_close(loss, exact)
+        compare_parameters(held, serial.module, own_parts(network, case.strategy, context.rank))
+        for optimizer in optimizers:
+            optimizer.step()
+    if case.replicas == 1 and not blocks:
+        exact_buffers = dict(serial.module.named_buffers())
+        for name, buffer in model.module.named_buffers():
+            assert_close(buffer, exact_buffers[name])
+
+
+def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: dict[str, tuple[slice, ...]]) -> None:
+    exact = dict(serial.named_parameters())
+    for name, parameter in held.items():
+        of = parts.get(name, ())
+        gradient = exact[name].grad
+        assert gradient is not None
+        assert parameter.grad is not None, name
+        assert_close(parameter, exact[name][of])
+        assert_close(parameter.grad, gradient[of])
+
+
+def compare_with_plan(case: Case, context: RankContext) -> None:
+    """Every collective and message of construction and of the first three iterations, in fp32."""
+    model, network = case.load()
+    plan = planner_for(case.strategy).plan(network, case.strategy, case.settings)
+    with CollectiveRecorder() as recorder:
+        pipeline = case.build(model, network, context).pipeline
+    assert pipeline is not None
+    issued = list(recorder.issued("setup"))
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
+    recorded: tuple[When, ...] = ("first", "rebuild", "iteration")
+    for when in recorded:
+        with CollectiveRecorder() as recorder:
+            pipeline.step(*model.make_batch(SAMPLES * case.count, seed=1))
+            optimizer.step()
+            optimizer.zero_grad()
+        issued += recorder.issued(when)
+    found = differences(issued, planned_collectives(plan, context.rank))
+    assert not found, "; ".join(found)
+    assert any(item.when == "iteration" and item.operation == "send_recv" for item in issued)
+
+
+def main(cases: list[str]) -> None:
+    with join_ranks("gloo", "cpu", timeout_s=60) as context:
+        for text in cases:
+            try:
+                compare_with_serial(case_of(text), context)
+                compare_with_plan(case_of(text), context)
+            except BaseException as error:
+                raise AssertionError(f"{text}, rank {context.rank}: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
