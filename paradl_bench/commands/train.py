@@ -19,7 +19,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 
 @click.command("train")
 @click.argument("model")
-@click.option("--strategy", required=True, metavar="S", help="serial, d4, f2, c2, s2x2, p4, or nested: d2f2.")
+@click.option("--strategy", required=True, metavar="S", help="serial, d4, f2, c2, s2x2, p4, or nested: d2f2, d2p2f2.")
 @click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
 @click.option(

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 from paradl_bench.spec.plan import Collective, Limit, PlanSettings
@@ -124,4 +126,20 @@ class SplitPlanner(ABC):
                 after_fw=(self.forward(layer, of_ranks, exchange),),
                 after_bw=(self.backward(layer, of_ranks, exchange),) if differentiated[index] else (),
             )
-        return SharedLayers(shards, with_parameter_shapes(network, shapes), notes_on(self.name, split))
+        of_rank = with_parameter_shapes(network, shapes)
+        if not self._splitting.splits_bias:
+            of_rank = _biases_first(of_rank, [network.layers[index] for index in split.shards])
+        return SharedLayers(shards, of_rank, notes_on(self.name, split))
+
+
+def _biases_first(network: Network, layers: Sequence[Layer]) -> Network:
+    """The network with gradients in the order of a run whose layers add their whole biases behind the communication."""
+    bias_of = {weight: bias for layer in layers for weight, *bias in (layer.parameters,)}
+    later = {name for bias in bias_of.values() for name in bias}
+    order = [
+        parameter
+        for name in network.gradient_order
+        if name not in later
+        for parameter in (*bias_of.get(name, ()), name)
+    ]
+    return msgspec.structs.replace(network, gradient_order=tuple(order))

@@ -42,6 +42,11 @@ NESTED = {
     + ["Normed:p4:interleaved:4", "Residual:p4:interleaved:8"],
 }
 
+# Three deep, each in another order of axes and under another schedule.
+DEEP = {
+    8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
+}
+
 
 def run(ranks: int, cases: list[str]) -> None:
     launch_ranks([sys.executable, str(PROGRAM), *cases], ranks=ranks, device="cpu", timeout_s=300)
@@ -55,3 +60,9 @@ def test_stages_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", NESTED)
 def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, NESTED[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", DEEP)
+def test_three_deep_is_serial(ranks: int) -> None:
+    run(ranks, DEEP[ranks])

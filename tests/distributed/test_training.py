@@ -219,7 +219,7 @@ def test_what_replicas_issue_is_what_is_planned(workplace: Path, ranks: int) -> 
 
 @pytest.mark.parametrize(("ranks", "strategies"), [(2, "f2 c2 s2 s1x2"), (3, "f3 c3 s3"), (4, "s2x2 d2f2 d2c2 d2s2")])
 def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ranks: int, strategies: str) -> None:
-    cases = [f"{name} {strategy} 0.004 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]
+    cases = [f"{name} {strategy} 0.001 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]
     cases += [f"BatchNormed {strategy} - sync" for strategy in strategies.split()]
     # What has no positions, or parameters that several layers or none use.
     cases += [f"{name} {s} - local" for name in ("Shared", "Unused") for s in strategies.split() if "s" not in s]
