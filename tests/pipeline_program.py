@@ -98,7 +98,7 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
         exact = run_serially(serial, inputs.double(), targets, case.count * case.replicas)
         if loss is not None and case.replicas == 1:
             assert_close(loss, exact)
-        compare_parameters(held, serial.module, own_parts(network, case.strategy, context.rank))
+        compare_parameters(held, serial.module, own_parts(network, case.strategy, context.rank, ()))
         for optimizer in optimizers:
             optimizer.step()
     if case.replicas == 1 and not blocks:
