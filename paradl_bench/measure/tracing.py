@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.layers.kind import Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
+from paradl_bench.layers.view import KIND as VIEW
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network, Tensor
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
 from paradl_bench.strategies.operations import function_name, is_operation
 
 _DTYPE_NAMES = {
@@ -87,6 +89,10 @@ class _TracingMode(TorchFunctionMode):
             in_place=in_place,
         )
         layer = self._layer(call, tensors, flops)
+        if any(result is tensor for tensor in tensors) and not _works_in_place(call, layer):
+            # Nothing was done, and the tensor stays that of the layer that made it.
+            self.layers.append(_untouched(layer, call.function))
+            return
         self.layers.append(layer)
         for tensor in outputs:
             self._producer[id(tensor)] = layer.name
@@ -135,6 +141,23 @@ class _TracingMode(TorchFunctionMode):
             name = where if where and leaf else f"{where}.{call.function}" if where else call.function
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+
+def _works_in_place(call: Call, layer: Layer) -> bool:
+    return call.in_place or bool(layer.attributes.get("in_place")) or bool(call.keywords.get("inplace"))
+
+
+def _untouched(layer: Layer, function: str) -> Layer:
+    """A call that returned what it was given: a conversion to the same type, dropout of nothing."""
+    return msgspec.structs.replace(
+        layer,
+        kind=VIEW.name,
+        attributes={"function": function, RETURNS_INPUT: True},
+        fw_flops=0,
+        bw_input_flops=0,
+        bw_weight_flops=0,
+        fw_bytes=0,
+    )
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

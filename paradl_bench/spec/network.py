@@ -22,6 +22,10 @@ _PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 
+RETURNS_INPUT = "returns_input"
+"""Attribute of a layer that did nothing: its output is its input, which others still read of the layer before."""
+
+
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A parameter or a buffer: its name in the module, its shape in elements, its dtype."""
 

@@ -39,7 +39,7 @@ def sentence() -> torch.nn.Module:
     return Sentence()
 
 
-def language_model(family: Any, **sizes: int) -> torch.nn.Module:
+def language_model(family: Any, **sizes: Any) -> torch.nn.Module:
     return build_language_model(family, vocab_size=61, **sizes)
 
 
@@ -49,7 +49,7 @@ def bert() -> torch.nn.Module:
 
 
 def gpt2() -> torch.nn.Module:
-    return language_model("gpt2", n_embd=32, n_layer=1, n_head=2)
+    return language_model("gpt2", n_embd=32, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
 
 
 def t5() -> torch.nn.Module:

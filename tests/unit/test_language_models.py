@@ -16,10 +16,13 @@ from paradl_bench.models.catalog import load_model, model_names
 from paradl_bench.models.language_models import build_language_model
 from paradl_bench.models.token_tasks import IGNORED, MaskedTokens, NextToken, TwoSequences
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import RETURNS_INPUT
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.strategies.pipeline.stages import constants, cut_into_stages
 
 SMALL: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": None, "eos_token_id": None},
     "t5": {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2},
 }
 
@@ -137,3 +140,43 @@ def test_without_transformers_a_line_says_how_to_install_it(monkeypatch: pytest.
     with pytest.raises(UserError, match=r"pip install 'paradl\[transformers\]'"):
         load_model("bert-large", device="meta")
     assert "bert-large" in model_names()
+
+
+def test_what_does_nothing_moves_nothing_and_is_passed_over() -> None:
+    """T5's conversions to the type that a tensor has already: the product behind reads what was there before."""
+    network = trace_network(load_model(f"{__name__}:t5", (12,)))
+    untouched = {layer.name for layer in network.layers if layer.attributes.get(RETURNS_INPUT)}
+    assert "encoder.block.0.layer.0.layer_norm" in untouched
+    for layer in network.layers:
+        assert not untouched & set(layer.inputs)
+        if layer.name in untouched:
+            assert layer.fw_bytes == layer.fw_flops == layer.bw_input_flops == 0
+
+
+def test_tensors_without_a_batch_are_known() -> None:
+    network = trace_network(load_model(f"{__name__}:t5", (12,)))
+    layers = {layer.name: layer for layer in network.layers}
+    bias = layers["encoder.block.0.layer.0.SelfAttention.relative_attention_bias"]
+    assert (bias.batchless, bias.output_shape, bias.batchless_inputs) == (True, (12, 12, 2), (0,))
+    assert bias.output_elements_of(5) == 288
+    attention = layers["encoder.block.1.layer.0.SelfAttention.scaled_dot_product_attention"]
+    assert (attention.batchless, attention.batchless_inputs, attention.input_shapes[3]) == (False, (3,), (1, 2, 12, 12))
+    assert attention.input_elements_of(5) == 5 * 3 * 12 * 32 + 2 * 12 * 12
+    assert "whole:1x2x12x12" in attention.operation
+    words = [layers["shared"], layers["lm_head"]]
+    assert [word.batchless for word in words] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "t5-small"])
+def test_tied_weights_keep_their_layers_in_one_stage(name: str) -> None:
+    """What ties them is named, and so is the model that can be cut, into as many stages as it has blocks."""
+    settings = PlanSettings(batch=8)
+    tied = trace_network(load_model(name, (32,), device="meta"))
+    with pytest.raises(UserError, match=rf"is used by .* and by .*; {name}-untied, with weights of its own") as refused:
+        cut_into_stages(tied, 2, settings)
+    assert any(table in str(refused.value) for table in ("word_embeddings.weight", "wte.weight", "shared.weight"))
+    network = trace_network(load_model(f"{name}-untied", (32,), device="meta"))
+    stages = cut_into_stages(network, 12, settings)
+    assert all(stage.network.parameters for stage in stages)
+    made_again = constants(network)
+    assert all(not made_again & set(stage.sends) for stage in stages)

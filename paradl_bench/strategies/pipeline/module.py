@@ -31,7 +31,7 @@ from paradl_bench.strategies.group_functions import Group, Spans
 from paradl_bench.strategies.operations import is_operation
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
-from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from paradl_bench.strategies.pipeline.stages import Stage, constants, cut_into_stages, untouched
 from paradl_bench.strategies.sharded_module import Sharding, Walk
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -156,11 +156,18 @@ class RecordedCall(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Forward of one micro-batch: its operations, the model's input, and its output; all on the meta device."""
+    """Forward of one micro-batch: its operations, the model's input, and its output; all on the meta device.
+
+    Attributes:
+        constants: indices of the operations that every stage runs for itself.
+        untouched: of those that return what they are given, which is another tensor on each stage.
+    """
 
     operations: Sequence[RecordedCall]
     inputs: torch.Tensor
     outputs: Any
+    constants: frozenset[int]
+    untouched: frozenset[int]
 
 
 def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) -> Calls:
@@ -183,7 +190,7 @@ def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) ->
         raise UserError(f"{network.name} does not run without values, which a pipeline's stages do: {error}") from error
     _check_count(network, len(recorder.calls))
     detached = [call._replace(result=_detached(call.result)) for call in recorder.calls]
-    return Calls(detached, inputs, _detached(outputs))
+    return Calls(detached, inputs, _detached(outputs), constants(network), untouched(network))
 
 
 def _detached(value: Any) -> Any:
@@ -307,7 +314,7 @@ class StageModule(torch.nn.Module):
         values = dict(zip(self.stage.receives, views, strict=True))
         if self._sharding.receive:
             values = {index: self._sharding.receive(index, value) for index, value in values.items()}
-        walk = _StageWalk(self._sharding, self._calls.operations, self.stage, values)
+        walk = _StageWalk(self._sharding, self._calls, self.stage, values, received[0].device)
         # What is received stands in for the operation that made it; the model's own input is then read by none.
         inputs = self._calls.inputs
         if not self.stage.receives:
@@ -343,29 +350,39 @@ def _varies(name: str, index: int) -> WorkError:
 class _StageWalk(Walk):
     """Runs the stage's operations; of others it returns what they would, or what was received from them.
 
+    Constants are made on every stage, on its own device: the model's code may ask for that of a tensor from elsewhere.
     Forward runs to its end, so that whoever hooks modules sees every one of them left again.
     """
 
     def __init__(
         self,
         sharding: Sharding,
-        calls: Sequence[RecordedCall],
+        calls: Calls,
         stage: Stage,
         received: Mapping[int, torch.Tensor],
+        device: torch.device,
     ) -> None:
         super().__init__(sharding)
         self.kept: dict[int, torch.Tensor] = dict(received)
-        self._calls, self._received, self._sends = calls, received, frozenset(stage.sends)
+        self._constants, self._untouched, self._device = calls.constants, calls.untouched, device
+        self._calls, self._received, self._sends = calls.operations, received, frozenset(stage.sends)
         self._start, self._stop = stage.layers.start, stage.layers.stop
         self._name = stage.network.name
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = self.index
-        elsewhere = not self._start <= index < self._stop
+        constant = index in self._constants
+        elsewhere = not self._start <= index < self._stop and not constant
         if elsewhere and index < len(self._calls) and self._calls[index].function is function:
             self.index += 1
+            if index in self._untouched:
+                with torch._C.DisableTorchFunction():
+                    return function(*args, **(kwargs or {}))
             return self._received[index] if index in self._received else self._calls[index].result
-        result = super().__torch_function__(function, types, args, kwargs)
+        given = dict(kwargs or {})
+        if constant and "device" in given:
+            given["device"] = self._device
+        result = super().__torch_function__(function, types, args, given)
         if self.index > index and elsewhere:
             raise _varies(self._name, index)
         if self.index > index and index in self._sends:

@@ -4,6 +4,9 @@ A stage is a contiguous range of layers in forward order. What a later stage rea
 between them: a skip connection is passed on, as torch's stages send to the next one alone. The loss belongs to the last
 stage.
 
+Constants (position ids, masks made from nothing) do not cross: each stage that reads them makes them again. Nor do the
+outputs of layers that do nothing, which are their inputs.
+
 A network may be cut where
 
 - every value that crosses gets a gradient, and is one tensor;
@@ -16,16 +19,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from paradl_bench.models.language_sizes import UNTIED, language_model_names
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network, Tensor
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 _SEVERAL_TENSORS = frozenset({"chunk", "split", "unbind", "tensor_split", "unsafe_chunk", "unsafe_split", "meshgrid"})
 
 
@@ -56,43 +63,104 @@ class Stage:
         return own if self.sends else (len(self.layers) - 1,)
 
 
+def untouched(network: Network) -> frozenset[int]:
+    """Indices of the layers whose output is their input."""
+    return frozenset(i for i, layer in enumerate(network.layers) if layer.attributes.get(RETURNS_INPUT))
+
+
+def constants(network: Network) -> frozenset[int]:
+    """Indices of the layers that are made from nothing, or from such layers alone."""
+    found: set[str] = set()
+    indices = []
+    for i, layer in enumerate(network.layers):
+        made_of = layer.inputs and not layer.parameters and found.issuperset(layer.inputs)
+        if made_of or (layer.kind == "constant" and not layer.inputs):
+            found.add(layer.name)
+            indices.append(i)
+    return frozenset(indices)
+
+
 def crossing(network: Network, cut: int) -> tuple[int, ...]:
-    """Indices of the layers before the cut (the index of the first layer behind it) that are read behind it."""
+    """Indices of the layers before the cut (the index of the first layer behind it) that are read behind it.
+
+    Constants are not among them.
+    """
+    last, made_again = _last_readers(network), constants(network)
+    return tuple(i for i in range(cut) if last[i] >= cut and i not in made_again)
+
+
+def _last_readers(network: Network) -> list[int]:
+    """Per layer, the last layer that reads it; -1 where none does."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
-    read = {index[name] for layer in network.layers[cut:] for name in layer.inputs if name in index}
-    return tuple(sorted(i for i in read if i < cut))
+    last = [-1] * len(network.layers)
+    for i, layer in enumerate(network.layers):
+        for name in layer.inputs:
+            if name in index:
+                last[index[name]] = i
+    return last
+
+
+def _crossings(network: Network) -> list[tuple[int, ...]]:
+    """What :func:`crossing` gives for every cut, the one before the first layer included."""
+    last, made_again = _last_readers(network), constants(network)
+    alive: list[int] = []
+    found: list[tuple[int, ...]] = []
+    for cut in range(len(network.layers) + 1):
+        alive = [i for i in alive if last[i] >= cut]
+        found.append(tuple(alive))
+        if cut not in made_again:
+            alive.append(cut)
+    return found
 
 
 def refusals(network: Network) -> dict[int, str]:
     """Cuts inside the model that are not allowed, and why; in the terms of :func:`crossing`."""
-    passed_back = set(backward_layers(network, layers_with_gradient(network)))
-    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    refused = _refused_values(network)
+    reads_input = max((i for i, layer in enumerate(network.layers) if "input" in layer.inputs), default=0)
+    overwritten = _overwritten(network)
     spans = _shared_spans(network)
+    crossed = _crossings(network)
     found = {}
     for cut in range(1, operations_of_forward(network)):
         shared = next((name for name, (first, last) in spans.items() if first < cut <= last), None)
+        value = next((i for i in crossed[cut] if i in refused), None)
+        writer = next((layer for source, layer in overwritten if source < cut <= layer), None)
         if shared is not None:
-            found[cut] = f"{shared} is used on both sides"
-            continue
-        reason = _value_refusal(network, cut, index, passed_back)
-        if reason:
-            found[cut] = reason
+            found[cut] = f"{shared} is used on both sides, by {_users(network, spans[shared])}"
+        elif cut <= reads_input:
+            found[cut] = "the model's own input is read behind it"
+        elif value is not None:
+            found[cut] = f"the output of {network.layers[value].name} crosses, and {refused[value]}"
+        elif writer is not None:
+            found[cut] = f"{network.layers[writer].name} works in place on what crosses"
     return found
 
 
-def _value_refusal(network: Network, cut: int, index: dict[str, int], passed_back: set[int]) -> str:
-    if any("input" in layer.inputs for layer in network.layers[cut:]):
-        return "the model's own input is read behind it"
-    for value in crossing(network, cut):
-        layer = network.layers[value]
-        if value not in passed_back:
-            return f"the output of {layer.name} crosses, and has no gradient"
-        if layer.kind in _SEVERAL_TENSORS or str(layer.attributes.get("function")) in _SEVERAL_TENSORS:
-            return f"the output of {layer.name} crosses, and is several tensors"
-    for layer in network.layers[cut:]:
-        if layer.attributes.get("in_place") and layer.inputs and index.get(layer.inputs[0], cut) < cut:
-            return f"{layer.name} works in place on what crosses"
-    return ""
+def _refused_values(network: Network) -> dict[int, str]:
+    """Layers whose output may not cross a cut, and why."""
+    passed_back = set(backward_layers(network, layers_with_gradient(network)))
+    found = {}
+    for i, layer in enumerate(network.layers):
+        if i not in passed_back:
+            found[i] = "has no gradient"
+        elif layer.kind in _SEVERAL_TENSORS or str(layer.attributes.get("function")) in _SEVERAL_TENSORS:
+            found[i] = "is several tensors"
+    return found
+
+
+def _overwritten(network: Network) -> list[tuple[int, int]]:
+    """(layer, layer that works in place on its output), constants left out."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    made_again = constants(network)
+    return [
+        (index[layer.inputs[0]], i)
+        for i, layer in enumerate(network.layers)
+        if layer.attributes.get("in_place") and layer.inputs and layer.inputs[0] in index and i not in made_again
+    ]
+
+
+def _users(network: Network, span: tuple[int, int]) -> str:
+    return " and by ".join(network.layers[i].name for i in span)
 
 
 def _shared_spans(network: Network) -> dict[str, tuple[int, int]]:
@@ -227,38 +295,63 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     """
     weights = layer_flops(network) if weights is None else weights
     places = (0, *allowed_cuts(network), len(network.layers))
-    sent = [sum(network.layers[i].output_elements for i in crossing(network, cut)) for cut in places]
+    crossed = _crossings(network)
+    sent = [sum(network.layers[i].output_elements for i in crossed[cut]) for cut in places]
     above, trained = [0.0], [0]
     for layer, weight in zip(network.layers, weights, strict=True):
         above.append(above[-1] + weight)
         trained.append(trained[-1] + bool(layer.parameters))
-    impossible = _Cut(math.inf, 0, ())
-    # best[i]: what is before places[i], cut into the stages so far.
-    best = [_Cut(0.0, 0, ()) if i == 0 else impossible for i in range(len(places))]
-    for _ in range(stages):
-        grown = [impossible] * len(places)
-        for end in range(1, len(places)):
-            for start in range(end):
-                size = max(best[start].largest, above[places[end]] - above[places[start]])
-                if size > grown[end].largest or trained[places[end]] == trained[places[start]]:
-                    continue
-                candidate = _Cut(size, best[start].sent_elements + sent[end], (*best[start].cuts, places[end]))
-                grown[end] = min(grown[end], candidate)
-        best = grown
-    if math.isinf(best[-1].largest):
+    cut = _cut_evenly(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent, stages)
+    if cut is None:
         raise UserError(
             f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
-            " the most"
+            f" the most{_widest_share(network)}"
         )
-    return best[-1].cuts[:-1]
+    return cut
 
 
-class _Cut(NamedTuple):
-    """Compared by the largest stage first; of equal ones, the cut that sends less is better."""
+def _cut_evenly(
+    places: Sequence[int], above: Floats, trained: Ints, sent: Sequence[int], stages: int
+) -> tuple[int, ...] | None:
+    """Cuts at some of the places; None where there are too few.
 
-    largest: float
-    sent_elements: int
-    cuts: tuple[int, ...]
+    Args:
+        places: where stages may start and end. above: weight of all layers before each. trained: how many of those
+            have a parameter. sent: elements that cross at each.
+    """
+    # Up to each place, cut into the stages so far: the largest stage, what is sent, and the cuts. Of equally large
+    # ones the cut that sends less is better.
+    largest = np.full(len(places), math.inf)
+    largest[0] = 0.0
+    elements = np.zeros(len(places), np.int64)
+    cuts: list[tuple[int, ...]] = [()] * len(places)
+    for _ in range(stages):
+        grown, grown_elements, grown_cuts = np.full_like(largest, math.inf), np.zeros_like(elements), list(cuts)
+        for end in range(1, len(places)):
+            sizes = np.maximum(largest[:end], above[end] - above[:end])
+            sizes[trained[:end] == trained[end]] = math.inf
+            grown[end] = sizes.min()
+            if math.isinf(grown[end]):
+                continue
+            equal = np.flatnonzero(sizes == grown[end])
+            equal = equal[elements[equal] == elements[equal].min()]
+            start = min(equal, key=lambda index: cuts[index])
+            grown_elements[end] = elements[start] + sent[end]
+            grown_cuts[end] = (*cuts[start], places[end])
+        largest, elements, cuts = grown, grown_elements, grown_cuts
+    return None if math.isinf(largest[-1]) else cuts[-1][:-1]
+
+
+def _widest_share(network: Network) -> str:
+    """Which parameter keeps the most layers together, where one does, and what could be trained instead."""
+    trained = {parameter.name for parameter in network.parameters}
+    spans = {name: span for name, span in _shared_spans(network).items() if name in trained and span[0] < span[1]}
+    if not spans:
+        return ""
+    name = max(spans, key=lambda name: spans[name][1] - spans[name][0])
+    untied = f"{network.name}{UNTIED}"
+    instead = f"; {untied}, with weights of its own in both places, can be" if untied in language_model_names() else ""
+    return f", since {name} is used by {_users(network, spans[name])}{instead}"
 
 
 def most_stages(network: Network) -> int:
