@@ -3,7 +3,11 @@
 A fit may have several regimes, pieces over ranges of message sizes that each have their own alpha and beta (eager and
 rendezvous protocols, caches). Inside a piece the algorithm's cost terms hold. Between the largest size of one piece
 and the smallest of the next nothing was measured: time runs straight from the one to the other, so that it is
-continuous in bytes. Beyond the first and the last piece their own lines go on.
+continuous in bytes. Beyond the first and the last piece their own lines go on. No bytes take no time.
+
+The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above): each doubling
+of the message beyond the smallest size measured adds the same. Below that size it stays at its latency, where eq. 18
+falls to minus infinity.
 """
 
 from __future__ import annotations
@@ -23,7 +27,12 @@ Floats = NDArray[np.float64]
 
 
 class Piece(NamedTuple):
-    """One regime: the sizes that it was fitted on, the algorithm that held there, and its parameters."""
+    """One regime: the sizes that it was fitted on, the algorithm that held there, and its parameters.
+
+    Attributes:
+        doubling_s: where the piece is logarithmic, seconds a step for each doubling of the message; beta is 0 then.
+        inner_alpha_s, inner_beta_s_per_byte: inside a node, of a hierarchical algorithm; 0 of a flat one.
+    """
 
     algorithm: Algorithm
     low_bytes: float
@@ -31,16 +40,45 @@ class Piece(NamedTuple):
     alpha_s: float
     beta_s_per_byte: float
     gamma_s_per_byte: float
+    doubling_s: float = 0.0
+    inner_alpha_s: float = 0.0
+    inner_beta_s_per_byte: float = 0.0
 
-    def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike) -> Floats:
+    def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> Floats:
         """Seconds under this piece's parameters, wherever its range ends."""
-        return self.algorithm.seconds(
-            ranks,
-            message_bytes,
-            alpha_s=self.alpha_s,
-            beta_s_per_byte=self.beta_s_per_byte,
-            gamma_s_per_byte=self.gamma_s_per_byte,
-        )
+        logarithmic_from = self.low_bytes if self.doubling_s else None
+        growth = self.doubling_s or self.beta_s_per_byte
+        inner = self.inner_alpha_s, self.inner_beta_s_per_byte
+        parameters = np.array([self.alpha_s, growth, self.gamma_s_per_byte, *inner])
+        terms = coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
+        return np.asarray(terms @ parameters)
+
+    def terms(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> Floats:
+        """(5,) coefficients of this piece's parameters at one point."""
+        logarithmic_from = self.low_bytes if self.doubling_s else None
+        return coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
+
+
+def coefficients(
+    algorithm: Algorithm,
+    ranks: ArrayLike,
+    message_bytes: ArrayLike,
+    ranks_per_node: ArrayLike = 1,
+    logarithmic_from: float | None = None,
+) -> Floats:
+    """What the parameters of a piece are multiplied by, shape (..., 5): the fit's design and every prediction.
+
+    Columns are those of alpha, growth, gamma_r, and of alpha and beta inside a node. Growth is beta; where
+    ``logarithmic_from`` is given, seconds a doubling beyond so many bytes, at every step of the algorithm.
+    """
+    inside, between = algorithm.level_terms(ranks, message_bytes, ranks_per_node)
+    if logarithmic_from is None:
+        columns = (between.alpha_count, between.beta_bytes, between.gamma_bytes, inside.alpha_count, inside.beta_bytes)
+        return np.stack(columns, axis=-1)
+    doublings = np.log2(np.maximum(np.asarray(message_bytes, float) / logarithmic_from, 1.0))
+    steps = between.alpha_count + inside.alpha_count
+    nothing = 0 * steps
+    return np.stack((between.alpha_count, steps * doublings, nothing, inside.alpha_count, nothing), axis=-1)
 
 
 def pieces_of(operation: CollectiveOperation, fits: Sequence[CommunicationFit]) -> tuple[Piece, ...]:
@@ -57,29 +95,38 @@ def pieces_of(operation: CollectiveOperation, fits: Sequence[CommunicationFit]) 
             fit.alpha_s,
             fit.beta_s_per_byte,
             fit.gamma_s_per_byte,
+            fit.doubling_s,
+            *((fit.inner.alpha_s, fit.inner.beta_s_per_byte) if fit.inner else (0.0, 0.0)),
         )
         for fit in sorted(fits, key=lambda fit: fit.bytes_range)
     )
 
 
-def piecewise_seconds(pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: ArrayLike) -> Floats:
+def piecewise_seconds(
+    pieces: Sequence[Piece], ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1
+) -> Floats:
     """Seconds of a collective over ``ranks`` ranks and ``message_bytes``, broadcast against each other.
 
     Args:
         pieces: at least one, ordered by size, not overlapping.
+        ranks_per_node: of the group; what hierarchical algorithms need to know.
     """
-    p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
-    seconds = pieces[0].seconds(p, m)
+    p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
+    seconds = pieces[0].seconds(p, m, g)
     for lower, upper in itertools.pairwise(pieces):
-        start, end = lower.seconds(p, lower.high_bytes), upper.seconds(p, upper.low_bytes)
+        start, end = lower.seconds(p, lower.high_bytes, g), upper.seconds(p, upper.low_bytes, g)
         share = (m - lower.high_bytes) / (upper.low_bytes - lower.high_bytes)
         seconds = np.where(m > lower.high_bytes, start + (end - start) * share, seconds)
-        seconds = np.where(m >= upper.low_bytes, upper.seconds(p, m), seconds)
-    return np.asarray(seconds)
+        seconds = np.where(m >= upper.low_bytes, upper.seconds(p, m, g), seconds)
+    return np.where(m > 0, seconds, 0.0)
 
 
 def communication_seconds(
     operation: CollectiveOperation, fits: Sequence[CommunicationFit], ranks: ArrayLike, message_bytes: ArrayLike
 ) -> Floats:
-    """:func:`piecewise_seconds` of the fits of one (library, operation, level) of a profile; at least one fit."""
-    return piecewise_seconds(pieces_of(operation, fits), ranks, message_bytes)
+    """:func:`piecewise_seconds` of the fits of one (library, operation, level) of a profile; at least one fit.
+
+    Ranks lie on nodes as they did where they were measured.
+    """
+    per_node = max(fit.inner.ranks if fit.inner else 1 for fit in fits)
+    return piecewise_seconds(pieces_of(operation, fits), ranks, message_bytes, per_node)

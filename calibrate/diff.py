@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.communication_time import communication_seconds
+from calibrate.communication_time import communication_seconds, pieces_of
 from calibrate.profile import CommunicationFit, Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.network import Network
@@ -152,9 +152,11 @@ def _communication(profile: Profile, other: Profile) -> Iterator[tuple[str, Quan
         for ranks, size in sorted(points[key]):
             seconds = float(communication_seconds(operation, own, ranks, size))
             nearest = min(own, key=lambda fit: _distance(fit, size))
-            terms = lookup(dict(operation.algorithms), nearest.algorithm, "algorithm").terms(ranks, size)
-            row = np.array([float(terms.alpha_count), float(terms.beta_bytes)])
-            variance = max(float(row @ np.array(nearest.covariance) @ row), 0.0)
+            (piece,) = pieces_of(operation, [nearest])
+            row = piece.terms(ranks, size, nearest.inner.ranks if nearest.inner else 1)
+            variance = max(float(row[:2] @ np.array(nearest.covariance) @ row[:2]), 0.0)
+            if nearest.inner:
+                variance += max(float(row[3:] @ np.array(nearest.inner.covariance) @ row[3:]), 0.0)
             spread = math.hypot(math.sqrt(variance) / seconds if seconds else 0.0, nearest.block_relative_sd)
             library, name, level = key
             where = f"{library} {name}, level {level}, {ranks} ranks, {format_bytes(size)}"

@@ -13,11 +13,8 @@ from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_t
 from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
 from calibrate.reading import Measurements, read_measurements
 from paradl_bench.collectives.catalog import operations
-from paradl_bench.spec.cluster import Cluster, Level
+from paradl_bench.spec.cluster import NODE, Cluster, Level
 from paradl_bench.spec.errors import UserError
-
-NODE = "node"
-"""Name of the innermost level, whose ranks share a host."""
 
 
 def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], force: bool) -> Profile:
@@ -32,7 +29,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
     """
     measured = read_measurements(directories, force=force)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
-    communication, left_out = fit_communication((record for _, record in measured.collectives), operations())
+    communication = fit_communication((record for _, record in measured.collectives), operations())
     interference, kernel_notes = fit_interference(measured.interference)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
@@ -47,9 +44,16 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         model_times=model_times(measured.iterations),
         shard_times=shard_times(measured.iterations),
         copies=fit_copies(measured.copies),
-        communication=communication,
+        communication=communication.fits,
+        communication_choices=communication.choices,
         interference=interference,
-        notes=(*measured.notes, *left_out, *kernel_notes, *_untraced(measured), *_without_iterations(measured)),
+        notes=(
+            *measured.notes,
+            *communication.notes,
+            *kernel_notes,
+            *_untraced(measured),
+            *_without_iterations(measured),
+        ),
     )
     if not (profile.layer_times or profile.communication or profile.model_times):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""

@@ -5,7 +5,8 @@ Format history (this file owns it):
     1  first format
     2  summaries carry typical_s, which adds up over layers where medians do not; it was the median before
     3  shard_times: what belongs to a model as one rank of a strategy runs it; there was none before. Networks say what
-       their input consists of (numbers before) and which tensors hold no batch (none before)
+       their input consists of (numbers before) and which tensors hold no batch (none before). Fits of communication
+       may be logarithmic (doubling_s) or hierarchical (inner) and say what else was considered; none did before
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -186,6 +187,53 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         _check_finite(self, "measured_s", "fitted_s", "held_out_s")
 
 
+class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a hierarchical algorithm takes inside a node.
+
+    Attributes:
+        ranks: that shared a node where this was measured.
+        covariance: of (alpha_s, beta_s_per_byte).
+    """
+
+    ranks: int
+    alpha_s: float
+    beta_s_per_byte: float
+    covariance: tuple[tuple[float, float], tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "alpha_s", "beta_s_per_byte")
+        if self.ranks < 1:
+            raise ValueError(f"ranks has to be at least 1, not {self.ranks}")
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One form that was tried for a (library, operation, level).
+
+    Attributes:
+        form: the algorithm of the pieces (``ring``; ``each piece its own``), how many pieces over sizes, and whether
+            the first grows with the logarithm of bytes or the reduction stands apart.
+        held_out_relative_error: mean over sizes left out in turn; None where too few sizes were left.
+        held_out_ranks_relative_error: likewise over rank counts; None where one was measured.
+    """
+
+    form: str
+    held_out_relative_error: float | None
+    held_out_ranks_relative_error: float | None
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "held_out_relative_error", "held_out_ranks_relative_error")
+
+
+class CommunicationChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was considered for a (library, operation, level): the best few, what was chosen first."""
+
+    library: str
+    operation: str
+    level: str
+    considered: int
+    candidates: tuple[Candidate, ...]
+
+
 class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """alpha and beta of one operation through one library at one level, by regression on an algorithm's cost terms.
 
@@ -195,7 +243,11 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Attributes:
         regime: ``all``, or in words the range of bytes that this fit is for (``<=262144``).
         gamma_s_per_byte: 0 where it can't be told from beta, which then holds it.
-        covariance: of (alpha_s, beta_s_per_byte): what the samples leave open, and what the line misses.
+        doubling_s: above 0 where this regime grows with the logarithm of bytes (OSF eq. 18): seconds a step for each
+            doubling beyond ``bytes_range[0]``; beta is 0 then.
+        inner: of a hierarchical algorithm, alpha and beta inside a node; ``alpha_s`` and ``beta_s_per_byte`` are then
+            those between nodes.
+        covariance: of (alpha_s, beta_s_per_byte or doubling_s): what the samples leave open, and what the line misses.
         bytes_range, ranks_range: what was fitted on; beyond is extrapolation.
         residual_relative_median: median |fit - measured| / measured over the fitted points.
         held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
@@ -220,6 +272,8 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     block_relative_sd: float
     points: int
     held_out_ranks_relative_error: float | None = None
+    doubling_s: float = 0.0
+    inner: InnerLevel | None = None
     measured: tuple[CommunicationPoint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -228,6 +282,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "alpha_s",
             "beta_s_per_byte",
             "gamma_s_per_byte",
+            "doubling_s",
             "residual_relative_median",
             "held_out_relative_error",
             "held_out_ranks_relative_error",
@@ -289,6 +344,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shard_times: tuple[ModelTime, ...] = ()
     copies: tuple[CopyTime, ...] = ()
     communication: tuple[CommunicationFit, ...] = ()
+    communication_choices: tuple[CommunicationChoice, ...] = ()
     interference: tuple[Interference, ...] = ()
     notes: tuple[str, ...] = ()
 

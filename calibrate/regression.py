@@ -29,10 +29,15 @@ def fit_relative(design: Floats, seconds: Floats, *, noise: float = 0.0, precisi
     Returns:
         (parameters,) estimates, at least 0.
     """
-    scaled = design / seconds[:, None]
-    norms = np.linalg.norm(scaled, axis=0)
-    norms = np.where(norms > 0, norms, 1.0)
-    unit = scaled / norms
+    used = design.any(axis=0)
+    if not used.all():
+        # What multiplies nothing costs the solver as much as what does.
+        found = np.zeros(design.shape[1])
+        found[used] = fit_relative(design[:, used], seconds, noise=noise, precision=precision)
+        return found
+    unit = design / seconds[:, None]
+    norms = np.sqrt((unit * unit).sum(axis=0))
+    unit = unit / norms
     weights = known = np.ones(len(seconds)) if precision is None else precision
     solution = np.zeros(design.shape[1])
     for _ in range(_ITERATIONS):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SHOWN_WEAKNESSES = 8
+_SHOWN_CANDIDATES = 3
 
 
 def explanation(profile: Profile) -> dict[str, object]:
@@ -30,6 +31,7 @@ def explanation(profile: Profile) -> dict[str, object]:
         "models": model_sums(profile),
         "copies": profile.copies,
         "communication": profile.communication,
+        "communication_choices": profile.communication_choices,
         "interference": profile.interference,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
@@ -46,6 +48,8 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_copies(profile, console)
     if profile.communication:
         _print_communication(profile, console)
+    if profile.communication_choices:
+        _print_choices(profile, console)
     if profile.interference:
         _print_interference(profile, console)
     for note in profile.notes:
@@ -84,7 +88,7 @@ def _environment(environment: Environment) -> str:
 _WORDS = frozenset(
     (
         "", "directory", "kind", "command", "model", "copy", "operation", "library", "level", "regime", "algorithm",
-        "beside", "what",
+        "beside", "what", "form",
     )
 )  # fmt: skip
 
@@ -175,15 +179,37 @@ def _print_communication(profile: Profile, console: Console) -> None:
     )
 
 
+def _print_choices(profile: Profile, console: Console) -> None:
+    table = _table(
+        "What was considered: mean relative error at sizes, and at rank counts, left out in turn; the first was taken",
+        ("operation", "library", "level", "form", "held out", "held-out ranks"),
+    )
+    for choice in profile.communication_choices:
+        place: tuple[str, ...] = (choice.operation, choice.library, choice.level)
+        for candidate in choice.candidates[:_SHOWN_CANDIDATES]:
+            errors = candidate.held_out_relative_error, candidate.held_out_ranks_relative_error
+            table.add_row(*place, candidate.form, *("-" if error is None else f"{error:.1%}" for error in errors))
+            place = ("", "", "")
+        more = choice.considered - min(len(choice.candidates), _SHOWN_CANDIDATES)
+        if more:
+            table.add_row("", "", "", f"and {more} more", "", "")
+    console.print(table)
+    console.print("Of forms within one standard error of the best, the one with the fewest parameters is taken.")
+
+
 def _alpha(fit: CommunicationFit) -> str:
-    return f"{format_seconds(fit.alpha_s)} ± {format_seconds(math.sqrt(max(fit.covariance[0][0], 0.0)))}"
+    inside = f", in a node {format_seconds(fit.inner.alpha_s)}" if fit.inner else ""
+    return f"{format_seconds(fit.alpha_s)} ± {format_seconds(math.sqrt(max(fit.covariance[0][0], 0.0)))}{inside}"
 
 
 def _beta(fit: CommunicationFit) -> str:
     sd = math.sqrt(max(fit.covariance[1][1], 0.0))
+    if fit.doubling_s:
+        return f"{format_seconds(fit.doubling_s)} a doubling ± {sd / fit.doubling_s:.1%}"
     relative = f" ± {sd / fit.beta_s_per_byte:.1%}" if fit.beta_s_per_byte else ""
     reduction = f", reduction {_per_byte(fit.gamma_s_per_byte)}" if fit.gamma_s_per_byte else ""
-    return f"{_per_byte(fit.beta_s_per_byte)}{relative}{reduction}"
+    inside = f", in a node {_per_byte(fit.inner.beta_s_per_byte)}" if fit.inner and fit.inner.beta_s_per_byte else ""
+    return f"{_per_byte(fit.beta_s_per_byte)}{relative}{reduction}{inside}"
 
 
 def _per_byte(seconds: float) -> str:

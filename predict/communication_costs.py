@@ -75,15 +75,16 @@ class CommunicationCosts:
         fits, more = self._fits_at(work, level)
         remarks += more
         collective = lookup(operations(), work.operation, "collective")
+        per_node = self._ranks_per_node(work, strategy)
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
         pieces = _pieces(collective, fits, level)
-        seconds = float(piecewise_seconds(pieces, work.ranks, work.message_bytes))
+        seconds = float(piecewise_seconds(pieces, work.ranks, work.message_bytes, per_node))
         if stated:
             return CommunicationCost(Cost(seconds, Source.STATED, remarks=remarks), ())
         beyond = _beyond_remarks(work, fits)
         source = Source.SCALED if beyond else Source.REGRESSED
         cost = Cost(seconds, source, remarks=(*remarks, *beyond))
-        return CommunicationCost(cost, _modes(work, fits, collective, level, seconds))
+        return CommunicationCost(cost, _modes(work, per_node, fits, collective, level, seconds))
 
     def halo_cost(self, work: HaloExchange, strategy: Strategy) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
@@ -112,6 +113,11 @@ class CommunicationCosts:
             text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
             return outermost, (Remark(text, True),)
         return self.cluster.level_of(span), ()
+
+    def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
+        """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
+        stride = math.prod(axis.degree for axis in strategy.axes[max(work.axes) + 1 :])
+        return max(1, min(work.ranks, self.cluster.ranks_per_node // stride))
 
     def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
         """What compute and the collective cost each other; factors of 1, and a remark, where it was not measured."""
@@ -178,6 +184,7 @@ def _pieces(collective: CollectiveOperation, fits: Sequence[CommunicationFit], l
             alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
             beta_s_per_byte=level.contention
             * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
+            doubling_s=piece.doubling_s if level.beta_s_per_byte is None else 0.0,
         )
         for piece in pieces_of(collective, fits)
     )
@@ -199,6 +206,7 @@ def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple
 
 def _modes(
     work: Collective,
+    ranks_per_node: int,
     fits: Sequence[CommunicationFit],
     collective: CollectiveOperation,
     level: Level,
@@ -206,15 +214,15 @@ def _modes(
 ) -> tuple[tuple[str, float], ...]:
     """Two independent directions of (alpha, beta), drift between blocks, and rank counts left out of the fit."""
     fit = min(fits, key=lambda each: _outside(work.message_bytes, each.bytes_range))
-    terms = collective.algorithms[fit.algorithm].terms(work.ranks, work.message_bytes)
+    (piece,) = pieces_of(collective, [fit])
+    terms = [float(term) for term in piece.terms(work.ranks, work.message_bytes, ranks_per_node)]
     where = f"{work.operation} at {fit.level} {fit.regime}"
-    modes = [
-        (
-            f"fit of {where}, {number}",
-            float(terms.alpha_count) * alpha_s + level.contention * float(terms.beta_bytes) * beta_s_per_byte,
-        )
-        for number, (alpha_s, beta_s_per_byte) in enumerate(_directions(fit.covariance), start=1)
-    ]
+    # What grows with the logarithm of bytes is no time on a link, so that flows which share one do not stretch it.
+    growth = terms[1] * (1.0 if fit.doubling_s else level.contention)
+    directions = [alpha_s * terms[0] + beta * growth for alpha_s, beta in _directions(fit.covariance)]
+    if fit.inner:
+        directions += [alpha_s * terms[3] + beta * terms[4] for alpha_s, beta in _directions(fit.inner.covariance)]
+    modes = [(f"fit of {where}, {number}", shift) for number, shift in enumerate(directions, start=1)]
     modes.append(("drift of communication", seconds * fit.block_relative_sd))
     if fit.held_out_ranks_relative_error is not None and work.ranks > fit.ranks_range[1]:
         modes.append(("communication beyond ranks", seconds * MAD_TO_SD * fit.held_out_ranks_relative_error))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
+from paradl_bench.collectives.hierarchies import flat_over_nodes
 from paradl_bench.collectives.routine import Buffers, Routine
-from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -16,12 +17,24 @@ def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
     return CostTerms(ranks - 1, (ranks - 1) * message_bytes, 0 * message_bytes)
 
 
+def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+    steps, moved, _ = _ring(ranks, message_bytes)
+    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
+
+
 OPERATION = CollectiveOperation(
     name="all_gather",
     message_bytes_is="what each rank contributes",
     bus_factor=lambda ranks: (ranks - 1) / ranks,
     size_factor=float,
-    algorithms=(Algorithm(name="ring", source="ParaDL section 4 (T_ag); gloo and NCCL", terms=_ring),),
+    algorithms=(
+        Algorithm(name="ring", source="ParaDL section 4 (T_ag); gloo and NCCL", terms=_ring),
+        Algorithm(
+            name="ring_of_nodes",
+            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
+            level_terms=_ring_of_nodes,
+        ),
+    ),
 )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
+from paradl_bench.collectives.hierarchies import by_leader, chain_and_tree, flat_over_nodes, segmented
 from paradl_bench.collectives.pipelining import two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
-from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -22,6 +23,11 @@ def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Reduce, then broadcast; what arrives in the reduction is added.
     steps, moved = two_tree(ranks, message_bytes)
     return CostTerms(2 * steps, 2 * moved, moved)
+
+
+def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+    steps, moved, _ = _ring(ranks, message_bytes)
+    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
 
 
 OPERATION = CollectiveOperation(
@@ -39,6 +45,26 @@ OPERATION = CollectiveOperation(
             name="tree",
             source="twice ParaDL's footnote 4 (two-tree, Sanders et al. 2009): reduce, then broadcast",
             terms=_tree,
+        ),
+        Algorithm(
+            name="ring_of_nodes",
+            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
+            level_terms=_ring_of_nodes,
+        ),
+        Algorithm(
+            name="tree_of_nodes",
+            source="chain through each node, tree between nodes, as NCCL's trees: reduce, then broadcast",
+            level_terms=lambda p, m, g: chain_and_tree(2, m, p, g),
+        ),
+        Algorithm(
+            name="segmented",
+            source="MODELS.md, hierarchical all-reduce, segmented",
+            level_terms=lambda p, m, g: segmented(m, p, g),
+        ),
+        Algorithm(
+            name="leader",
+            source="MODELS.md, hierarchical all-reduce, by leader",
+            level_terms=lambda p, m, g: by_leader(m, p, g),
         ),
     ),
 )

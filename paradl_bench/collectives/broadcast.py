@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
+from paradl_bench.collectives.hierarchies import chain_and_tree
 from paradl_bench.collectives.pipelining import depth, piece_bytes, pieces, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
@@ -51,6 +52,11 @@ OPERATION = CollectiveOperation(
             name="tree",
             source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
             terms=_tree,
+        ),
+        Algorithm(
+            name="tree_of_nodes",
+            source="chain through each node, tree between nodes, in pieces: the message once over each link",
+            level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
         ),
     ),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
+from paradl_bench.collectives.hierarchies import flat_over_nodes
 from paradl_bench.collectives.routine import Buffers, Routine
-from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -23,6 +24,11 @@ def _by_all_reduce(ranks: Floats, message_bytes: Floats) -> CostTerms:
     return CostTerms(2 * (ranks - 1), 2 * moved, moved)
 
 
+def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+    steps, moved, _ = _ring(ranks, message_bytes)
+    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
+
+
 OPERATION = CollectiveOperation(
     name="reduce_scatter",
     message_bytes_is="the part that each rank keeps",
@@ -35,6 +41,11 @@ OPERATION = CollectiveOperation(
             source="torch's gloo, which all-reduces a copy and keeps a part (ProcessGroupGloo::_reduce_scatter_base)",
             terms=_by_all_reduce,
             libraries=("gloo",),
+        ),
+        Algorithm(
+            name="ring_of_nodes",
+            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
+            level_terms=_ring_of_nodes,
         ),
     ),
 )

@@ -8,6 +8,9 @@ import msgspec
 
 from paradl_bench.spec.errors import UserError
 
+NODE = "node"
+"""Name of the innermost level, whose ranks share a host."""
+
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One level of the network.

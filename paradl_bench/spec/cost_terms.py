@@ -26,7 +26,19 @@ class CostTerms(NamedTuple):
     gamma_bytes: Floats
 
 
+class LevelTerms(NamedTuple):
+    """Cost terms of an algorithm that treats links inside a node and links between nodes apart.
+
+    Each part is multiplied by its own level's alpha and beta.
+    """
+
+    inside: CostTerms
+    between: CostTerms
+
+
 TermsFunction = Callable[[Floats, Floats], CostTerms]
+LevelTermsFunction = Callable[[Floats, Floats, Floats], LevelTerms]
+"""Of ranks, bytes, and the group's ranks per node."""
 
 
 class Algorithm:
@@ -36,22 +48,58 @@ class Algorithm:
         name: ``ring``, ``tree``.
         source: paper and equation or table row.
         libraries: those that are known to run this algorithm where it is not the operation's default.
+
+    Args:
+        terms: of an algorithm that knows one kind of link (flat).
+        level_terms: of one that knows two (hierarchical), in the place of ``terms``.
     """
 
-    __slots__ = ("_terms", "libraries", "name", "source")
+    __slots__ = ("_level_terms", "_terms", "libraries", "name", "source")
 
-    def __init__(self, *, name: str, source: str, terms: TermsFunction, libraries: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: str,
+        terms: TermsFunction | None = None,
+        level_terms: LevelTermsFunction | None = None,
+        libraries: tuple[str, ...] = (),
+    ) -> None:
+        if (terms is None) == (level_terms is None):
+            raise ValueError(f"algorithm {name!r} has either terms or level_terms")
         self.name = name
         self.source = source
         self.libraries = libraries
         self._terms = terms
+        self._level_terms = level_terms
 
-    def terms(self, ranks: ArrayLike, message_bytes: ArrayLike) -> CostTerms:
-        """Cost terms, vectorised over ranks and bytes (broadcast against each other); one rank costs nothing."""
-        p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
-        terms = self._terms(p, m)
+    @property
+    def hierarchical(self) -> bool:
+        """Whether links inside a node and between nodes have parameters of their own."""
+        return self._level_terms is not None
+
+    def level_terms(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> LevelTerms:
+        """Terms inside a node and between nodes, vectorised (broadcast against each other); one rank costs nothing.
+
+        Args:
+            ranks_per_node: how many ranks of the group share a node. A flat algorithm makes no use of it: all its
+                terms are between nodes, at the slowest link that it crosses.
+        """
+        p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
+        if self._level_terms is not None:
+            found = self._level_terms(p, m, np.minimum(g, p))
+        else:
+            assert self._terms is not None
+            found = LevelTerms(CostTerms(0 * m, 0 * m, 0 * m), self._terms(p, m))
         alone = p <= 1
-        return CostTerms(*(np.where(alone, 0.0, np.broadcast_to(part, p.shape)) for part in terms))
+        inside, between = (
+            CostTerms(*(np.where(alone, 0.0, np.broadcast_to(part, p.shape)) for part in terms)) for terms in found
+        )
+        return LevelTerms(inside, between)
+
+    def terms(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> CostTerms:
+        """Terms between nodes: all there are of a flat algorithm, and where no two ranks share a node."""
+        return self.level_terms(ranks, message_bytes, ranks_per_node).between
 
     def seconds(
         self,
@@ -62,7 +110,7 @@ class Algorithm:
         beta_s_per_byte: float,
         gamma_s_per_byte: float,
     ) -> Floats:
-        """Seconds of the collective under the given parameters."""
+        """Seconds of the collective under the given parameters, every rank on a node of its own."""
         terms = self.terms(ranks, message_bytes)
         return np.asarray(
             terms.alpha_count * alpha_s + terms.beta_bytes * beta_s_per_byte + terms.gamma_bytes * gamma_s_per_byte

@@ -274,6 +274,8 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         calls_per_sample: how many calls each value is the mean of; 1 for raw times. Logs of other tools hold means.
         buffers: ``in_place`` or ``out_of_place`` where the tool measured both; empty where it says nothing.
         source: ``FILE:LINE`` of what was imported.
+        ranks_per_node: the most ranks of the group that share a host; 0 where nobody said.
+        concurrent: how many disjoint groups of so many ranks ran at once; group: which of them this is.
     """
 
     library: str
@@ -289,8 +291,13 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     calls_per_sample: int = 1
     buffers: Literal["", "in_place", "out_of_place"] = ""
     source: str = ""
+    ranks_per_node: int = 0
+    concurrent: int = 1
+    group: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.group < self.concurrent:
+            raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
         if self.calls_per_sample < 1:
             raise ValueError(f"calls_per_sample of {self.operation} has to be at least 1, not {self.calls_per_sample}")
         if len({len(samples) for samples in self.samples_s}) != 1:

@@ -279,7 +279,7 @@ def test_several_runs_of_a_point_are_blocks_and_their_spread_is_known(tmp_path: 
     assert run("nccl-tests", *files, "-o", str(tmp_path / "out"))[0] == 0
     records = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
     assert {record.block for record in records} == {0, 1}
-    _, notes = fit_communication(records, operations())
+    _, _, notes = fit_communication(records, operations())
     assert any("spread between runs is known where several were imported" in note for note in notes)
 
 
@@ -287,7 +287,7 @@ def test_an_operation_without_cost_terms_is_left_out_of_a_fit_with_a_note() -> N
     path = DATA / "rccl-tests.log"
     records = read_log("rccl-tests", path, ImportOptions(operation="all_reduce")).collectives
     others = [msgspec.structs.replace(record, operation="hypercube") for record in records]
-    fits, notes = fit_communication([*records, *others], operations())
+    fits, _, notes = fit_communication([*records, *others], operations())
     assert {fit.operation for fit in fits} == {"all_reduce"}
     assert "rccl hypercube node: imported, and no cost terms say how it grows: left out" in notes
 

@@ -56,7 +56,7 @@ def test_a_profilers_trace_gives_layers_collectives_and_overlap() -> None:
 
 def test_times_of_a_trace_are_not_fitted_as_collectives() -> None:
     held = read_log("kineto", DATA / "kineto-rank2.json", ImportOptions(level="node"))
-    fits, notes = fit_communication(held.collectives, operations())
+    fits, _, notes = fit_communication(held.collectives, operations())
     assert fits == ()
     assert notes[0] == "nccl all_reduce node: times from traces of runs hold the wait for other ranks: left out"
 

@@ -1,0 +1,128 @@
+"""Measured points of one (library, operation, level) as arrays, with what their blocks say of their spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.blocks import quantile_covariance
+from paradl_bench.spec.statistics import IQR_TO_SD
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+DRAWS = 200
+
+
+class Point(NamedTuple):
+    """One (ranks, size): seconds of each call, an array a block; and how many of the ranks shared a node."""
+
+    ranks: int
+    message_bytes: int
+    blocks: tuple[Floats, ...]
+    ranks_per_node: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Median over all calls."""
+        return float(np.median(np.concatenate(self.blocks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points of one (library, operation, level) as arrays.
+
+    Attributes:
+        noise: relative standard deviation of a point's time, as the samples show it (median over points).
+        precision: how much each point counts in the fit and in choosing it (:func:`_precision`).
+        drawn: (draws, points) times under resampled blocks.
+        own: which points were measured at this level. The others lie inside one node; only hierarchical algorithms,
+            which say what a node takes, are fitted to them too.
+        ranks_per_node: of each point's group. places: distinct own (ranks, ranks per node), shape (places, 2).
+    """
+
+    ranks: Floats
+    message_bytes: Floats
+    seconds: Floats
+    noise: float
+    precision: Floats
+    drawn: Floats
+    own: Mask
+    ranks_per_node: Floats
+    places: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: int = 0) -> Curve:
+    """Arrays of the points, and their times under resampled blocks.
+
+    All points draw the same blocks, since what slows a block slows all sizes in it; a point of one block draws
+    repetitions. Deviations are stretched by sqrt(n / (n - 1)) of n blocks, which resampling alone leaves out.
+
+    Args:
+        inside: points of the level inside a node.
+    """
+    own = np.array([True] * len(points) + [False] * len(inside))
+    points = [*points, *inside]
+    generator = np.random.default_rng(seed)
+    seconds = np.array([point.seconds for point in points])
+    picks = generator.random((DRAWS, max(len(point.blocks) for point in points)))
+    drawn = np.empty((DRAWS, len(points)))
+    for index, point in enumerate(points):
+        drawn[:, index] = _draw_medians(point.blocks, picks, generator)
+    drawn = np.maximum(drawn, seconds * 1e-3)
+    relative_sd = np.sqrt(np.diag(quantile_covariance(drawn / seconds)))
+    ranks, per_node = (
+        np.array([getattr(point, name) for point in points], float) for name in ("ranks", "ranks_per_node")
+    )
+    return Curve(
+        ranks=ranks,
+        message_bytes=np.array([point.message_bytes for point in points], float),
+        seconds=seconds,
+        noise=float(np.median(relative_sd)),
+        precision=_precision(np.maximum(relative_sd, [_spread_of_calls(point) for point in points])),
+        drawn=drawn,
+        own=own,
+        ranks_per_node=per_node,
+        places=np.unique(np.stack([ranks, per_node], axis=1)[own], axis=0),
+    )
+
+
+def _spread_of_calls(point: Point) -> float:
+    """Interquartile range of single calls as a relative standard deviation, over the root of the number of blocks.
+
+    A median of calls that take one of two times hardly moves from draw to draw while one of them has the majority.
+    """
+    low, high = np.quantile(np.concatenate(point.blocks), [0.25, 0.75])
+    return IQR_TO_SD * float(high - low) / point.seconds / float(np.sqrt(len(point.blocks)))
+
+
+def _precision(relative_sd: Floats) -> Floats:
+    """Weights of points from the relative standard deviations of their times: min(1, (2 quartile / sd)^2).
+
+    Inverse variance for points that are noisier than twice the lower quartile over points; the others count in full,
+    since a point's own spread is known from a few blocks only and small messages are to count as much as large ones.
+    So sizes whose time jumps between two modes (gloo's small messages, when its threads share a pinned core) do not
+    decide a line that the others fix.
+    """
+    quartile = max(float(np.quantile(relative_sd, 0.25)), 1e-6)
+    return np.asarray(np.minimum(1.0, (2 * quartile / np.maximum(relative_sd, 1e-6)) ** 2))
+
+
+def _draw_medians(blocks: tuple[Floats, ...], picks: Floats, generator: np.random.Generator) -> Floats:
+    count = len(blocks)
+    if count == 1:
+        calls = blocks[0]
+        medians = np.median(generator.choice(calls, size=(len(picks), calls.size)), axis=1)
+        return np.asarray(medians)
+    longest = max(block.size for block in blocks)
+    table = np.stack([np.resize(block, longest) for block in blocks])
+    chosen = table[(picks[:, :count] * count).astype(int)].reshape(len(picks), -1)
+    middle = np.median(np.concatenate(blocks))
+    return np.asarray(middle + (np.median(chosen, axis=1) - middle) * np.sqrt(count / (count - 1)))
