@@ -49,6 +49,13 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
 )
 @click.option(
+    "--filter-backward",
+    type=click.Choice(["all-reduce", "reduce-scatter"]),
+    default="all-reduce",
+    show_default=True,
+    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
+)
+@click.option(
     "--spatial-until",
     metavar="LAYER",
     help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",

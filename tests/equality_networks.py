@@ -146,6 +146,40 @@ class DroppedInside(Dropped):
         return self.fc2(F.dropout(self.fc1(x.flatten(1)), 0.5))
 
 
+class Joined(nn.Module):
+    """Branches that join, one of them of groups, and a skip connection; no batch norm."""
+
+    input_shape = (4, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 6, 3, padding=1)
+        self.left, self.right = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 1, groups=2)
+        self.conv2 = nn.Conv2d(6, 5, 3, stride=2)
+        self.fc = nn.Linear(5 * 4 * 4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2, 1, 1)
+        x = F.relu_(self.left(x) + self.right(x) * 0.5) + x
+        return self.fc(F.silu(self.conv2(x)).flatten(1))
+
+
+class Tokens(nn.Module):
+    """Features last, behind other dims; a flatten that moves them."""
+
+    input_shape = (5, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 8), nn.Linear(8, 7), nn.Linear(7, 6, bias=False)
+        self.fc4 = nn.Linear(30, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc2(F.dropout(F.gelu(self.fc1(x)), 0.3))
+        x = self.fc3(torch.softmax(x, -1))
+        return self.fc4(torch.tanh(x).flatten(1))
+
+
 _FUNCTIONS: dict[str, Any] = {"relu": nn.ReLU, "tanh": nn.Tanh, "relu_in_place": lambda: nn.ReLU(inplace=True)}
 
 

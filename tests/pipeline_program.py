@@ -1,6 +1,7 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
-Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...
+Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
+with :scatter for a reduce-scatter in filter's backward.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Case(NamedTuple):
     schedule: str
     count: int
     stages: tuple[str, ...]
+    scatter: bool = False
 
     @property
     def replicas(self) -> int:
@@ -48,6 +50,7 @@ class Case(NamedTuple):
             micro_batches=self.count,
             schedule=self.schedule,
             stages=self.stages,
+            filter_backward="reduce-scatter" if self.scatter else "all-reduce",
         )
 
     def load(self) -> tuple[LoadedModel, Network]:
@@ -60,7 +63,8 @@ class Case(NamedTuple):
 
 def case_of(text: str) -> Case:
     name, strategy, schedule, count, *stages = text.split(":")
-    return Case(name, parse_strategy(strategy), schedule, int(count), tuple(stages))
+    cuts = tuple(word for word in stages if word != "scatter")
+    return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages)
 
 
 def run_serially(serial: LoadedModel, inputs: torch.Tensor, targets: torch.Tensor, parts: int) -> torch.Tensor:

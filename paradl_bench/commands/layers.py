@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -58,6 +59,13 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
     help="Layers that these split, by name or pattern (features.*). Default: all that can be.",
 )
 @click.option(
+    "--filter-backward",
+    type=click.Choice(["all-reduce", "reduce-scatter"]),
+    default="all-reduce",
+    show_default=True,
+    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
+)
+@click.option(
     "--spatial-until",
     metavar="LAYER",
     help="Layer before which these gather blocks of positions. Default: the first that needs all positions.",
@@ -83,6 +91,7 @@ def COMMAND(  # noqa: N802
     isolated: str,
     shards: str,
     split: str | None,
+    filter_backward: Literal["all-reduce", "reduce-scatter"],
     spatial_until: str | None,
     launcher: str | None,
     timeout_s: float,
@@ -122,6 +131,7 @@ def COMMAND(  # noqa: N802
         isolated=isolated,
         shards=strategies,
         split=parse_layers(split, "--split"),
+        filter_backward=filter_backward,
         spatial_until=spatial_until,
     )
     backend = NO_BACKEND if place.ranks == 1 else "gloo"

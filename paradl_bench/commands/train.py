@@ -48,6 +48,13 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
 )
 @click.option(
+    "--filter-backward",
+    type=click.Choice(["all-reduce", "reduce-scatter"]),
+    default="all-reduce",
+    show_default=True,
+    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
+)
+@click.option(
     "--spatial-until",
     metavar="LAYER",
     help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
@@ -85,6 +92,7 @@ def COMMAND(  # noqa: N802
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
     split: str | None,
+    filter_backward: Literal["all-reduce", "reduce-scatter"],
     spatial_until: str | None,
     micro_batches: int | None,
     schedule: str,
@@ -119,6 +127,7 @@ def COMMAND(  # noqa: N802
         bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
         split=parse_layers(split, "--split"),
+        filter_backward=filter_backward,
         spatial_until=spatial_until,
         micro_batches=micro_batches,
         schedule=schedule,

@@ -53,4 +53,12 @@ def saves(layer: Layer) -> Saved:
     return Saved(elements=layer.input_elements) if in_place else Saved(inputs=True)
 
 
-KIND = LayerKind(name="activation", functions=_FUNCTIONS, facts=facts, build=build, by_position=always, saves=saves)
+KIND = LayerKind(
+    name="activation",
+    functions=_FUNCTIONS,
+    facts=facts,
+    build=build,
+    by_position=always,
+    by_element=always,
+    saves=saves,
+)

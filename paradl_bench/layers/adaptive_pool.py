@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -45,5 +45,6 @@ KIND = LayerKind(
     functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
     facts=facts,
     build=build,
+    by_channel=always,
     saves=saves,
 )

@@ -51,5 +51,11 @@ def saves(layer: Layer) -> Saved:
 
 
 KIND = LayerKind(
-    name="batch_norm", functions=("batch_norm",), facts=facts, build=build, by_position=always, saves=saves
+    name="batch_norm",
+    functions=("batch_norm",),
+    facts=facts,
+    build=build,
+    by_position=always,
+    by_channel=always,
+    saves=saves,
 )

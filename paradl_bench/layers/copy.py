@@ -28,6 +28,7 @@ KIND = LayerKind(
     functions=("contiguous", "clone", "pad", "roll", "to", "float", "type_as", "repeat", "swapaxes"),
     facts=facts,
     by_position=by_position,
+    by_element=by_position,
     saves=nothing_saved,
     passes_gradient=passes_gradient,
 )

@@ -45,5 +45,6 @@ KIND = LayerKind(
     facts=facts,
     build=build,
     by_position=always,
+    by_element=always,
     saves=saves,
 )

@@ -82,6 +82,7 @@ KIND = LayerKind(
     facts=facts,
     build=build,
     by_position=always,
+    by_element=always,
     saves=saves,
     passes_gradient=passes_gradient,
 )

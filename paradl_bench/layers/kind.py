@@ -134,6 +134,9 @@ class LayerKind:
         by_position: from attributes, whether each output position reads that position of its inputs alone (all channels
             of it, maybe), so that blocks of positions can be computed apart. Batch normalisation is, but for its
             statistics.
+        by_channel: from attributes, whether each channel of the output (the first dim of a sample) reads that channel
+            of the input alone, all positions of it maybe. Statistics of a channel are its own.
+        by_element: from attributes, whether each element of the output reads that element of its inputs alone.
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
             else it makes a tensor for each.
@@ -148,6 +151,8 @@ class LayerKind:
     windows: Callable[[Mapping[str, Attribute]], tuple[Window, ...]] | None = None
     fill: Callable[[Mapping[str, Attribute]], float] = lambda attributes: 0.0
     by_position: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
+    by_channel: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
+    by_element: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
     notes: str = field(default="")

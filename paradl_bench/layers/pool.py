@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, as_tuple, windows_of
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always, as_tuple, windows_of
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -61,6 +61,7 @@ KIND = LayerKind(
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
     facts=facts,
     build=build,
+    by_channel=always,
     windows=windows_of,
     fill=fill,
     saves=saves,

@@ -62,7 +62,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
-        split, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
     models: tuple[str, ...]
@@ -77,12 +77,19 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     isolated: str
     shards: tuple[Strategy, ...] = ()
     split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     seed: int = 0
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""
-        return PlanSettings(batch=batch, optimizer=self.optimizer, split=self.split, spatial_until=self.spatial_until)
+        return PlanSettings(
+            batch=batch,
+            optimizer=self.optimizer,
+            split=self.split,
+            filter_backward=self.filter_backward,
+            spatial_until=self.spatial_until,
+        )
 
     def arguments(self, ranks: int) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""

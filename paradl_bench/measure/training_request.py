@@ -26,7 +26,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, micro_batches, schedule, stages, split, spatial_until: as in
+        batch_norm, micro_batches, schedule, stages, split, filter_backward, spatial_until: as in
             :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
@@ -43,6 +43,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     iterations: int = 30
     warmup: int = 5
@@ -61,6 +62,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             schedule=self.schedule,
             stages=self.stages,
             split=self.split,
+            filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
         )
 

@@ -103,6 +103,7 @@ class TrainingWriter:
             schedule=settings.schedule,
             stages=settings.stages,
             split=settings.split,
+            filter_backward=settings.filter_backward,
             spatial_until=settings.spatial_until,
             network_digest=network.digest,
             cores=cores,

@@ -452,7 +452,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
         micro_batches, schedule, stages: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
-        split, spatial_until: which layers are shared out, as there.
+        split, filter_backward, spatial_until: of layers that are shared out, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
     """
@@ -476,6 +476,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
@@ -498,6 +499,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             schedule=self.schedule,
             stages=self.stages,
             split=self.split,
+            filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
         )
 

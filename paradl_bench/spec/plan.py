@@ -298,6 +298,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         stages: the first layer of every stage of a pipeline but the first; empty for a balanced cut.
         split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
             for all that can be.
+        filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
+            part where it needs no more.
         spatial_until: name of the layer before which blocks of positions are gathered; None for as late as possible.
     """
 
@@ -310,6 +312,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
 
     def __post_init__(self) -> None:

@@ -89,12 +89,12 @@ class SharingPlanner(AxisPlanner, Protocol):
 
 
 SHARD_OPTIONS: dict[AxisKind, tuple[str, ...]] = {
-    "filter": ("split",),
+    "filter": ("split", "filter_backward"),
     "channel": ("split",),
     "tensor": ("split",),
     "spatial": ("spatial_until",),
 }
-"""Settings that decide which layers the ranks of an axis share, by its kind."""
+"""Settings that decide what the ranks of an axis run of shared layers, by its kind."""
 
 
 def shard_label(axis: Axis, settings: PlanSettings) -> str:

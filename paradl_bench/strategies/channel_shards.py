@@ -18,8 +18,9 @@ import msgspec
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.partition import ChannelShard, Interval, shard_channels, shard_filters
-from paradl_bench.spec.plan import Limit
+from paradl_bench.spec.plan import Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.gradient_parts import GradientParts, gradient_parts
 
 SPLIT_KINDS = ("conv", "linear")
 NOT_CHOSEN = "it was not chosen"
@@ -36,30 +37,49 @@ class Splitting:
         name: the kind of axis whose ranks split layers so.
         what: is split, for messages.
         cut: from filters, channels, groups and ranks to each rank's shard; None where that does not work out.
-        splits_bias: whether a rank holds its filters' part of the bias alone.
+        splits_outputs: whether each rank computes its filters' part of the output, with their part of the bias; else
+            all compute partial sums of all filters.
     """
 
     name: str
     what: str
     cut: Cut
-    splits_bias: bool
+    splits_outputs: bool
+
+    def layers(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
+        """What is split over so many ranks.
+
+        Raises:
+            UserError: as :func:`split_layers`.
+        """
+        split = split_layers(network, ranks, self.cut, settings.split)
+        if not self.splits_outputs or settings.filter_backward == "all-reduce":
+            return split
+        return split._replace(gradients=gradient_parts(network, split.shards))
 
     def parameter_parts(self, layer: Layer, shard: ChannelShard) -> dict[str, tuple[Interval, ...]]:
         """Per parameter of a layer that is split, what a rank holds of it along its first dims."""
         weight, *bias = layer.parameters
-        of_bias = dict.fromkeys(bias, (shard.filters,)) if self.splits_bias else {}
+        of_bias = dict.fromkeys(bias, (shard.filters,)) if self.splits_outputs else {}
         return {weight: (shard.filters, shard.group_channels), **of_bias}
 
 
-FILTERS = Splitting(name="filter", what="filters", cut=shard_filters, splits_bias=True)
-CHANNELS = Splitting(name="channel", what="channels", cut=shard_channels, splits_bias=False)
+FILTERS = Splitting(name="filter", what="filters", cut=shard_filters, splits_outputs=True)
+CHANNELS = Splitting(name="channel", what="channels", cut=shard_channels, splits_outputs=False)
 
 
 class SplitLayers(NamedTuple):
-    """Shards of the layers that are split, by index in the network; why others of these kinds are not, by name."""
+    """What is split.
+
+    Attributes:
+        shards: of the layers that are split, by index in the network.
+        whole: why others of these kinds are not, by name.
+        gradients: of inputs, which parts ranks need where they need no more; all of those that are missing.
+    """
 
     shards: dict[int, Shards]
     whole: dict[str, str]
+    gradients: GradientParts = GradientParts({}, {})
 
 
 def channels_of(layer: Layer) -> tuple[int, int, int]:
@@ -227,4 +247,5 @@ def notes_on(kind: str, split: SplitLayers) -> tuple[str, ...]:
             for name, why in split.whole.items()
             if why != NOT_CHOSEN
         ),
+        *split.gradients.notes,
     )

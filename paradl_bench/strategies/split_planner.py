@@ -25,11 +25,11 @@ from paradl_bench.strategies.channel_shards import (
     fewest,
     notes_on,
     shard_layer,
-    split_layers,
     splittable,
     with_parameter_shapes,
 )
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
+from paradl_bench.strategies.gradient_parts import Parts
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -77,8 +77,12 @@ class SplitPlanner(ABC):
         """What is communicated after forward of a layer that is split."""
 
     @abstractmethod
-    def backward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
-        """What is communicated after its backward, if backward makes a gradient of its input."""
+    def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
+        """What is communicated after its backward, if backward makes a gradient of its input.
+
+        Args:
+            parts: of that gradient, which ranks need; None for all of it.
+        """
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -99,10 +103,8 @@ class SplitPlanner(ABC):
         return fewest(network, self.name, self._splitting.what, extents)
 
     def _split(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
-        def find() -> SplitLayers:
-            return split_layers(network, ranks, self._splitting.cut, settings.split)
-
-        return self._latest.get(network, (ranks, settings.split), find)
+        key = ranks, settings.split, settings.filter_backward
+        return self._latest.get(network, key, lambda: self._splitting.layers(network, ranks, settings))
 
     def share(
         self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
@@ -120,14 +122,15 @@ class SplitPlanner(ABC):
             for name, held in self._splitting.parameter_parts(layer, own).items():
                 extents = tuple(interval.extent for interval in held)
                 shapes[name] = (*extents, *of_parameters[name][len(extents) :])
+            backward = self.backward(layer, of_ranks, exchange, split.gradients.parts.get(index))
             shards[index] = LayerShard(
                 shard_layer(layer, own),
                 shard_label(parts, settings),
                 after_fw=(self.forward(layer, of_ranks, exchange),),
-                after_bw=(self.backward(layer, of_ranks, exchange),) if differentiated[index] else (),
+                after_bw=(backward,) if differentiated[index] else (),
             )
         of_rank = with_parameter_shapes(network, shapes)
-        if not self._splitting.splits_bias:
+        if not self._splitting.splits_outputs:
             of_rank = _biases_first(of_rank, [network.layers[index] for index in split.shards])
         return SharedLayers(shards, of_rank, notes_on(self.name, split))
 

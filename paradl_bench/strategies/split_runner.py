@@ -11,7 +11,8 @@ from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
-from paradl_bench.strategies.channel_shards import Shards, Splitting, split_layers, with_parameter_shapes
+from paradl_bench.strategies.channel_shards import Shards, Splitting, with_parameter_shapes
+from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.group_functions import Group
 from paradl_bench.strategies.sharded_module import Rule, Sharding, replace_parameter
 
@@ -23,10 +24,15 @@ class SplitRunner:
 
     Args:
         splitting: how layers are split.
-        operation: from a layer, all ranks' shards of it and their group, what runs it (:attr:`Rule.run`).
+        operation: from a layer, all ranks' shards of it, which parts of its input's gradient they need (None for all of
+            it) and their group, what runs it (:attr:`Rule.run`).
     """
 
-    def __init__(self, splitting: Splitting, operation: Callable[[Layer, Shards, Group], Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        splitting: Splitting,
+        operation: Callable[[Layer, Shards, Parts | None, Group], Callable[..., Any]],
+    ) -> None:
         self.name = splitting.name
         self._splitting = splitting
         self._operation = operation
@@ -36,7 +42,7 @@ class SplitRunner:
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
         kinds = layer_kinds()
-        split = split_layers(network, group.size, self._splitting.cut, settings.split)
+        split = self._splitting.layers(network, group.size, settings)
         rules, shapes = {}, {}
         for index, shards in split.shards.items():
             layer = network.layers[index]
@@ -44,5 +50,6 @@ class SplitRunner:
                 part = module.get_parameter(name)[tuple(slice(*interval) for interval in held)]
                 replace_parameter(module, name, part)
                 shapes[name] = tuple(part.shape)
-            rules[index] = Rule(frozenset(kinds[layer.kind].functions), self._operation(layer, shards, group))
+            run = self._operation(layer, shards, split.gradients.parts.get(index), group)
+            rules[index] = Rule(frozenset(kinds[layer.kind].functions), run)
         return Sharding(rules, with_parameter_shapes(network, shapes))

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.distributed
 PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
-# where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER.
+# where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
+# scatter for a reduce-scatter in filter's backward.
 CASES = {
     2: (
         "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
@@ -30,18 +31,22 @@ CASES = {
         "DroppedInside:s2:alike DroppedInside:f2:alike DroppedInside:c2:alike "
         "Plain:f2:split=conv2+fc1 Grouped:f2:split=conv* Plain:c2:split=fc* Grouped:c2:split=conv[12] "
         "Plain:s2:until=conv2 Plain:s1x2:until=conv3 Grouped:s2:until=pool2 Normed:s2:until=conv2:sync "
-        "Dropped:s2:until=conv2:seeded"
+        "Dropped:s2:until=conv2:seeded "
+        "Plain:f2:scatter Grouped:f2:scatter Line:f2:scatter Volume:f2:scatter Normed:f2:scatter Asking:f2:scatter "
+        "Dropped:f2:scatter:seeded Tokens:f2:scatter:seeded Tokens:c2:seeded Volume:f2:scatter:split=*1 "
+        "Joined:f2:scatter"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
-        "DroppedInside:s3:alike"
+        "DroppedInside:s3:alike Plain:f3:scatter Line:f3:scatter Dropped:f3:scatter:seeded Tokens:f3:scatter:seeded"
     ),
     4: (
         "Plain:f4 Plain:c4 Plain:s4 Plain:s2x2 Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:s2d2 Plain:f2d2 Grouped:f4 "
         "Grouped:c4 Grouped:s2x2 Grouped:d2f2 Grouped:d2s2 Line:s4 Line:d2c2 Volume:s2x2 Volume:d2s2 Volume:d2f2 "
         "Normed:s2x2 Normed:d2s2 Normed:s2x2:sync Normed:d2s2:sync Normed:d2f2:sync Normed:d2c2:sync "
         "DroppedInside:d2s2:alike DroppedInside:d2f2:alike "
-        "Plain:d2f2:split=conv1+fc2 Plain:d2c2:split=conv* Normed:d2s2:until=conv2:sync"
+        "Plain:d2f2:split=conv1+fc2 Plain:d2c2:split=conv* Normed:d2s2:until=conv2:sync "
+        "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync"
     ),
 }
 
@@ -51,6 +56,7 @@ DRAWN_STRATEGIES = {2: ("f2", "c2", "s2"), 3: ("f3", "c3", "s3"), 4: ("s4", "s2x
 def named(text: str) -> dict[str, Any]:
     network, strategy, *words = text.split(":")
     options: dict[str, Any] = {"batch_norm": "sync"} if "sync" in words else {}
+    options |= {"filter_backward": "reduce-scatter"} if "scatter" in words else {}
     for name, _, value in (word.partition("=") for word in words if "=" in word):
         options |= {"split": value.split("+")} if name == "split" else {"spatial_until": value}
     return {
@@ -186,8 +192,12 @@ def drawn_networks(count: int, of: int) -> list[dict[str, Any]]:
 )
 def test_layers_that_were_drawn(tmp_path: Path, ranks: int, count: int) -> None:
     cases = [
-        {"network": network, "strategy": strategy, "options": {"batch_norm": "sync"}}
-        for network in drawn_networks(count, ranks)
+        {
+            "network": network,
+            "strategy": strategy,
+            "options": {"batch_norm": "sync", "filter_backward": ("reduce-scatter", "all-reduce")[index % 2]},
+        }
+        for index, network in enumerate(drawn_networks(count, ranks))
         for strategy in DRAWN_STRATEGIES[ranks]
     ]
     result = compare(tmp_path, ranks, cases)

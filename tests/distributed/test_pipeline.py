@@ -39,7 +39,8 @@ NESTED = {
     + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "two", "late", "three", "fc")]
     + ["Residual:p2f2:1f1b:4", "Chain:p2c2:interleaved:2", "Normed:p2s2:interleaved:4", "Residual:p2s2:interleaved:2"]
     + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4"]
-    + ["Normed:p4:interleaved:4", "Residual:p4:interleaved:8"],
+    + ["Normed:p4:interleaved:4", "Residual:p4:interleaved:8"]
+    + ["Chain:p2f2:gpipe:2:scatter", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"],
 }
 
 # Three deep, each in another order of axes and under another schedule.

@@ -224,6 +224,7 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
     # What has no positions, or parameters that several layers or none use.
     cases += [f"{name} {s} - local" for name in ("Shared", "Unused") for s in strategies.split() if "s" not in s]
     cases += [f"Biased {s} - local split=two+h*" for s in strategies.split() if "s" not in s]
+    cases += [f"Biased {s} - local filter_backward=reduce-scatter" for s in strategies.split() if "f" in s]
     cases += [f"BatchNormed {s} - sync spatial_until=two" for s in strategies.split() if "s" in s]
     for found in issued_and_planned(workplace, cases, ranks):
         for case, result in found.items():

@@ -51,7 +51,7 @@ def fits(*operations: str) -> tuple[CommunicationFit, ...]:
     return tuple(ring_fit(operation) for operation in operations)
 
 
-ALL_FITS = fits("all_reduce", "all_gather", "send_recv")
+ALL_FITS = fits("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 
 
 def profile_of(network: Network = NETWORK, **changes: object) -> Profile:
@@ -306,6 +306,10 @@ def test_options_of_axes_reach_the_plan_and_the_answer(predict: Caller) -> None:
     late, early = (found("--strategy", "s2", *options)[0] for options in ((), ("--spatial-until", "conv2")))
     assert early["options"] == {"spatial_until": "conv2"}
     assert early["breakdown_s"]["halo"] < late["breakdown_s"]["halo"]
+    (scattered,) = found("--strategy", "f2", "--filter-backward", "reduce-scatter")
+    assert scattered["options"] == {"filter_backward": "reduce-scatter"}
+    assert "filter parallelism reduce-scatters 2 of 2 input gradients" in scattered["notes"]
+    assert scattered["breakdown_s"].get("all_reduce", 0.0) == 0 < scattered["breakdown_s"]["reduce_scatter"]
     # Where an option says something of one of several strategies it says nothing of the others.
     assert len(found("--strategy", "serial,d2,s2", "--batch-norm", "sync", "--spatial-until", "conv2")) == 3
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from paradl_bench.spec.network import Layer
 from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
+from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.group_functions import Group, axis_slices, reduce, take
 from paradl_bench.strategies.sharded_module import Call, bind, channel_dim
 from paradl_bench.strategies.split_runner import SplitRunner
@@ -20,7 +21,7 @@ class _ChannelLayer:
     Where ranks hold whole groups their filters differ; each adds zeros for those of others. Biases stay whole.
     """
 
-    def __init__(self, layer: Layer, shards: Shards, group: Group) -> None:
+    def __init__(self, layer: Layer, shards: Shards, parts: Parts | None, group: Group) -> None:
         self._layer, self._group = layer, group
         self._own = shards[group.rank]
         self._channels = [shard.channels for shard in shards]

@@ -12,6 +12,7 @@ from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective
 from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
 from paradl_bench.strategies.compute import input_needs_gradient
+from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
 
 
@@ -32,7 +33,7 @@ class ChannelPlanner(SplitPlanner):
         """An all-reduce of partial sums of the output."""
         return exchange("all_reduce", math.prod(layer.output_shape))
 
-    def backward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
+    def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
         """An all-gather of the input's gradient; uneven parts are sent as long as the longest."""
         positions = math.prod(layer.input_shapes[0]) // channels_of(layer)[1]
         return exchange("all_gather", max(shard.channels.extent for shard in shards) * positions)

@@ -8,28 +8,33 @@ import torch
 
 from paradl_bench.spec.network import Layer
 from paradl_bench.strategies.channel_shards import FILTERS, Shards
+from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.group_functions import (
     Group,
     axis_slices,
     gather,
     reduce_gradient,
+    reduce_scatter_gradient,
 )
 from paradl_bench.strategies.sharded_module import Call, bind, channel_dim
 from paradl_bench.strategies.split_runner import SplitRunner
 
 
 class _FilterLayer:
-    """One layer: forward all-gather of outputs, backward all-reduce of the input's gradient."""
+    """One layer: forward all-gather of outputs, backward all-reduce or reduce-scatter of the input's gradient."""
 
-    def __init__(self, layer: Layer, shards: Shards, group: Group) -> None:
-        self._layer, self._group = layer, group
+    def __init__(self, layer: Layer, shards: Shards, parts: Parts | None, group: Group) -> None:
+        self._layer, self._parts, self._group = layer, parts, group
         self._own = shards[group.rank]
         self._filters = [shard.filters for shard in shards]
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = bind(self._layer, args, kwargs)
-        whole = reduce_gradient(given["input"], self._group)
-        dim = channel_dim(self._layer, whole)
+        dim = channel_dim(self._layer, given["input"])
+        if self._parts is None:
+            whole = reduce_gradient(given["input"], self._group)
+        else:
+            whole = reduce_scatter_gradient(given["input"], axis_slices(self._parts, dim), self._group)
         channels = self._own.channels
         given["input"] = whole
         if channels.extent < whole.shape[dim]:

@@ -1,6 +1,7 @@
 """Plan of filter parallelism: outputs are all-gathered forward, input gradients all-reduced backward.
 
-ParaDL, section 3.3 and Table 3. A layer whose input needs no gradient (the first one) has no all-reduce.
+ParaDL, section 3.3 and Table 3. A layer whose input needs no gradient (the first one) has no all-reduce. Where ranks
+need no more than their part of the gradient a reduce-scatter can take its place (footnote 2).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective
 from paradl_bench.strategies.channel_shards import FILTERS, Shards, channels_of
+from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
 
 
@@ -26,9 +28,16 @@ class FilterPlanner(SplitPlanner):
         positions = math.prod(layer.output_shape) // channels_of(layer)[0]
         return exchange("all_gather", max(shard.filters.extent for shard in shards) * positions)
 
-    def backward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
-        """An all-reduce of the input's gradient, of which every rank has what its filters make of it."""
-        return exchange("all_reduce", math.prod(layer.input_shapes[0]))
+    def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
+        """An all-reduce of the input's gradient, of which every rank has what its filters make of it.
+
+        Or a reduce-scatter of its parts; uneven ones are sent as long as the longest.
+        """
+        elements = math.prod(layer.input_shapes[0])
+        if parts is None:
+            return exchange("all_reduce", elements)
+        longest = max(part.extent for part in parts)
+        return exchange("reduce_scatter", longest * (elements // channels_of(layer)[1]))
 
 
 PLANNER = FilterPlanner(FILTERS)
