@@ -230,10 +230,15 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     )
 
 
-def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, ...]:
-    """What a mini-batch is like, from one sample that is made."""
-    return tuple(
-        torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta") for tensor in model.make_batch(1, 0)
+def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a mini-batch is like; a volume of 4x512^3 is not made for that."""
+    if model.task is None:
+        inputs = torch.empty((batch, *model.input_shape), device="meta")
+        return inputs, torch.empty((batch,), dtype=torch.int64, device="meta")
+    ids, targets = model.make_batch(1, 0)
+    return (
+        torch.empty((batch, *ids.shape[1:]), dtype=ids.dtype, device="meta"),
+        torch.empty((batch, *targets.shape[1:]), dtype=targets.dtype, device="meta"),
     )
 
 

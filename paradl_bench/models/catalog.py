@@ -146,7 +146,10 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
     task: TokenTask | None = getattr(module, "token_task", None)
     if task:
-        shape = task.input_shape(input_shape or own_shape)
+        try:
+            shape = task.input_shape(input_shape or own_shape)
+        except UserError as error:
+            raise UserError(f"model {name!r}: {error}") from None
     else:
         shape = input_shape or own_shape or default_input_shape(name)
     return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task)

@@ -62,14 +62,14 @@ class OneSequence:
 
     def _check(self, tokens: int) -> None:
         if self.positions and tokens > self.positions:
-            raise UserError(f"--sequence {tokens}: the model has positions for {self.positions} tokens")
+            raise UserError(f"--sequence {tokens}: it has positions for {self.positions} tokens")
         if tokens < 2:
             raise UserError(f"--sequence {tokens}: a sequence has at least two tokens")
 
 
 def _no_sequence(shape: tuple[int, ...]) -> UserError:
     asked = "x".join(map(str, shape))
-    return UserError(f"the model reads token ids: give --sequence N, as 128, in the place of --input-shape {asked}")
+    return UserError(f"it reads token ids: give --sequence N, as 128, in the place of --input-shape {asked}")
 
 
 def _draw(vocabulary: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -118,7 +118,7 @@ def test_a_loss_over_micro_batches_is_the_whole_one() -> None:
 
 
 def test_lengths_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="positions for 512 tokens"):
+    with pytest.raises(UserError, match="model 'bert-base': --sequence 1024: it has positions for 512 tokens"):
         load_model("bert-base", (1024,), device="meta")
     with pytest.raises(UserError, match="give --sequence N"):
         load_model("gpt2", (3, 224, 224), device="meta")
