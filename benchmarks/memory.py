@@ -21,7 +21,6 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.measurement import TrainingRun, read_run
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.mesh import degree_of
 from predict.memory import MemoryUse, planned_memory
@@ -80,18 +79,8 @@ def network_of(subject: Subject) -> Network:
 def predicted(subject: Subject, run: TrainingRun) -> MemoryUse:
     """What memory a run like this is predicted to need."""
     strategy = parse_strategy(run.strategy)
-    settings = PlanSettings(
-        batch=run.batch,
-        optimizer=run.optimizer,
-        batch_norm=run.batch_norm,
-        first_bucket_bytes=run.first_bucket_bytes,
-        bucket_cap_bytes=run.bucket_cap_bytes,
-        micro_batches=run.micro_batches,
-        schedule=run.schedule,
-        stages=run.stages,
-    )
     predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
-    return predict(network_of(subject), strategy, settings)
+    return predict(network_of(subject), strategy, run.settings)
 
 
 def by_category(parts: dict[str, int]) -> dict[str, int]:

@@ -1,42 +1,32 @@
-"""Memory of one rank: what is held in each phase of an iteration, and the paper's formula.
+"""Peak memory of one rank in an iteration, and what it consists of.
 
-Per phase (the default): parameters, buffers, optimizer state, exchange buckets and the input are held throughout.
-Forward adds the output of every operation; backward walks the layers in reverse, releases an output when its layer is
-done, adds the layer's gradients, and holds the gradients of its output and inputs while it works; the weight update
-holds all gradients. The peak is the largest of these sums.
+Held throughout: parameters, buffers, optimizer state, the input, exchange buckets (DDP holds gradients a second time;
+``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive into. Activations and gradients
+come and go as :mod:`predict.liveness` walks the plan's layers; gradients of parameters stay until the weight update,
+which releases them (``zero_grad``). Adam's update makes tensors of its own: two of the size of the largest parameter on
+a CPU, where it goes through parameters one by one, one of the size of all of them on a GPU.
 
-Approximated: every output that owns memory counts as saved until its layer's backward, whether backward reads it or
-not; views and in-place operations own none. What operations save beside outputs (masks, indices, statistics),
-workspaces, the allocator's fragments, and the device's context are left out, and so are buffers of communication for
-layers, which live as long as it. Gradients are released by zero_grad before forward (torch's default); where they are
-exchanged a second copy stays in DDP's buckets, in every phase (``gradient_as_bucket_view`` is off by default).
-
-Where ranks share layers each holds its own shapes: parameters of its shards, activations whole behind what is gathered
-or summed, blocks with their halos inside a spatial region.
-
-The paper's formula (MODELS.md, "ParaDL", memory; rho = 1): e times the sum over layers of
-2 b (x + y) + 2 w + bias, b the local batch; every tensor counts twice, and the bias once, as printed.
+Where ranks differ, the one that needs most is the answer. Pipelines are put together in :mod:`predict.pipeline_memory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
-from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.spec.errors import unknown_choice
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
-from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings
+from paradl_bench.spec.network import DTYPE_BYTES, Network
+from paradl_bench.spec.partition import box_elements, cut_box
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import LayerShard
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
-from predict.costs import Ints
+from predict.liveness import Ledger, Liveness
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
+_GPU_MASK_BYTES = 1
 
 
 class MemoryUse(NamedTuple):
@@ -46,6 +36,11 @@ class MemoryUse(NamedTuple):
     parts_bytes: dict[str, int]
 
 
+def memory_use(parts_bytes: dict[str, int]) -> MemoryUse:
+    """The sum of parts."""
+    return MemoryUse(sum(parts_bytes.values()), parts_bytes)
+
+
 def per_phase_memory(
     network: Network,
     local_batch: int,
@@ -53,14 +48,44 @@ def per_phase_memory(
     *,
     exchanged: bool,
     dtype: str = "fp32",
+    device: str = "cpu",
     shards: Mapping[int, LayerShard] | None = None,
+    block_elements: int = 0,
 ) -> MemoryUse:
     """Peak over forward, backward and weight update on one rank.
 
     Args:
         network: with the shapes that parameters have on the rank.
         exchanged: whether gradients are exchanged, which holds them a second time.
+        device: kind of the device: ``cpu`` or ``cuda``.
         shards: what the rank runs of layers, by index; all of those that are missing.
+        block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
+
+    Raises:
+        UserError: an optimizer whose state is not known.
+    """
+    ledger = Ledger()
+    walk = Liveness(ledger, network, local_batch, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
+    received = ledger.allocate(block_elements * local_batch * DTYPE_BYTES[dtype])
+    left = walk.forward(received)
+    ledger.release(received)
+    walk.backward(left)
+    return memory_use(
+        {
+            **fixed_parts(network, optimizer, exchanged=exchanged),
+            "input": network.input_bytes(local_batch, dtype),
+            **moving_parts(ledger, network, optimizer, device),
+        }
+    )
+
+
+def mask_bytes(device: str) -> int | None:
+    """Of an element of a mask, as :class:`~predict.liveness.Liveness` takes it."""
+    return None if device == "cpu" else _GPU_MASK_BYTES
+
+
+def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[str, int]:
+    """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration.
 
     Raises:
         UserError: an optimizer whose state is not known.
@@ -68,108 +93,53 @@ def per_phase_memory(
     if optimizer not in STATE_COPIES:
         raise unknown_choice("optimizer", optimizer, STATE_COPIES)
     parameters = network.parameter_bytes
-    fixed = {
+    return {
         "parameters": parameters,
         "optimizer": STATE_COPIES[optimizer] * parameters,
         "buckets": parameters if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
-        "input": network.input_bytes(local_batch, dtype),
     }
-    held = [hold(layer, (shards or {}).get(index)) for index, layer in enumerate(network.layers)]
-    activations, gradients = _largest_moment(network, held, local_batch * DTYPE_BYTES[dtype])
-    parts = fixed | {"gradients": gradients, "activations": activations}
-    return MemoryUse(sum(parts.values()), parts)
 
 
-def planned_memory(network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> MemoryUse:
+def moving_parts(ledger: Ledger, network: Network, optimizer: str, device: str) -> dict[str, int]:
+    """Activations and gradients when they are largest, the weight update included."""
+    sizes = [parameter.bytes for parameter in network.parameters]
+    update = 0
+    if optimizer == "adam":
+        update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
+    ledger.mark(update)
+    activations, gradients = ledger.peak
+    return {"gradients": gradients, "activations": activations}
+
+
+def planned_memory(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+) -> MemoryUse:
     """The peak of the rank that needs most, of all that share a replica's layers.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
-    exchanged = degree_of(strategy, *REPLICATING) > 1
-    shares = planner_for(strategy).shares(network, strategy, settings).distinct
     of_ranks = [
         per_phase_memory(
             shared.network,
             settings.batch // degree_of(strategy, "data"),
             settings.optimizer,
-            exchanged=exchanged,
+            exchanged=degree_of(strategy, *REPLICATING) > 1,
             dtype=dtype,
+            device=device,
             shards=shared.shards,
+            block_elements=block_of_input(network, strategy),
         )
-        for shared in shares
+        for shared in planner_for(strategy).shares(network, strategy, settings).distinct
     ]
     return max(of_ranks, key=lambda use: use.peak_bytes)
 
 
-class Held(NamedTuple):
-    """Elements per sample: kept from a layer's forward to its backward, and gradients while that works."""
-
-    kept: int
-    in_flight: int
-
-
-def hold(layer: Layer, shard: LayerShard | None = None) -> Held:
-    """What a rank holds of a layer.
-
-    What is gathered or summed behind a shard is whole; a shard that reads a slice, or a block with its halo, reads a
-    copy; blocks that are gathered before a layer become a tensor of their own.
-    """
-    if shard is None:
-        return Held(layer.output_elements if _owns_output(layer) else 0, layer.input_elements + layer.output_elements)
-    run = layer if shard.after_fw else shard.layer
-    reads_slice = bool(shard.after_fw) and shard.layer.input_elements < layer.input_elements
-    reads_halo = any(isinstance(work, HaloExchange) for work in shard.before_fw)
-    copied = shard.layer.input_elements if reads_slice or reads_halo else 0
-    gathered = layer.input_elements if any(isinstance(work, Collective) for work in shard.before_fw) else 0
-    output = run.output_elements if _owns_output(layer) else 0
-    return Held(output + copied + gathered, run.input_elements + run.output_elements)
-
-
-def _largest_moment(network: Network, held: Sequence[Held], scale: int) -> tuple[int, int]:
-    """(activations and their gradients, gradients of parameters) in bytes, at the moment when they are largest.
-
-    Args:
-        scale: bytes of an element of each sample.
-    """
-    if not held:
-        return 0, network.parameter_bytes
-    owned = np.array([layer.kept for layer in held], np.int64) * scale
-    in_flight = np.array([layer.in_flight for layer in held], np.int64) * scale
-    saved = np.cumsum(owned)
-    gradients = _gradients_after(network)
-    in_backward = saved + in_flight + gradients
-    worst = int(np.argmax(in_backward))
-    moments = {
-        int(saved[-1]): (int(saved[-1]), 0),
-        int(in_backward[worst]): (int(in_backward[worst] - gradients[worst]), int(gradients[worst])),
-        network.parameter_bytes: (0, network.parameter_bytes),
-    }
-    return moments[max(moments)]
-
-
-def _owns_output(layer: Layer) -> bool:
-    kind = layer_kinds().get(layer.kind)
-    return not (kind is not None and kind.view) and not layer.attributes.get("in_place", False)
-
-
-def _gradients_after(network: Network) -> Ints:
-    """Bytes of parameter gradients that are there once backward of each layer is done."""
-    size = {parameter.name: parameter.bytes for parameter in network.parameters}
-    complete_with = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
-    own = [
-        sum(size.get(name, 0) for name in dict.fromkeys(layer.parameters) if complete_with[name] is layer)
-        for layer in network.layers
-    ]
-    return np.cumsum(np.array(own[::-1], np.int64))[::-1]
-
-
-def paradl_memory(network: Network, local_batch: int, *, dtype: str = "fp32") -> MemoryUse:
-    """The paper's sum for serial and data, with a reuse factor of 1."""
-    element = DTYPE_BYTES[dtype]
-    activations = 2 * local_batch * element * sum(x.input_elements + x.output_elements for x in network.layers)
-    bias = sum(parameter.bytes for parameter in network.parameters if parameter.name.rpartition(".")[2] == "bias")
-    weights = 2 * (network.parameter_bytes - bias)
-    parts = {"activations": activations, "weights": weights, "bias": bias}
-    return MemoryUse(sum(parts.values()), parts)
+def block_of_input(network: Network, strategy: Strategy) -> int:
+    """Elements of a sample's largest block of positions; 0 where positions are not cut."""
+    parts = next((axis.extents for axis in strategy.axes if axis.kind == "spatial" and axis.degree > 1), None)
+    if parts is None:
+        return 0
+    channels, *extents = network.input_shape
+    return channels * max(map(box_elements, cut_box(tuple(extents), parts)))

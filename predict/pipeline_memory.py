@@ -2,50 +2,52 @@
 
 Held throughout: parameters, optimizer state, exchange buckets and buffers of the rank's stages, and what torch's stages
 receive into: a buffer for every micro-batch and every value that crosses a cut, forward and backward. The first rank
-holds the input. Activations of a micro-batch are held from its forward to its backward, as many at a time as the
-schedule has under way (GPipe: all of them; 1F1B: as many as stages follow). Gradients are complete after the first
-backward and are added to by the others.
+holds the input. What autograd keeps of a micro-batch, and what the stage sends of it, is held from its forward to its
+backward, as many at a time as the schedule has under way (GPipe: all of them; 1F1B: as many as stages follow).
+Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
+torch holds what it has sent until it is done with the message (``Schedule.drops_messages``).
 
 Where an axis shares layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
-
-Approximated as without a pipeline (:mod:`predict.memory`); what a send keeps until it is done is an activation already.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.schedules.schedule import Action
-from paradl_bench.spec.errors import unknown_choice
+from paradl_bench.schedules.schedule import Action, Schedule
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
-from predict.memory import STATE_COPIES, MemoryUse, hold
+from predict.liveness import Gradient, Ledger, Liveness, Pass, Storage, hold
+from predict.memory import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
 
 
-def pipelined_memory(network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> MemoryUse:
+def pipelined_memory(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+) -> MemoryUse:
     """The peak of the rank that needs most.
 
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
-    if settings.optimizer not in STATE_COPIES:
-        raise unknown_choice("optimizer", settings.optimizer, STATE_COPIES)
     ranks = degree_of(strategy, "pipeline")
     shares = planner_for(strategy).shares(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     uses = []
     for rank, shared in itertools.product(range(ranks), shares.distinct):
         own = [share_stage(network, stage, shared) for stage in stages if stage.index % ranks == rank]
-        parts = _parts(own, rank, network, strategy, settings, dtype)
-        uses.append(MemoryUse(sum(parts.values()), parts))
+        parts = _parts(own, rank, network, strategy, settings, dtype, device)
+        uses.append(memory_use(parts))
     return max(uses, key=lambda use: use.peak_bytes)
 
 
@@ -56,46 +58,104 @@ def _parts(
     strategy: Strategy,
     settings: PlanSettings,
     dtype: str,
+    device: str,
 ) -> dict[str, int]:
     """What the ranks at one place of the pipeline hold that share its stages alike."""
     ranks, micro_batch = degree_of(strategy, "pipeline"), samples_at_once(strategy, settings)
-    count = micro_batches(settings, ranks)
-    parameters = sum(share.network.parameter_bytes for share in own)
+    count, schedule = micro_batches(settings, ranks), schedule_of(settings.schedule)
+    held = msgspec.structs.replace(
+        network,
+        parameters=tuple(parameter for share in own for parameter in share.network.parameters),
+        buffers=tuple(buffer for share in own for buffer in share.network.buffers),
+        gradient_order=(),
+    )
     received = [
         share.message_bytes(cut, micro_batch) for share in own for cut in (share.stage.receives, share.stage.sends)
     ]
-    order = schedule_of(settings.schedule).order(rank, ranks, count)
+    ledger = Ledger()
+    walks = {share.stage.index: _walk(ledger, share, micro_batch, dtype, device) for share in own}
+    sent = {share.stage.index: share.message_bytes(share.stage.sends, micro_batch) for share in own}
+    block = 0 if rank else block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
+    _run(ledger, walks, sent, schedule.order(rank, ranks, count), schedule, block)
     return {
-        "parameters": parameters,
-        "optimizer": STATE_COPIES[settings.optimizer] * parameters,
-        "buckets": parameters if degree_of(strategy, *REPLICATING) > 1 else 0,
-        "buffers": sum(buffer.bytes for share in own for buffer in share.network.buffers),
+        **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, *REPLICATING) > 1),
         "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
         "communication": count * sum(map(sum, received)),
-        "gradients": parameters,
-        "activations": _activations(own, order, micro_batch * DTYPE_BYTES[dtype]),
+        **moving_parts(ledger, held, settings.optimizer, device),
     }
 
 
-def _activations(own: Sequence[StageShare], actions: Sequence[Action], scale: int) -> int:
-    """Bytes at the moment when most are held.
+def _walk(ledger: Ledger, share: StageShare, micro_batch: int, dtype: str, device: str) -> Liveness:
+    stage = share.stage
+    return Liveness(
+        ledger,
+        share.network,
+        micro_batch,
+        dtype=dtype,
+        shards=share.shards,
+        # What a stage passes on is made by an earlier one.
+        outputs=stage.outputs if stage.sends else (),
+        kept_outputs=stage.outputs if stage.sends else (operations_of_forward(share.network) - 1,),
+        input_has_gradient=bool(stage.receives),
+        mask_bytes=mask_bytes(device),
+    )
+
+
+def _run(
+    ledger: Ledger,
+    walks: Mapping[int, Liveness],
+    sent: Mapping[int, tuple[int, ...]],
+    actions: Sequence[Action],
+    schedule: Schedule,
+    block_bytes: int,
+) -> None:
+    """Walk through a rank's actions.
 
     Args:
-        scale: bytes of an element of each sample of a micro-batch.
+        sent: bytes of each value that a stage sends; its gradient is received into a buffer that is there already.
+        block_bytes: of the rank's block of a micro-batch, which forward of the first stage copies.
     """
-    held = {
-        share.stage.index: [hold(layer, share.shards.get(i)) for i, layer in enumerate(share.network.layers)]
-        for share in own
-    }
-    kept = {index: scale * sum(layer.kept for layer in layers) for index, layers in held.items()}
-    in_flight = {index: scale * max(layer.in_flight for layer in layers) for index, layers in held.items()}
-    under_way = now = most = 0
-    for action in actions:
+    passes: dict[tuple[int, int], Pass] = {}
+    messages = _Messages(ledger, actions, schedule)
+    for number, action in enumerate(actions):
+        walk, key = walks[action.stage], (action.stage, action.micro_batch)
         if action.direction == "FW":
-            under_way += kept[action.stage]
-            now = under_way
+            received = ledger.allocate(0 if action.stage else block_bytes)
+            passes[key] = walk.forward(received)
+            ledger.release(received)
+            now = [hold(storage) for storage in passes[key].outputs]
         else:
-            now = under_way + in_flight[action.stage]
-            under_way -= kept[action.stage]
-        most = max(most, now)
-    return most
+            now = walk.backward(passes.pop(key), [Gradient(Storage(0), size) for size in sent[action.stage]])
+        messages.add(number, now)
+    messages.release_all()
+
+
+class _Messages:
+    """What torch holds because it has sent it."""
+
+    def __init__(self, ledger: Ledger, actions: Sequence[Action], schedule: Schedule) -> None:
+        self._ledger, self._actions, self._drops = ledger, actions, schedule.drops_messages
+        self._held: dict[str, list[Storage]] = {"FW": [], "BW": [], "warm-up": []}
+        directions = [action.direction for action in actions]
+        # 1F1B remembers the last forward message that it did not send together with a receive, to the last forward.
+        self._warm_up = directions.index("BW") - 2
+        self._last_forward = len(directions) - 1 - directions[::-1].index("FW")
+
+    def add(self, number: int, now: list[Storage]) -> None:
+        """The messages of an action, by its number; those that are done are let go of."""
+        direction = "warm-up" if number == self._warm_up else self._actions[number].direction
+        if self._drops and direction != "warm-up":
+            self._release(direction)
+        self._held[direction] += now
+        if self._drops and number == self._last_forward + 1:
+            self._release("warm-up")
+
+    def release_all(self) -> None:
+        """At the end of the iteration."""
+        for direction in self._held:
+            self._release(direction)
+
+    def _release(self, direction: str) -> None:
+        for storage in self._held[direction]:
+            self._ledger.release(storage)
+        self._held[direction].clear()

@@ -14,7 +14,7 @@ _FUNCTIONS = (
 )  # fmt: skip
 _DERIVED_FROM_OUTPUT = ("relu", "sigmoid", "tanh")
 # In place their derivatives are taken from the output; that of others from a copy of what was overwritten.
-_EITHER = ("relu6", "hardtanh", "leaky_relu", "elu", "celu", "selu")
+_EITHER = ("leaky_relu", "elu", "celu", "selu")
 
 
 def facts(call: Call) -> Facts:

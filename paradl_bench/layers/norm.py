@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -33,10 +34,22 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], attributes["size"], *parameters)
 
 
+def saves(layer: Layer) -> Saved:
+    """Inputs, with mean and deviation of each row or group; what local response normalisation keeps is not known."""
+    function, size = layer.attributes["function"], layer.attributes["size"]
+    if function == "group_norm":
+        assert isinstance(size, int)
+        return Saved(inputs=True, elements=2 * size)
+    if function == "layer_norm":
+        assert isinstance(size, tuple)
+        return Saved(inputs=True, elements=2 * layer.input_elements // math.prod(size))
+    return Saved(inputs=True, output=True)
+
+
 KIND = LayerKind(
     name="norm",
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
     facts=facts,
     build=build,
-    saves=inputs_saved,
+    saves=saves,
 )

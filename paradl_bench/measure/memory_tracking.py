@@ -1,17 +1,24 @@
 """Peak memory of one iteration on this rank, by category, as torch saw it.
 
 torch's tracker watches every storage that an operator makes or reads, on the dispatcher, and says what it is for; on a
-GPU the allocator's own peak is kept as well, which holds rounding and fragments too. What was made out of the tracker's
-sight and is not touched in the iteration does not count. Tracking is slow: the iteration is not timed.
+GPU the allocator's own peak is kept as well, which holds rounding and fragments too. What was made before the iteration
+and is read or written in it, as the exchange's buckets and the buffers that a pipeline receives into, was held
+throughout, and counts so. Tracking is slow: the iteration is not timed.
 """
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.common_utils import get_untyped_storages
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from paradl_bench.spec.measurement import MemoryPeak
 
@@ -26,15 +33,133 @@ _CATEGORIES = {
     "OTH": "other",
 }
 _COMMUNICATION = "communication"
+_TOTAL = "Total"
+_LET_GO_S = 1e-3
+"""What a communication thread is given to let go of a message that is done: it may share a core with this one, and hold
+the message for as long as it has to wait for it. So peaks are repeatable."""
 
 
-class _MicroBatchTracker(MemTracker):  # type: ignore[no-untyped-call]
-    """Lets the outermost module be called again, which torch's tracker takes for another iteration and refuses."""
+class _NoModules:
+    """Stands for the tracker's account of modules, whose hooks hold gradients longer than training does."""
 
-    def _pre_fw_hook(self, module: torch.nn.Module, inputs: Any) -> None:
-        if module in self.memory_tracking and not self._mod_tracker.is_bw:
-            del self.memory_tracking[module]
-        super()._pre_fw_hook(module, inputs)
+    parents: frozenset[str] = frozenset()
+
+    @property
+    def is_bw(self) -> bool:
+        """Whether backward is running."""
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def register_user_hooks(self, *hooks: Any) -> None:
+        """Nothing is hooked."""
+
+    def clear_user_hooks(self) -> None:
+        """Nothing was hooked."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A sum of gradients where branches meet, which autograd makes in place where nobody else holds the first.
+
+    Not so under a dispatch mode, such as a tracker: it then makes a third tensor. Whether somebody holds the first is
+    known when the next operation runs.
+    """
+
+    first: Callable[[], object]
+    dense: bool
+    moment: dict[torch.device, dict[Any, int]] = field(default_factory=dict)
+
+
+class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+    """Keeps what stood before the iteration apart from what is made in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._mod_tracker = _NoModules()  # type: ignore[assignment]
+        self._standing = WeakIdKeyDictionary()
+        self._sum: _Sum | None = None
+        # Numbers of operations: the one running, the one of the peak, and those that made what backward made.
+        self._operation = self._peak_operation = 0
+        self._communicated = False
+        self._made = WeakIdKeyDictionary()
+
+    def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]) -> None:
+        """Take what is held, and gradients as they arrive."""
+        self.track_external(module, optimizer, *inputs)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                before = parameter.register_hook(self._arrived)  # type: ignore[no-untyped-call]
+                after = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda parameter: self._arrived(parameter.grad)
+                )
+                self._param_to_grad_hook_handles[parameter] = before, after
+
+    def _arrived(self, gradient: torch.Tensor) -> None:
+        """A parameter's gradient is known as one only now; at a peak since it was made it was temporary."""
+        for storage in get_untyped_storages(gradient):
+            made = self._made.pop(storage, None)  # type: ignore[no-untyped-call]
+            if made is not None and made <= self._peak_operation:
+                peak = self._peak_mem_snap[self._device]
+                peak[_MemRefType.TEMP] -= storage.nbytes()
+                peak[_MemRefType.GRAD] += storage.nbytes()
+        self._update_and_maybe_create_winfos(gradient, _MemRefType.GRAD)
+
+    @property
+    def standing_bytes(self) -> int:
+        """Bytes of what was found, and neither made in the iteration nor among what is watched."""
+        return sum(self._standing.values())  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.settle()
+        self._operation += 1
+        if self._communicated:
+            time.sleep(_LET_GO_S)
+        self._communicated = func.namespace == "c10d"
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and value.device == self._device:
+                for storage in get_untyped_storages(value):
+                    if storage not in self._WINFO and storage not in self._standing:
+                        self._standing[storage] = storage.nbytes()
+        if func is torch.ops.aten.add.Tensor and self._mod_tracker.is_bw:
+            storage = args[0].untyped_storage()
+            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
+            self._sum = _Sum(weakref.ref(storage), dense)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        if self._sum is not None:
+            self._sum.moment = self.get_tracker_snapshot()
+            return
+        before = self._peak_mem.get(self._device, 0)
+        super()._update_peak_stats(peak_state)
+        if self._peak_mem.get(self._device, 0) > before:
+            self._peak_operation = self._operation
+
+    def settle(self) -> None:
+        """Count the moment of the last sum of gradients, unless autograd would have added in place."""
+        done, self._sum = self._sum, None
+        if done is None or (done.dense and done.first() is None):
+            return
+        for device, snapshot in done.moment.items():
+            total = sum(size for category, size in snapshot.items() if category != _TOTAL)
+            if total > self._peak_mem.get(device, 0):
+                self._peak_mem[device], self._peak_mem_snap[device] = total, snapshot
+                self._peak_operation = self._operation
+
+    def _track(self, reftype: Any, t: torch.Tensor) -> None:
+        storages = get_untyped_storages(t)
+        if any(storage in self._standing for storage in storages):
+            return
+        for storage in storages:
+            if reftype is _MemRefType.TEMP and storage not in self._WINFO and storage.device == self._device:
+                self._made[storage] = self._operation
+        super()._track(reftype, t)
 
 
 def track_memory(
@@ -44,31 +169,25 @@ def track_memory(
     inputs: Sequence[torch.Tensor],
     *,
     rank: int,
-    bucket_bytes: int,
-    repeated: bool = False,
 ) -> MemoryPeak:
     """Run one iteration and return its peak.
 
     Args:
         iterate: the iteration; ranks that communicate in it all track it.
         module: what is trained, wrapped as it is. inputs: the batch and its targets.
-        repeated: whether the iteration calls the module, or parts of it, several times: once a micro-batch.
-        bucket_bytes: of the exchange's buckets, which torch allocates out of sight and the tracker finds as temporary.
     """
     device = inputs[0].device
-    tracker = _MicroBatchTracker() if repeated else MemTracker()
-    tracker.track_external(module, optimizer, *inputs)
+    tracker = _Tracker(device)
+    tracker.watch(module, optimizer, inputs)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with tracker:
         iterate()
+    tracker.settle()
     snapshot = tracker.get_tracker_snapshot("peak")
     found = {str(category).rpartition(".")[2]: size for category, size in snapshot.get(device, {}).items()}
-    parts = {_CATEGORIES.get(name, name.lower()): size for name, size in found.items() if name != "Total"}
-    communication = min(bucket_bytes, parts.get("temporary", 0))
-    if communication:
-        parts["temporary"] -= communication
-        parts[_COMMUNICATION] = communication
+    parts = {_CATEGORIES.get(name, name.lower()): size for name, size in found.items() if name != _TOTAL}
+    parts[_COMMUNICATION] = tracker.standing_bytes
     return MemoryPeak(
         rank=rank,
         tracked_bytes=sum(parts.values()),

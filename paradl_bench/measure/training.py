@@ -196,6 +196,9 @@ class Trainer:
                 model, network, request.strategy, request.settings, self._context.device, self._model.loss
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
+        if built.pipeline is not None and built.pipeline.stages[0].receives:
+            # Only the first stage reads samples.
+            self._inputs = self._inputs.new_empty(0)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
         self._optimizer = build_optimizer(request.optimizer, model.parameters())
@@ -219,16 +222,12 @@ class Trainer:
 
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once."""
-        exchanges = bool(group_axes(self._request.strategy, *REPLICATING))
-        gradients = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if p.requires_grad)
         return track_memory(
             self.iterate,
             self._parallel,
             self._optimizer,
             (self._inputs, self._targets),
             rank=self._context.rank,
-            bucket_bytes=gradients if exchanges else 0,
-            repeated=self._pipeline is not None,
         )
 
     def try_alone(self) -> None:

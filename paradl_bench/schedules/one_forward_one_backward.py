@@ -27,4 +27,5 @@ SCHEDULE = Schedule(
     order=_order,
     refusal=_refusal,
     source="Narayanan et al. 2019 (PipeDream), synchronous as in DAPPLE (Fan et al. 2021); torch's Schedule1F1B",
+    drops_messages=True,
 )

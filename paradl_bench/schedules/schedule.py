@@ -41,6 +41,8 @@ class Schedule:
         order: called as ``order(rank, ranks, micro_batches)``.
         refusal: called as ``refusal(ranks, micro_batches)``; why so many micro-batches can't be scheduled, else empty.
         source: where it is from.
+        drops_messages: whether torch lets go of a message once the next one in its direction is there; else it holds
+            all of them to the end of the iteration.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Schedule:
     order: Callable[[int, int, int], tuple[Action, ...]]
     refusal: Callable[[int, int], str]
     source: str
+    drops_messages: bool = False
 
     def stages(self, ranks: int) -> int:
         """Stages in all."""

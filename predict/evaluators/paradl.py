@@ -15,7 +15,7 @@ from predict.closed_forms import paradl
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
-from predict.memory import paradl_memory
+from predict.paradl_memory import paradl_memory
 from predict.pipeline_closed_form import PipelineClosedForm
 from predict.workload import Evaluator, Point, Timing, Workload
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -128,6 +129,49 @@ def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[
         )
         built.add(layer.kind)
     assert built == {name for name, kind in layer_kinds().items() if kind.build is not None}
+
+
+def saved_storages(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, dict[int, int]]:
+    """What an operation returns, and bytes of every storage that autograd keeps of it, by address."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = run()
+    return output, kept
+
+
+def addresses(tensors: list[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def test_what_autograd_keeps_is_what_a_kind_says(networks: list[Network]) -> None:
+    batch = 3
+    for network, layer in met(networks):
+        kind = layer_kinds().get(layer.kind)
+        if kind is None or kind.build is None or layer.batchless:
+            continue
+        # Not leaves, so that what works in place may.
+        inputs = [torch.rand(shape, requires_grad=True) * 1 for shape in shapes_of_inputs(layer, batch)]
+        parameters = parameters_of(network, layer)
+        run = functools.partial(kind.build(layer.attributes), inputs, parameters)
+        output, kept = saved_storages(run)
+        keeps, counted = kind.saves(layer), addresses(parameters)
+        if keeps.inputs:
+            assert kept.keys() & addresses(inputs), layer.operation
+            counted |= addresses(inputs)
+        if keeps.output:
+            assert kept.keys() & addresses([output]), layer.operation
+            counted |= addresses([output])
+        beside = sum(size for address, size in kept.items() if address not in counted)
+        expected = 4 * (keeps.statistics + batch * (keeps.elements + keeps.mask)) + 8 * batch * keeps.indices
+        # Running statistics, which the network holds as buffers, are kept as well.
+        slack = 2 * 4 * layer.output_shape[0] if layer.kind == "batch_norm" else 0
+        assert expected <= beside <= expected + slack, layer.operation
 
 
 def test_two_gradients_apart_are_both_there_and_counted(networks: list[Network]) -> None:

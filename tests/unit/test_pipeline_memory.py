@@ -28,7 +28,9 @@ def use(text: str, schedule: str, micro_batches: int, batch: int = 16) -> dict[s
 def test_a_rank_holds_its_own_stages() -> None:
     whole = per_phase_memory(chain(), 16, "sgd", exchanged=False).parts_bytes
     parts = use("p2", "gpipe", 4)
-    assert parts["parameters"] == parts["optimizer"] == parts["gradients"] == whole["parameters"] / 2
+    assert parts["parameters"] == parts["optimizer"] == whole["parameters"] / 2
+    # A later micro-batch makes the gradients of a layer, one of two, beside those that are there.
+    assert parts["gradients"] == parts["parameters"] * 3 / 2
     assert parts["buckets"] == 0
     assert use("d2p2", "gpipe", 4, batch=32)["buckets"] == parts["parameters"]
 
@@ -43,7 +45,8 @@ def test_a_buffer_for_every_micro_batch_and_value_that_crosses() -> None:
 def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_follow(count: int) -> None:
     gpipe, alternating = (use("p4", schedule, count)["activations"] for schedule in ("gpipe", "1f1b"))
     sample = 16 * 4
-    # One layer a stage: its output from forward to backward, and input and output's gradients while it works.
-    working = (16 // count) * 2 * sample
-    assert gpipe == 16 * sample + working
-    assert alternating == 4 * (16 // count) * sample + working
+    # Each stage is one layer, which sends its output on and its input's gradient back. GPipe keeps all of both.
+    assert gpipe == 16 * sample + 16 * sample
+    # The second stage: three micro-batches under way, the gradient that is made, the one that was sent last, and the
+    # output that was sent last before the first backward, which is under way itself until the third.
+    assert alternating == (3 + 2 + (count > 4)) * (16 // count) * sample

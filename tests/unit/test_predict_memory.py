@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,8 @@ from profile_factory import make_network
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
-from predict.memory import paradl_memory, per_phase_memory
+from predict.memory import per_phase_memory
+from predict.paradl_memory import paradl_memory
 
 # 64 -> 128 -> 32, with relu in place after both.
 SMALL = make_network((64, 128, 32), buffers=True)
@@ -56,13 +56,29 @@ def test_an_optimizer_of_unknown_state_is_refused() -> None:
         per_phase_memory(SMALL, 4, "lion", exchanged=False)
 
 
-def test_views_and_in_place_operations_own_nothing() -> None:
-    view = Layer(name="flat", kind="view", inputs=("fc0",), input_shapes=((128,),), output_shape=(128,))
-    base = Network(name="n", input_shape=(64,), layers=SMALL.layers[:1], parameters=SMALL.parameters[:2])
-    viewed = msgspec.structs.replace(base, layers=(*base.layers, view))
-    copied = msgspec.structs.replace(viewed, layers=(*base.layers, msgspec.structs.replace(view, kind="elementwise")))
-    sizes = [per_phase_memory(network, 1000, "sgd", exchanged=False).peak_bytes for network in (viewed, copied)]
-    assert sizes[1] - sizes[0] == 4 * 1000 * 128
+@pytest.mark.parametrize(("kind", "function", "held"), [("view", "flatten", 1), ("copy", "clone", 2)])
+def test_views_own_nothing_and_copies_do(kind: str, function: str, held: int) -> None:
+    last = Layer(
+        name="last",
+        kind=kind,
+        attributes={"function": function},
+        inputs=("fc0",),
+        input_shapes=((128,),),
+        output_shape=(128,),
+    )
+    network = Network(name="n", input_shape=(64,), layers=(SMALL.layers[0], last), parameters=SMALL.parameters[:2])
+    found = per_phase_memory(network, 1000, "sgd", exchanged=False).parts_bytes
+    assert found["activations"] == 4 * 1000 * held * 128
+
+
+def test_adam_works_in_tensors_of_its_own() -> None:
+    sgd, adam, on_gpu = (
+        per_phase_memory(SMALL, 1, optimizer, exchanged=False, device=device).parts_bytes["activations"]
+        for optimizer, device in (("sgd", "cpu"), ("adam", "cpu"), ("adam", "cuda"))
+    )
+    assert sgd < 4 * 128 * 64
+    assert adam == 2 * 4 * 128 * 64
+    assert on_gpu == PARAMETERS
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(1, 100))

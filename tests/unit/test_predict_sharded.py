@@ -226,10 +226,11 @@ def test_filters_hold_whole_activations_and_channels_a_slice_of_each_input_more(
 
 
 def test_blocks_hold_their_positions_and_their_halos() -> None:
-    half, halo1, halo2 = 8 * 16 * 8, 4 * 18 * 10, 8 * 18 * 10
-    # conv1, relu and conv2 with what their windows read, padding included, and gradients of conv2's output and input.
-    at_conv2 = halo1 + half + half + halo2 + half + (halo2 + half)
-    assert activations_of("s2") == 4 * 1000 * at_conv2
+    half, halo1, halo2, block, pooled = 8 * 16 * 8, 4 * 18 * 10, 8 * 18 * 10, 4 * 16 * 8, 8 * 8 * 4
+    # Forward, when the pooled blocks are gathered: what the convolutions' windows read, padding included, and what relu
+    # and pool keep, with indices twice as wide as numbers; the rank's block of the input, the buffer and the whole.
+    kept = halo1 + half + halo2 + half + 2 * pooled
+    assert activations_of("s2") == 4 * 1000 * (kept + block + pooled + 2 * pooled + 2 * pooled)
 
 
 def test_one_rank_and_no_sharing_hold_what_serial_holds() -> None:
