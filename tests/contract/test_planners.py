@@ -51,6 +51,11 @@ NESTED = (
     "f2p2",
     "d2p2f3",
     "d2p2s2",
+    "t3",
+    "d2t2",
+    "t2d2",
+    "p2t2",
+    "d2p2t3",
 )
 
 every_kind = pytest.mark.parametrize("kind", list(PLANNERS))
@@ -68,12 +73,14 @@ def branching_network() -> Network:
     factory.pool("pool", 2)
     factory.conv("conv4", 12, stride=2, groups=4, bias=False)
     factory.flatten("flatten")
-    factory.linear("fc", 10)
+    factory.linear("fc1", 16)
+    factory.relu("relu")
+    factory.linear("fc2", 10)
     factory.loss()
     return factory.network(
         "branching",
         (
-            *("fc.bias", "fc.weight", "conv4.weight", "conv2.weight", "conv2.bias"),
+            *("fc2.bias", "fc2.weight", "fc1.bias", "fc1.weight", "conv4.weight", "conv2.weight", "conv2.bias"),
             *("bn1.weight", "bn1.bias", "conv1.weight", "conv1.bias"),
         ),
     )
@@ -89,10 +96,11 @@ def line_network() -> Network:
     factory.conv("conv1", 8, stride=2)
     factory.relu("relu1")
     factory.conv("conv2", 12)
-    for number in range(3, 8):
+    for number in range(3, 7):
         factory.conv(f"conv{number}", 12)
     factory.flatten("flatten")
-    factory.linear("fc", 9)
+    factory.linear("fc1", 8)
+    factory.linear("fc2", 9)
     factory.loss()
     return factory.network("line")
 

@@ -21,7 +21,8 @@ PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
-# scatter for a reduce-scatter in filter's backward.
+# scatter for a reduce-scatter in filter's backward. Networks are those of equality_networks, or of the module that is
+# named before a dot.
 CASES = {
     2: (
         "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
@@ -34,11 +35,15 @@ CASES = {
         "Dropped:s2:until=conv2:seeded "
         "Plain:f2:scatter Grouped:f2:scatter Line:f2:scatter Volume:f2:scatter Normed:f2:scatter Asking:f2:scatter "
         "Dropped:f2:scatter:seeded Tokens:f2:scatter:seeded Tokens:c2:seeded Volume:f2:scatter:split=*1 "
-        "Joined:f2:scatter"
+        "Joined:f2:scatter "
+        "Plain:t2 Volume:t2 DroppedInside:t2:alike transformer_networks.Own:t2 transformer_networks.Split:t2 "
+        "transformer_networks.Own:t2:split=[qkvo]*+head* transformer_networks.dropping:t2:alike "
+        "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
-        "DroppedInside:s3:alike Plain:f3:scatter Line:f3:scatter Dropped:f3:scatter:seeded Tokens:f3:scatter:seeded"
+        "DroppedInside:s3:alike Plain:f3:scatter Line:f3:scatter Dropped:f3:scatter:seeded Tokens:f3:scatter:seeded "
+        "Plain:t3 transformer_networks.Own:t3 transformer_networks.gpt2:t3"
     ),
     4: (
         "Plain:f4 Plain:c4 Plain:s4 Plain:s2x2 Plain:d2f2 Plain:d2c2 Plain:d2s2 Plain:s2d2 Plain:f2d2 Grouped:f4 "
@@ -46,7 +51,9 @@ CASES = {
         "Normed:s2x2 Normed:d2s2 Normed:s2x2:sync Normed:d2s2:sync Normed:d2f2:sync Normed:d2c2:sync "
         "DroppedInside:d2s2:alike DroppedInside:d2f2:alike "
         "Plain:d2f2:split=conv1+fc2 Plain:d2c2:split=conv* Normed:d2s2:until=conv2:sync "
-        "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync"
+        "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync "
+        "transformer_networks.Own:t4 transformer_networks.Own:d2t2 transformer_networks.bert:t4 "
+        "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D"
     ),
 }
 

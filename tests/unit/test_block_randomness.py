@@ -1,4 +1,4 @@
-"""Dropout inside a spatial region: every rank draws its own numbers, and what ranks have in common stays as it is."""
+"""Dropout on parts of a tensor: every rank draws its own numbers, and what ranks have in common stays as it is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
 
 from paradl_bench.strategies.group_functions import Group, Spans
-from paradl_bench.strategies.spatial.module import _OwnRandomness
+from paradl_bench.strategies.own_randomness import OwnRandomness
 
 
-def randomness(rank: int) -> _OwnRandomness:
+def randomness(rank: int) -> OwnRandomness:
     nobody: Any = None
-    return _OwnRandomness(Group(process_group=nobody, rank=rank, size=2, spans=Spans()))
+    return OwnRandomness(Group(process_group=nobody, rank=rank, size=2, spans=Spans()))
 
 
-def draw(own: _OwnRandomness, count: int = 8) -> list[float]:
+def draw(own: OwnRandomness, count: int = 8) -> list[float]:
     with own.used(torch.zeros(1)):
         numbers: list[float] = torch.rand(count).tolist()
     return numbers

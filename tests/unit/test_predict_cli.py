@@ -169,8 +169,8 @@ def test_buckets_follow_the_cap(predict: Caller) -> None:
         (("--strategy", "d16", "--batch", "8"), "batch 8 is smaller than the 16 ranks of d16: give at least 16"),
         (("--strategy", "q4", "--batch", "8"), "strategy 'q4' does not parse"),
         (
-            ("--strategy", "t4", "--batch", "8"),
-            "tensor parallelism cannot be planned or run yet; serial can, and data",
+            ("--strategy", "t400", "--batch", "8"),
+            "400 ranks along t400, but p <= 128: fewest features, layer fc0",
         ),
         (
             ("--strategy", "p4", "--batch", "8"),

@@ -312,13 +312,6 @@ def test_a_batch_that_does_not_split_names_those_that_do() -> None:
         plan(chain(), "z3d4")
 
 
-def test_kinds_that_nobody_plans_name_those_that_are() -> None:
-    choices = r"serial can, and data \(d2\), spatial \(s2\), filter \(f2\), channel \(c2\), pipeline \(p2\)"
-    for text, kind in (("t2", "tensor"), ("d2t2", "tensor")):
-        with pytest.raises(UserError, match=f"{kind} parallelism cannot be planned or run yet; {choices}"):
-            planner_for(parse_strategy(text))
-
-
 def test_kinds_that_do_not_nest_say_which() -> None:
     with pytest.raises(UserError, match="strategy f2s2: filter and spatial both share layers out"):
         planner_for(parse_strategy("f2s2"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ from paradl_bench.spec.units import format_bytes
 MAX_BYTES = 1024**3
 """Of one file, unpacked: a trace of this size is read within a few GB of memory."""
 SHOWN_CHARACTERS = 160
+
+_HALF_PAIR = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 Keep = Literal["empty", "wrong", "failed"]
 
@@ -66,6 +72,11 @@ class LogFile:
     def text(self) -> str:
         """As UTF-8; bytes that are none become replacement characters."""
         return self.content.decode("utf-8", errors="replace")
+
+    @property
+    def json_text(self) -> str:
+        """The text with halves of surrogate pairs replaced: JSON allows them, and no file can hold them."""
+        return _HALF_PAIR.sub(r"\\ufffd", self.text)
 
     @property
     def name(self) -> str:

@@ -88,7 +88,7 @@ def load_trace(log: LogFile) -> Trace:
         UserError: no JSON, or no trace.
     """
     try:
-        document = json.loads(log.content)
+        document = json.loads(log.json_text)
     except (ValueError, RecursionError):
         raise UserError(f"{log.path} is no trace of PyTorch's profiler: no JSON (truncated?)") from None
     properties = document if isinstance(document, dict) else {}

@@ -53,7 +53,7 @@ def read_report(log: LogFile, options: ImportOptions) -> Imported:
 
 
 def _decode(log: LogFile) -> tuple[dict[str, Any], bool]:
-    text = log.text
+    text = log.json_text
     try:
         report = json.loads(text)
     except (ValueError, RecursionError):

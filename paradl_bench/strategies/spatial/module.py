@@ -7,9 +7,8 @@ as there are blocks: the mean of these is the sum over blocks. Outside the regio
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from paradl_bench.strategies.group_functions import (
     slices_of,
     take,
 )
+from paradl_bench.strategies.own_randomness import OwnRandomness
 from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, bind
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, spatial_region
 
@@ -35,8 +35,6 @@ _MARK = "_paradl_blocks"
 _WHOLE = "_paradl_whole"
 _LEADING = 2
 """Dims before the spatial ones: samples and channels."""
-_SEED_STRIDE = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: seeds of ranks lie far from each other and from those of other replicas."""
 
 
 class _Blocks(NamedTuple):
@@ -71,7 +69,7 @@ RUNNER = SpatialRunner()
 
 def _shard(network: Network, region: Region, group: Group) -> Sharding:
     kinds = layer_kinds()
-    end, random = _RegionEnd(group), _OwnRandomness(group)
+    end, random = _RegionEnd(group), OwnRandomness(group)
     cut = {network.layers[index].name for index in region.layers}
     rules = {}
     for index, layer in enumerate(network.layers):
@@ -147,38 +145,10 @@ def _draws_by_position(layer: Layer) -> bool:
     return layer.kind == "dropout" and layer.attributes["function"] in ("dropout", "alpha_dropout")
 
 
-class _OwnRandomness:
-    """Random numbers of this rank's own, so that no two blocks are dropped alike.
-
-    The state that ranks have in common is left as it was: blocks may be of unlike extents, and what is behind the
-    region has to draw alike on every rank.
-    """
-
-    def __init__(self, group: Group) -> None:
-        self._rank = group.rank
-        self._state: torch.Tensor | None = None
-
-    @contextlib.contextmanager
-    def used(self, like: torch.Tensor) -> Iterator[None]:
-        """Draw own numbers on the tensor's device inside."""
-        cuda = like.device.type == "cuda"
-        generator = torch.cuda.default_generators[like.device.index] if cuda else torch.default_generator
-        common = generator.get_state()
-        if self._state is None:
-            seed = (generator.initial_seed() + (self._rank + 1) * _SEED_STRIDE) % 2**63
-            self._state = torch.Generator(like.device).manual_seed(seed).get_state()
-        generator.set_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = generator.get_state()
-            generator.set_state(common)
-
-
 class _BlockOperation:
     """Runs one operation of the region on this rank's block."""
 
-    def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group, random: _OwnRandomness) -> None:
+    def __init__(self, layer: Layer, kind: LayerKind, block: BlockLayer, group: Group, random: OwnRandomness) -> None:
         self._layer, self._kind, self._block, self._group = layer, kind, block, group
         self._blocks = _Blocks(block.boxes, tuple(layer.output_shape[1:]))
         self._exchange = block.exchanges[group.rank] if block.exchanges is not None else None

@@ -1,0 +1,208 @@
+"""How a cut of an operation's output goes back to what it reads: which dim of which input is cut.
+
+A cut divides one dim of a tensor over the ranks; heads of an attention, features of a perceptron. What works element by
+element, head by head or moves dims alone can run on its part; what needs all of the dim cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from paradl_bench.layers.kind import layer_kinds
+from paradl_bench.spec.network import Layer
+from paradl_bench.spec.partition import Interval
+
+Shape = tuple[int, ...]
+
+
+class Cut(NamedTuple):
+    """One dim of a tensor, over the ranks.
+
+    Attributes:
+        dim: counted from the end (-1 is the last), so that it is the same with and without the batch.
+        sections: how many equal parts of the dim are each cut: 3 where queries, keys and values stand side by side.
+    """
+
+    dim: int
+    sections: int = 1
+
+    def extent(self, shape: Shape) -> int:
+        """Positions of one section."""
+        return shape[self.dim] // self.sections
+
+    def of(self, shape: Shape, part: Interval, atoms: int) -> tuple[Interval, ...]:
+        """Positions along the dim that hold ``part`` of ``atoms`` equal pieces of every section."""
+        extent = self.extent(shape)
+        size = extent // atoms
+        return tuple(
+            Interval(section * extent + part.start * size, section * extent + part.stop * size)
+            for section in range(self.sections)
+        )
+
+    def shape(self, shape: Shape, part: Interval, atoms: int) -> Shape:
+        """The shape of what holds that part."""
+        positions = sum(interval.extent for interval in self.of(shape, part, atoms))
+        at = len(shape) + self.dim
+        return (*shape[:at], positions, *shape[at + 1 :])
+
+
+class CannotCut(Exception):
+    """Why an operation does not run on a part."""
+
+
+def cuts_of_inputs(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """Per tensor that the layer reads, how it is cut where the output is; None where it is read whole.
+
+    Raises:
+        CannotCut: the operation needs more than its part; the message says what it is.
+    """
+    rule = _RULES.get(layer.kind) or _OPAQUE.get(str(layer.attributes.get("function")))
+    if layer.kind == "copy" and layer.attributes.get("function") not in _PLAIN_COPIES:
+        rule = None
+    if rule is None or layer.parameters or not layer.input_shapes:
+        raise CannotCut(f"{_what(layer)}, which needs all of it")
+    return rule(layer, cut)
+
+
+def _what(layer: Layer) -> str:
+    function = layer.attributes.get("function")
+    return f"{layer.name} ({function})" if function else f"{layer.name} ({layer.kind})"
+
+
+def _element_by_element(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    return tuple(_broadcast(layer, shape, cut) for shape in layer.input_shapes)
+
+
+def _broadcast(layer: Layer, shape: Shape, cut: Cut) -> Cut | None:
+    """The cut of one operand; None for one that has the dim once or not at all, and is repeated along it."""
+    if len(shape) < -cut.dim or shape[cut.dim] == 1:
+        return None
+    if shape[cut.dim] != layer.output_shape[cut.dim]:
+        raise CannotCut(f"{_what(layer)}, whose operands do not line up")
+    return cut
+
+
+def _dropout(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    if layer.attributes["function"] not in ("dropout", "alpha_dropout"):
+        raise CannotCut(f"{_what(layer)}, which drops whole channels")
+    return _element_by_element(layer, cut)
+
+
+def _softmax(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    if _is_along(layer, cut):
+        raise CannotCut(f"{_what(layer)}, which sums over it")
+    return _element_by_element(layer, cut)
+
+
+def _is_along(layer: Layer, cut: Cut) -> bool:
+    """Whether the dim that a layer works along may be the one that is cut: shapes leave out the batch, dims do not."""
+    dims = len(layer.output_shape)
+    return layer.attributes["dim"] in (cut.dim, cut.dim + dims, cut.dim + dims + 1)
+
+
+def _mask(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    if layer.attributes["function"] in ("tril", "triu") and cut.dim > -3:
+        raise CannotCut(f"{_what(layer)}, which tells its rows and columns apart")
+    return _element_by_element(layer, cut)
+
+
+def _product(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """A matrix product runs head by head; rows and columns of the product stay whole."""
+    if cut.dim > -3:
+        raise CannotCut(f"{_what(layer)}, a product of activations over it")
+    return _element_by_element(layer, cut)
+
+
+def _attention(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """Queries, keys and values by heads, of which keys and values may have fewer; a mask where it has heads."""
+    if layer.attributes["function"] != "scaled_dot_product_attention" or cut.dim != -3 or cut.sections != 1:
+        raise CannotCut(f"{_what(layer)}, which is no attention by heads there")
+    if any(len(shape) < 3 for shape in layer.input_shapes[:3]):
+        raise CannotCut(f"{_what(layer)}, which has no heads")
+    masks = [None if len(shape) < 3 or shape[-3] == 1 else cut for shape in layer.input_shapes[3:]]
+    return (cut, cut, cut, *masks)
+
+
+def _view(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    function, dims = layer.attributes["function"], layer.attributes.get("dims")
+    shape = layer.input_shapes[0]
+    if function in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as"):
+        found = _reshaped(shape, layer.output_shape, cut)
+    elif function in ("transpose", "t"):
+        found = cut._replace(dim=_exchanged(cut.dim, dims if isinstance(dims, tuple) else (-2, -1)))
+    elif function == "permute" and isinstance(dims, tuple):
+        found = cut._replace(dim=dims[cut.dim])
+    elif function in ("chunk", "split") and isinstance(dims, tuple):
+        found = _parted(shape, layer.output_shape, cut, dims[0])
+    elif function in ("unbind", "select") and isinstance(dims, tuple) and dims[0] < cut.dim:
+        found = cut
+    elif function == "getitem" and isinstance(dims, tuple) and dims[cut.dim]:
+        found = cut._replace(dim=dims[cut.dim])
+    elif function in ("expand", "expand_as", "detach"):
+        return _element_by_element(layer, cut)
+    else:
+        raise CannotCut(f"{_what(layer)}, which needs all of it")
+    if found is None or shape[found.dim] % found.sections:
+        raise CannotCut(f"{_what(layer)}, from {'x'.join(map(str, shape))} to {'x'.join(map(str, layer.output_shape))}")
+    return (found, *(_broadcast(layer, other, cut) for other in layer.input_shapes[1:]))
+
+
+def _exchanged(dim: int, dims: Sequence[int]) -> int:
+    first, second = dims
+    return {first: second, second: first}.get(dim, dim)
+
+
+def _reshaped(shape: Shape, output: Shape, cut: Cut) -> Cut | None:
+    """The dim of ``shape`` that holds the pieces that ``cut`` cuts of ``output``; elements keep their order."""
+    at = len(output) + cut.dim
+    before = math.prod(output[:at]) * cut.sections
+    for index, extent in enumerate(shape):
+        outer = math.prod(shape[:index])
+        if before % outer:
+            return None
+        sections = before // outer
+        if extent % sections == 0 and extent > sections:
+            return Cut(index - len(shape), sections)
+    return None
+
+
+def _parted(shape: Shape, output: Shape, cut: Cut, dim: int) -> Cut | None:
+    """Before it is parted along the dim that is cut, each of the parts is a section."""
+    if dim != cut.dim:
+        return cut
+    return None if shape[dim] % output[dim] else Cut(dim, cut.sections * (shape[dim] // output[dim]))
+
+
+def _joined(layer: Layer, cut: Cut) -> tuple[Cut | None, ...]:
+    """Tensors joined along another dim than the one that is cut."""
+    if layer.attributes["function"] == "stack" or _is_along(layer, cut):
+        raise CannotCut(f"{_what(layer)}, which joins along it")
+    return _element_by_element(layer, cut)
+
+
+Rule = Callable[[Layer, Cut], tuple[Cut | None, ...]]
+
+_RULES: dict[str, Rule] = {
+    "elementwise": _element_by_element,
+    "activation": _element_by_element,
+    "copy": _element_by_element,
+    "dropout": _dropout,
+    "mask": _mask,
+    "softmax": _softmax,
+    "matmul": _product,
+    "attention": _attention,
+    "view": _view,
+    "cat": _joined,
+}
+_PLAIN_COPIES = ("contiguous", "clone", "float", "to", "type_as")
+_OPAQUE: dict[str, Rule] = dict.fromkeys(
+    ("clamp", "clip", "square", "sin", "cos", "erf", "addcmul", "lerp"), _element_by_element
+)
+
+
+def is_view(layer: Layer) -> bool:
+    """Whether the layer moves no data."""
+    kind = layer_kinds().get(layer.kind)
+    return kind is not None and kind.view

@@ -1,0 +1,63 @@
+"""Linear layers as tensor parallelism sees them: a weight of the model's own, whichever way round it is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from paradl_bench.spec.network import Layer, Network
+
+_STORED_BY_INPUTS = ("addmm", "matmul", "mm")
+"""Functions that multiply by the weight as it is; ``linear`` multiplies by its transpose."""
+
+
+class Linear(NamedTuple):
+    """The parameters of a linear layer.
+
+    Attributes:
+        weight, bias: names; no bias is an empty name.
+        output_dim: dim of the weight along which the output's features lie; 0 or 1.
+    """
+
+    weight: str
+    bias: str
+    output_dim: int
+
+
+def function_of(layer: Layer) -> str:
+    """The torch function that a layer of this kind calls; only linear layers may leave it out."""
+    return str(layer.attributes.get("function", layer.kind))
+
+
+def linear_layers(network: Network) -> dict[int, Linear | str]:
+    """By index in the network, the layers that multiply by a weight; a text says why one cannot be cut."""
+    used = Counter(name for layer in network.layers for name in layer.parameters)
+    shapes = {parameter.name: parameter.shape for parameter in network.parameters}
+    found: dict[int, Linear | str] = {}
+    for index, layer in enumerate(network.layers):
+        function = function_of(layer)
+        if function != "linear" and function not in _STORED_BY_INPUTS:
+            continue
+        if function == "matmul" and not layer.parameters:
+            continue
+        matrices = [name for name in layer.parameters if len(shapes.get(name, ())) == 2]
+        biases = [name for name in layer.parameters if len(shapes.get(name, ())) == 1]
+        expected = 1 + _has_bias(layer)
+        if len(matrices) != 1 or len(layer.parameters) != expected or len(matrices) + len(biases) != expected:
+            found[index] = "its weight is no trained parameter of its own"
+        elif any(used[name] > 1 for name in layer.parameters):
+            found[index] = "it shares a parameter with another layer"
+        elif len(layer.input_shapes) != 1 or len(layer.inputs) != 1:
+            found[index] = "it reads more than one tensor"
+        else:
+            dim = 1 if function in _STORED_BY_INPUTS else 0
+            shape = shapes[matrices[0]]
+            if (layer.output_shape[-1], layer.input_shapes[0][-1]) == (shape[dim], shape[1 - dim]):
+                found[index] = Linear(matrices[0], biases[0] if biases else "", dim)
+            else:
+                found[index] = "its weight does not multiply the features that it reads"
+    return found
+
+
+def _has_bias(layer: Layer) -> bool:
+    return function_of(layer) == "addmm" or bool(layer.attributes.get("bias", False))

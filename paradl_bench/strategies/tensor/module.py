@@ -1,0 +1,290 @@
+"""Tensor parallel layers: columns, rows, and what lies between on this rank's heads and features (Megatron-LM).
+
+The module's code runs as it is: where it asks for the shape of a part it is told the whole one, and the sizes that it
+gives to views, whole ones too, are cut before they get there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.layers.kind import layer_kinds
+from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.partition import Interval, cut
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.channel_shards import with_parameter_shapes
+from paradl_bench.strategies.group_functions import Group, reduce, reduce_gradient
+from paradl_bench.strategies.own_randomness import OwnRandomness
+from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, replace_parameter
+from paradl_bench.strategies.tensor.cuts import Cut
+from paradl_bench.strategies.tensor.linear import function_of
+from paradl_bench.strategies.tensor.pairs import Piece, find_pairs
+from paradl_bench.strategies.tensor.plan import Ranges, parameter_ranges
+
+_MARK = "_paradl_part"
+
+
+class TensorRunner:
+    """Replaces weights by this rank's columns or rows of them.
+
+    Outputs, input gradients and the gradients of all parameters are those of the serial model.
+    """
+
+    name = "tensor"
+
+    def shard(
+        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+    ) -> Sharding:
+        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
+        pairs = find_pairs(network, settings.split)
+        shapes = {}
+        for name, (dim, ranges) in parameter_ranges(network, pairs, group.size, group.rank).items():
+            held = _take(module.get_parameter(name), dim, ranges)
+            replace_parameter(module, name, held)
+            shapes[name] = tuple(held.shape)
+        shared = {index: _SharedInput(group) for index, piece in pairs.pieces.items() if piece.leader == index}
+        random = OwnRandomness(group)
+        rules = {}
+        for index, piece in pairs.pieces.items():
+            layer = network.layers[index]
+            part = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
+            run: Any = _Row(layer, group)
+            if piece.part == "column":
+                run = _Column(layer, part, shared[piece.leader])
+            elif piece.part != "row":
+                run = _Inside(layer, part, random)
+            rules[index] = Rule(_functions(layer), run)
+
+        def leave(outputs: Any) -> Any:
+            for of_inputs in shared.values():
+                of_inputs.forget()
+            return outputs
+
+        return Sharding(rules, with_parameter_shapes(network, shapes), leave=leave, whole_shape=_whole_shape)
+
+
+RUNNER = TensorRunner()
+
+
+def _functions(layer: Layer) -> frozenset[str]:
+    kind = layer_kinds().get(layer.kind)
+    return frozenset(kind.functions) if kind else frozenset({function_of(layer)})
+
+
+def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:
+    parts = [tensor.narrow(dim, interval.start, interval.extent) for interval in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+class Part(NamedTuple):
+    """What this rank holds of a layer's output: ``own`` of the pieces that its block is cut into."""
+
+    layer: Layer
+    piece: Piece
+    own: Interval
+
+    def shorter(self, extent: int) -> int:
+        """Positions that it holds of ``extent`` along the dim that is cut."""
+        return extent * self.own.extent // self.piece.atoms
+
+    def mark(self, result: Any) -> Any:
+        """The result, so that the module's code is told whole shapes of it.
+
+        Raises:
+            WorkError: it is not the part that was planned.
+        """
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            dim = self.piece.cut.dim
+            expected = self.layer.output_shape[dim:]
+            # Several samples may share the dim, one after the other.
+            if tensor.shape[dim] % self.shorter(expected[0]) or tuple(tensor.shape[dim:][1:]) != expected[1:]:
+                raise WorkError(
+                    f"layer {self.layer.name} made {'x'.join(map(str, tensor.shape))} of its part, which is none of"
+                    f" {'x'.join(map(str, self.layer.output_shape))}: tensor parallelism cannot run it; leave it whole"
+                )
+            setattr(tensor, _MARK, self)
+        return result
+
+    def take(self, tensor: torch.Tensor, of: Cut) -> torch.Tensor:
+        """This rank's part of a whole tensor."""
+        return _take(tensor, tensor.dim() + of.dim, of.of(tuple(tensor.shape), self.own, self.piece.atoms))
+
+
+def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
+    part: Part | None = getattr(tensor, _MARK, None)
+    if part is None:
+        return None
+    shape = list(tensor.shape)
+    dim = part.piece.cut.dim
+    shape[dim] = shape[dim] * part.piece.atoms // part.own.extent
+    return torch.Size(shape)
+
+
+class _SharedInput:
+    """What some layers by columns read: its gradient is summed over the group once for all of them."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._whole: torch.Tensor | None = None
+        self._shared: torch.Tensor | None = None
+
+    def __call__(self, whole: torch.Tensor) -> torch.Tensor:
+        if self._shared is None or self._whole is not whole:
+            self._whole, self._shared = whole, reduce_gradient(whole, self._group)
+        return self._shared
+
+    def forget(self) -> None:
+        """Let the activations go."""
+        self._whole = self._shared = None
+
+
+_ARGUMENTS = {
+    "linear": ("input", "weight", "bias"),
+    "addmm": ("bias", "input", "weight"),
+    "matmul": ("input", "weight"),
+    "mm": ("input", "weight"),
+}
+_KEYWORDS = {"mat1": "input", "mat2": "weight", "other": "weight"}
+
+
+class _Given(NamedTuple):
+    """What a linear layer is called with."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def _bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given:
+    names = _ARGUMENTS[function_of(layer)]
+    given = dict(zip(names, args, strict=False)) | {_KEYWORDS.get(name, name): kwargs[name] for name in kwargs}
+    if function_of(layer) == "addmm" and "input" in kwargs:
+        # torch calls what is added the input.
+        given["bias"] = kwargs["input"]
+        given["input"] = kwargs["mat1"] if "mat1" in kwargs else args[0]
+    if set(given) - set(_Given._fields) or not isinstance(given["weight"], torch.nn.Parameter):
+        raise WorkError(f"layer {layer.name} is called with {', '.join(given)}: tensor parallelism cannot run it so")
+    return _Given(given["input"], given["weight"], given.get("bias"))
+
+
+def _multiply(layer: Layer, given: _Given) -> torch.Tensor:
+    """The product, without bias."""
+    if function_of(layer) == "linear":
+        return F.linear(given.input, given.weight)
+    return torch.matmul(given.input, given.weight)
+
+
+class _Column:
+    """Some of the output's features, from all of the input; backward all-reduces the input's gradient."""
+
+    def __init__(self, layer: Layer, part: Part, shared: _SharedInput) -> None:
+        self._layer, self._part, self._shared = layer, part, shared
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = _bind(self._layer, args, kwargs)
+        shared = given._replace(input=self._shared(given.input))
+        if function_of(self._layer) == "linear":
+            return self._part.mark(F.linear(*shared))
+        if shared.bias is None:
+            return self._part.mark(torch.matmul(shared.input, shared.weight))
+        return self._part.mark(torch.addmm(shared.bias, shared.input, shared.weight))
+
+
+class _Row:
+    """All of the output's features, from some of the input; forward all-reduces the sums, then adds the bias."""
+
+    def __init__(self, layer: Layer, group: Group) -> None:
+        self._layer, self._group = layer, group
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        given = _bind(self._layer, args, kwargs)
+        whole = reduce(_multiply(self._layer, given), self._group)
+        return whole if given.bias is None else whole + given.bias
+
+
+class _Inside:
+    """An operation on this rank's part of what it reads."""
+
+    def __init__(self, layer: Layer, part: Part, random: OwnRandomness) -> None:
+        self._layer, self._part, self._random = layer, part, random
+        self._sized = _SIZED.get(function_of(layer)) if layer.kind == "view" else None
+
+    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._part.piece.takes:
+            args, kwargs = self._taken(args, kwargs)
+        if self._sized is not None:
+            args, kwargs = self._sized(self._part, args, kwargs)
+        if not self._draws(args, kwargs):
+            return self._part.mark(function(*args, **kwargs))
+        with self._random.used(args[0] if args else next(iter(kwargs.values()))):
+            return self._part.mark(function(*args, **kwargs))
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self._layer.kind == "dropout":
+            return bool(self._layer.attributes["training"])
+        return self._layer.kind == "attention" and bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with this rank's part in the place of constants, which are there whole."""
+        cuts = iter(self._part.piece.inputs)
+
+        def part_of(tensor: torch.Tensor) -> torch.Tensor:
+            of = next(cuts, None)
+            return tensor if of is None or getattr(tensor, _MARK, None) else self._part.take(tensor, of)
+
+        taken: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(torch.Tensor, part_of, (args, kwargs))
+        return taken
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _shorten(part: Part, sizes: list[int], at: int) -> list[int]:
+    """Sizes of a view with that of the dim that is cut, if it is among them, cut too; -1 finds itself."""
+    if 0 <= at < len(sizes) and sizes[at] != -1:
+        sizes[at] = part.shorter(sizes[at])
+    return sizes
+
+
+def _whole_view(part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """view, reshape, expand: sizes of all dims."""
+    given = args[1:] or tuple(kwargs.values())
+    sizes = list(given[0] if isinstance(given[0], (tuple, list)) else given)
+    if any(not isinstance(size, int) for size in sizes):
+        # A view as another dtype.
+        return args, kwargs
+    return (args[0], _shorten(part, sizes, len(sizes) + part.piece.cut.dim)), {}
+
+
+def _unflattened(part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """unflatten: the dim, and the sizes that it is parted into."""
+    given = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
+    tensor, dim, sizes = given["input"], given["dim"] % given["input"].dim(), list(given["sizes"])
+    dims = tensor.dim() - 1 + len(sizes)
+    return (tensor, dim, _shorten(part, sizes, dims + part.piece.cut.dim - dim)), {}
+
+
+def _split(part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """split: the size of the parts, or that of each, along a dim that may be the one that is cut."""
+    given = dict(zip(("tensor", "sizes", "dim"), args, strict=False)) | {
+        {"split_size": "sizes", "split_size_or_sections": "sizes"}.get(name, name): kwargs[name] for name in kwargs
+    }
+    tensor, sizes, dim = given["tensor"], given["sizes"], given.get("dim", 0)
+    if dim % tensor.dim() == tensor.dim() + part.piece.cut.dim:
+        sizes = part.shorter(sizes) if isinstance(sizes, int) else [part.shorter(size) for size in sizes]
+    return (tensor, sizes, dim), {}
+
+
+_SIZED = {
+    "view": _whole_view,
+    "reshape": _whole_view,
+    "expand": _whole_view,
+    "unflatten": _unflattened,
+    "split": _split,
+}

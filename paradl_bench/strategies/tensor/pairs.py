@@ -1,0 +1,319 @@
+"""Which layers tensor parallelism cuts, found in the traced graph; one answer for the plan and for the run. Torch-free.
+
+From every linear layer the walk goes back through operations that run on a part (:mod:`.cuts`) to those that can write
+only that part: linear layers, cut by columns, and embeddings, as of relative positions per head. Of constants each rank
+takes its part where they are read. Where it gets there on every path, and nothing else reads what is on the way, these
+layers and the one it began at, cut by rows, are a block that runs on parts, with whole activations before and behind
+it (Shoeybi et al. 2019, Megatron-LM, section 3). Blocks that share an operation are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.strategies.channel_shards import NOT_CHOSEN
+from paradl_bench.strategies.compute import layers_with_gradient, operations_of_forward
+from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
+from paradl_bench.strategies.tensor.linear import Linear, linear_layers
+
+Part = Literal["column", "row", "lookup", "inside"]
+
+
+class Piece(NamedTuple):
+    """How one layer runs.
+
+    Attributes:
+        part: a linear layer cut by columns or by rows; a look-up in a table cut by columns; or an operation between.
+        cut: of its output; of a layer by rows, whose output is whole, that of its input.
+        inputs: how each tensor that an operation between reads is cut.
+        takes: whether some of these are constants that each rank holds whole, and takes its part of.
+        block: index of the block that it belongs to.
+        atoms: pieces of the block that stay whole.
+        leader: of layers by columns, the first of those that read the same tensor, which share the all-reduce of its
+            gradient.
+    """
+
+    part: Part
+    cut: Cut
+    inputs: tuple[Cut | None, ...]
+    takes: bool
+    block: int
+    atoms: int
+    leader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What is cut.
+
+    Attributes:
+        pieces: by index of the layer in the network.
+        linear: linear layers among them, by index.
+        whole: linear layers that stay whole, by name, and why.
+    """
+
+    pieces: dict[int, Piece]
+    linear: dict[int, Linear]
+    whole: dict[str, str]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report has to say; of layers that were not asked for, how many."""
+        left = sum(why == NOT_CHOSEN for why in self.whole.values())
+        of_choice = f"tensor parallelism splits {len(self.linear)} linear layers, as chosen, and leaves {left} whole"
+        reasons = [(name, why) for name, why in self.whole.items() if why != NOT_CHOSEN]
+        of_layers = (f"tensor parallelism does not split layer {name}: {why}" for name, why in reasons)
+        return (*((of_choice,) if left else ()), *of_layers)
+
+    @property
+    def narrowest(self) -> tuple[int, int] | None:
+        """(atoms, index of its first layer) of the block with the fewest."""
+        if not self.pieces:
+            return None
+        index = min(self.pieces, key=lambda index: (self.pieces[index].atoms, index))
+        return self.pieces[index].atoms, index
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What is cut before one linear layer."""
+
+    row: int
+    cuts: dict[int, Cut] = field(default_factory=dict)
+    inputs: dict[int, tuple[Cut | None, ...]] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> set[int]:
+        return {self.row, *self.cuts}
+
+
+def find_pairs(network: Network, patterns: Sequence[str] = ()) -> Pairs:
+    """The pairs of a network.
+
+    Args:
+        patterns: linear layers that may be cut, by name or by patterns of names with ``*``, ``?`` and ``[...]``; empty
+            for all.
+
+    Raises:
+        UserError: a name or pattern that fits no linear layer, or a layer that is named and can't be cut.
+    """
+    pairs = _Finder(network, patterns).find()
+    names = {network.layers[index].name for index in pairs.linear}
+    for pattern in patterns:
+        possible = [*names, *pairs.whole]
+        if not any(fnmatchcase(name, pattern) or name == pattern for name in possible):
+            raise unknown_choice(f"linear layer of {network.name} to split", pattern, possible)
+        if pattern in pairs.whole:
+            raise UserError(f"split layers: {pattern} of {network.name} can't be: {pairs.whole[pattern]}")
+    return pairs
+
+
+class _Finder:
+    """The search for pairs in one network."""
+
+    def __init__(self, network: Network, patterns: Sequence[str]) -> None:
+        self._layers = network.layers[: operations_of_forward(network)]
+        self._network = network
+        self._index = {layer.name: index for index, layer in enumerate(network.layers)}
+        self._readers: dict[int, list[int]] = {}
+        for index, layer in enumerate(network.layers):
+            for name in layer.inputs:
+                if name in self._index:
+                    self._readers.setdefault(self._index[name], []).append(index)
+        self._constant = _constants(network)
+        self._linear: dict[int, Linear] = {}
+        self._whole: dict[int, str] = {}
+        for index, found in linear_layers(network).items():
+            name = network.layers[index].name
+            if patterns and not any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns):
+                self._whole[index] = NOT_CHOSEN
+            elif isinstance(found, str):
+                self._whole[index] = found
+            else:
+                self._linear[index] = found
+        self._trained = {parameter.name: parameter.shape for parameter in network.parameters}
+
+    def find(self) -> Pairs:
+        walks: list[_Walk] = []
+        for index in self._linear:
+            try:
+                walks.append(self._walk_back(index))
+            except CannotCut as error:
+                self._whole[index] = f"what it reads comes from {error}"
+        # Attention first: its queries, keys and values would also do as rows behind a layer in front of them.
+        walks.sort(key=lambda walk: (not self._has_attention(walk), walk.row))
+        while True:
+            blocks = self._join(walks)
+            refused = {id(walk): reason for block in blocks if (reason := self._against(block)) for walk in block}
+            if not refused:
+                break
+            for walk in walks:
+                if id(walk) in refused:
+                    columns = [index for index, part in walk.parts.items() if part == "column"]
+                    self._whole |= dict.fromkeys((walk.row, *columns), refused[id(walk)])
+            walks = [walk for walk in walks if id(walk) not in refused]
+        return self._pairs(blocks)
+
+    def _walk_back(self, row: int) -> _Walk:
+        walk = _Walk(row)
+        open_cuts = [(self._layers[row].inputs[0], Cut(-1))]
+        while open_cuts:
+            name, cut = open_cuts.pop()
+            index = self._index.get(name)
+            if index is None:
+                raise CannotCut("the model's input")
+            if self._is_constant(name):
+                continue
+            if index in walk.cuts:
+                if walk.cuts[index] != cut:
+                    raise CannotCut(f"{name}, which it would need cut in two ways")
+                continue
+            walk.cuts[index] = cut
+            walk.parts[index] = part = self._part(index, cut)
+            walk.inputs[index] = ()
+            if part == "inside":
+                walk.inputs[index] = cuts_of_inputs(self._layers[index], cut)
+                open_cuts += self._producers(index, walk.inputs[index])
+        if "column" not in walk.parts.values():
+            raise CannotCut("no linear layer")
+        return walk
+
+    def _part(self, index: int, cut: Cut) -> Part:
+        layer = self._layers[index]
+        if index in self._linear:
+            if cut.dim != -1:
+                raise CannotCut(f"{layer.name}, along another dim than its features")
+            return "column"
+        if layer.kind == "embedding" and cut.dim == -1 and self._is_own(layer):
+            return "lookup"
+        return "inside"
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self._index and self._constant[self._index[name]]
+
+    def _is_own(self, layer: Layer) -> bool:
+        readers = [other for other in self._network.layers if set(other.parameters) & set(layer.parameters)]
+        return len(layer.parameters) == 1 and layer.parameters[0] in self._trained and readers == [layer]
+
+    def _producers(self, index: int, cuts: tuple[Cut | None, ...]) -> list[tuple[str, Cut]]:
+        """Layers that write what is read cut, and the cut."""
+        layer = self._layers[index]
+        if not any(cuts):
+            return []
+        # The graph knows layers and shapes; which is which it tells only where no tensor is read twice.
+        if len(layer.inputs) == len(layer.input_shapes):
+            pairs = zip(layer.inputs, cuts, strict=True)
+            return [(name, cut) for name, cut in pairs if cut is not None]
+        found, known = [], set()
+        for name in layer.inputs:
+            shape = self._network.layers[self._index[name]].output_shape if name in self._index else None
+            of_shape = {cut for other, cut in zip(layer.input_shapes, cuts, strict=True) if other == shape}
+            if len(of_shape) != 1:
+                raise CannotCut(f"{layer.name}, whose inputs cannot be told apart")
+            known.add(shape)
+            if (cut := of_shape.pop()) is not None:
+                found.append((name, cut))
+        if any(cut is not None and other not in known for other, cut in zip(layer.input_shapes, cuts, strict=True)):
+            raise CannotCut(f"{layer.name}, which reads a tensor that no layer writes")
+        return found
+
+    def _has_attention(self, walk: _Walk) -> bool:
+        return any(self._layers[index].kind in ("attention", "softmax", "matmul") for index in walk.cuts)
+
+    def _join(self, walks: Iterable[_Walk]) -> list[list[_Walk]]:
+        """Walks that agree, those with layers in common together; a linear layer is cut in one way only."""
+        parts: dict[int, Part] = {}
+        blocks: list[list[_Walk]] = []
+        for walk in walks:
+            wanted = walk.parts | {walk.row: "row"}
+            clash = next((index for index, part in wanted.items() if parts.get(index, part) != part), None)
+            shared = [block for block in blocks if any(walk.layers & other.layers for other in block)]
+            if clash is None:
+                clash = next((i for block in shared for other in block for i in _differing(walk, other)), None)
+            if clash is not None:
+                self._whole[walk.row] = f"{self._layers[clash].name}, which it would pair with, is cut another way"
+                continue
+            parts |= wanted
+            blocks = [block for block in blocks if block not in shared]
+            blocks.append([walk, *(other for block in shared for other in block)])
+        return blocks
+
+    def _against(self, block: list[_Walk]) -> str | None:
+        """Why a block cannot run on parts; None where it can."""
+        cut = {index for walk in block for index in walk.cuts}
+        rows = {walk.row for walk in block}
+        on_parts = rows | {index for walk in block for index, part in walk.parts.items() if part == "inside"}
+        for index in sorted(cut):
+            for reader in self._readers.get(index, ()):
+                if reader not in on_parts:
+                    return f"{self._layers[index].name} is read by {self._network.layers[reader].name} as well"
+        atoms = self._atoms(block)
+        return None if atoms > 1 else f"{self._layers[min(cut)].name} has one piece only that could be cut"
+
+    def _atoms(self, block: list[_Walk]) -> int:
+        """Into how many equal pieces everything on the way can be cut."""
+        extents = []
+        for walk in block:
+            for index, cut in walk.cuts.items():
+                layer = self._layers[index]
+                extents.append(cut.extent(layer.output_shape))
+                extents += [
+                    of.extent(shape) for shape, of in zip(layer.input_shapes, walk.inputs[index], strict=False) if of
+                ]
+        return math.gcd(*extents)
+
+    def _pairs(self, blocks: list[list[_Walk]]) -> Pairs:
+        pieces: dict[int, Piece] = {}
+        for number, block in enumerate(sorted(blocks, key=lambda block: min(walk.row for walk in block))):
+            atoms = self._atoms(block)
+            for walk in block:
+                for index, cut in walk.cuts.items():
+                    part, inputs = walk.parts[index], walk.inputs[index]
+                    takes = any(self._is_constant(name) for name, _ in self._producers(index, inputs))
+                    pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index)
+                pieces[walk.row] = Piece("row", Cut(-1), (), False, number, atoms, walk.row)
+        ordered = {index: pieces[index] for index in sorted(pieces)}
+        linear = {index: linear for index, linear in self._linear.items() if index in ordered}
+        whole = {
+            self._layers[index].name: self._whole.get(index, "no linear layer follows it through operations on parts")
+            for index in (*self._linear, *self._whole)
+            if index not in ordered
+        }
+        return Pairs(self._with_leaders(ordered), linear, whole)
+
+    def _with_leaders(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
+        """Layers by columns of a block that read one tensor follow the first of them."""
+        first: dict[tuple[int, str], int] = {}
+        found = {}
+        for index, piece in pieces.items():
+            leader = index
+            source = self._layers[index].inputs[0] if piece.part == "column" else ""
+            if source and not self._writes_several(source):
+                leader = first.setdefault((piece.block, source), index)
+            found[index] = piece._replace(leader=leader)
+        return found
+
+    def _writes_several(self, name: str) -> bool:
+        index = self._index.get(name)
+        return index is not None and self._layers[index].attributes.get("function") in ("split", "chunk", "unbind")
+
+
+def _differing(one: _Walk, other: _Walk) -> list[int]:
+    return [index for index in sorted(one.cuts.keys() & other.cuts.keys()) if one.cuts[index] != other.cuts[index]]
+
+
+def _constants(network: Network) -> list[bool]:
+    """Per layer, whether what it writes needs no gradient and depends on no sample."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    found: list[bool] = []
+    for layer, differentiated in zip(network.layers, layers_with_gradient(network), strict=True):
+        of_inputs = all(name in index and found[index[name]] for name in layer.inputs)
+        found.append(of_inputs and not differentiated and not layer.parameters)
+    return found

@@ -1,0 +1,150 @@
+"""Plan of tensor parallelism: linear layers in pairs, the first by columns, the second by rows (Megatron-LM).
+
+Between the two every rank works on its own features or heads. Forward has one all-reduce, of the sums behind the layer
+by rows; backward one, of the gradient of what the layers by columns read, shared by those that read the same tensor, as
+queries, keys and values do. What is in no pair runs whole on every rank, on whole activations: norms, embeddings of
+tokens, the head of a language model. Parameters of those get the same gradient everywhere.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3; torch.distributed.tensor.parallel's ColwiseParallel and
+RowwiseParallel, which issue the same all-reduces where the layers by columns are given one input.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.partition import Interval, cut
+from paradl_bench.spec.plan import Collective, Limit, PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.strategies.channel_shards import check_extent, with_parameter_shapes
+from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
+from paradl_bench.strategies.tensor.cuts import Cut, is_view
+from paradl_bench.strategies.tensor.linear import Linear
+from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+Ranges = tuple[Interval, ...]
+
+
+class TensorPlanner:
+    """Every rank computes with some of the heads or features of each pair of linear layers."""
+
+    name = "tensor"
+
+    def __init__(self) -> None:
+        self._latest: Latest[Pairs] = Latest()
+
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: the network has no pair of linear layers, or one with fewer heads or features than ranks.
+        """
+        if network.layers:
+            check_extent(network, strategy, axis, self.limit(network, settings))
+
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+        """The fewest heads or features of any pair."""
+        pairs = self._pairs(network, settings)
+        if pairs.narrowest is None:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(pairs.whole.items())[-2:])
+            reason = f"no linear layer of {network.name} feeds another one through operations that can be cut"
+            return Limit(axis="tensor", ranks=1, reason=f"{reason} ({reasons})" if reasons else reason)
+        atoms, index = pairs.narrowest
+        layer = network.layers[index]
+        what = "features" if pairs.pieces[index].cut.extent(layer.output_shape) == atoms else "heads"
+        return Limit(axis="tensor", ranks=atoms, reason=f"fewest {what}, layer {layer.name}")
+
+    def share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
+        """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
+        parts = strategy.axes[axis].degree
+        pairs = self._pairs(network, settings)
+        differentiated = input_needs_gradient(network)
+        shards = {}
+        for index, piece in pairs.pieces.items():
+            layer = network.layers[index]
+
+            def all_reduce(shape: tuple[int, ...]) -> tuple[Collective, ...]:
+                size = math.prod(shape) * local_batch * _ELEMENT_BYTES
+                return (Collective(operation="all_reduce", message_bytes=size, ranks=parts, axes=(axis,)),)
+
+            leads = piece.part == "column" and piece.leader == index and differentiated[index]
+            shards[index] = LayerShard(
+                shard_layer(layer, piece, cut(piece.atoms, parts)[position]),
+                shard_label(strategy.axes[axis], settings),
+                after_fw=all_reduce(layer.output_shape) if piece.part == "row" else (),
+                after_bw=all_reduce(layer.input_shapes[0]) if leads else (),
+            )
+        held = parameter_ranges(network, pairs, parts, position)
+        known = {tensor.name: tensor.shape for tensor in network.parameters}
+        shapes = {name: held_shape(known[name], *of) for name, of in held.items()}
+        return SharedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
+
+    def _pairs(self, network: Network, settings: PlanSettings) -> Pairs:
+        return self._latest.get(network, settings.split, lambda: find_pairs(network, settings.split))
+
+
+PLANNER = TensorPlanner()
+
+
+def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
+    """The layer as one rank runs it, with ``own`` of its block's pieces: shapes, and its share of the FLOPs."""
+    output = layer.output_shape
+    inputs = list(layer.input_shapes)
+    attributes = dict(layer.attributes)
+    if piece.part == "row":
+        inputs[0] = piece.cut.shape(inputs[0], own, piece.atoms)
+    else:
+        output = piece.cut.shape(output, own, piece.atoms)
+    for index, of in enumerate(piece.inputs):
+        inputs[index] = of.shape(inputs[index], own, piece.atoms) if of else inputs[index]
+    if "out_features" in attributes:
+        attributes["out_features"] = output[-1]
+    if "output" in attributes:
+        attributes["output"] = output
+
+    def share(flops: int) -> int:
+        return round(flops * own.extent / piece.atoms)
+
+    return msgspec.structs.replace(
+        layer,
+        attributes=attributes,
+        input_shapes=tuple(inputs),
+        output_shape=output,
+        fw_flops=share(layer.fw_flops),
+        bw_input_flops=share(layer.bw_input_flops),
+        bw_weight_flops=share(layer.bw_weight_flops),
+        fw_bytes=0 if is_view(layer) else 4 * (sum(map(math.prod, inputs)) + math.prod(output)),
+    )
+
+
+def parameter_ranges(network: Network, pairs: Pairs, parts: int, position: int) -> dict[str, tuple[int, Ranges]]:
+    """Per parameter of which a rank holds a part: along which dim, and the positions."""
+    found: dict[str, tuple[int, Ranges]] = {}
+    shapes = {tensor.name: tensor.shape for tensor in network.parameters}
+    for index, piece in pairs.pieces.items():
+        own = cut(piece.atoms, parts)[position]
+
+        def held(name: str, dim: int, of: Cut = piece.cut, own: Interval = own, atoms: int = piece.atoms) -> None:
+            shape = shapes[name]
+            along = of._replace(dim=dim - len(shape))
+            found[name] = (dim, along.of(shape, own, atoms))
+
+        if piece.part == "lookup":
+            held(network.layers[index].parameters[0], 1)
+        elif index in pairs.linear:
+            linear: Linear = pairs.linear[index]
+            held(linear.weight, linear.output_dim if piece.part == "column" else 1 - linear.output_dim)
+            if linear.bias and piece.part == "column":
+                held(linear.bias, 0)
+    return found
+
+
+def held_shape(shape: tuple[int, ...], dim: int, ranges: Ranges) -> tuple[int, ...]:
+    """The shape of the part of a parameter."""
+    return (*shape[:dim], sum(interval.extent for interval in ranges), *shape[dim + 1 :])
