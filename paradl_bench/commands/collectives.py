@@ -4,23 +4,60 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from paradl_bench.collectives.catalog import operations
+from paradl_bench.measure.tools.catalog import tools
+from paradl_bench.measure.tools.request import ToolRequest, launcher_of_tool, level_of_job
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_size_sweep
 
 _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
+_TORCH = "torch"
+# Settings of torch's sweep, which the programs of other tools know nothing of.
+_OF_TORCH = {
+    "device": "--device",
+    "beside_compute": "--beside-compute",
+    "point_seconds": "--point-seconds",
+    "seed": "--seed",
+}
+_OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 # How long one collective may wait: a rank that hangs is noticed by the others long before the whole run's limit.
 _COLLECTIVE_TIMEOUT_S = 300.0
 
 
 @click.command("collectives")
 @click.option("--ranks", type=click.IntRange(2), help="How many ranks. Needed unless torchrun or srun says.")
-@click.option("--backend", type=click.Choice(sorted(_DEVICE_OF_BACKEND)), default="gloo", show_default=True)
+@click.option("--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cpu for gloo, cuda for nccl.")
-@click.option("--tool", type=click.Choice(["torch"]), default="torch", show_default=True, help="Who runs the sweep.")
+@click.option(
+    "--tool",
+    type=click.Choice([_TORCH, *sorted(tools())]),
+    default=_TORCH,
+    show_default=True,
+    help="Who runs the sweep: torch.distributed, or programs that are installed here.",
+)
+@click.option(
+    "--tool-path",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the tool's programs lie. Default: found on PATH.",
+)
+@click.option(
+    "--launcher-arg",
+    "launcher_arguments",
+    metavar="ARG",
+    multiple=True,
+    help="To mpirun or srun, as it is (--launcher-arg=--hostfile=hosts). May be given several times.",
+)
+@click.option(
+    "--level",
+    metavar="NAME",
+    help="Level that the ranks of OSU and IMB span, which they don't print. Default: node, system in a Slurm job of"
+    " several nodes.",
+)
 @click.option("--ops", default=",".join(operations()), show_default=True, metavar="OP[,OP...]")
 @click.option(
     "--sizes",
@@ -40,17 +77,26 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     help="Seconds of repetitions for one operation and size in one block: small messages get many, large ones few.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the order of sizes in a block.")
-@click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["own", "torchrun", "mpirun", "srun"]),
+    help="Who starts the ranks; mpirun is for other tools than torch.",
+)
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
 def COMMAND(  # noqa: N802
+    context: click.Context,
     ranks: int | None,
     backend: str,
     device: str | None,
     tool: str,
+    tool_path: Path | None,
+    launcher_arguments: tuple[str, ...],
+    level: str | None,
     ops: str,
     sizes: str,
     beside_compute: bool,
@@ -66,6 +112,55 @@ def COMMAND(  # noqa: N802
 
     An interrupted measurement goes on when the same command is given again.
     """
+    names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
+    if tool != _TORCH:
+        _refuse_torch_options(context, tool)
+        _sweep_with_tool(
+            ToolRequest(
+                tool=tools()[tool],
+                tool_path=tool_path,
+                launcher=launcher_of_tool(tools()[tool], launcher),
+                launcher_arguments=launcher_arguments,
+                ranks=_required(ranks),
+                operations=names,
+                sizes=parse_size_sweep(sizes),
+                blocks=blocks,
+                level=level or level_of_job(),
+                timeout_s=timeout_s,
+            ),
+            output,
+            as_json=as_json,
+        )
+        return
+    _refuse_tool_options(context)
+    _sweep_with_torch(
+        output,
+        launcher=launcher,
+        timeout_s=timeout_s,
+        as_json=as_json,
+        wanted_ranks=ranks,
+        backend=backend,
+        device=device or _DEVICE_OF_BACKEND[backend],
+        operations=names,
+        sizes=parse_size_sweep(sizes),
+        blocks=blocks,
+        point_s=point_seconds,
+        seed=seed,
+        beside_compute=beside_compute,
+    )
+
+
+def _sweep_with_torch(
+    output: Path,
+    *,
+    launcher: str | None,
+    timeout_s: float,
+    as_json: bool,
+    wanted_ranks: int | None,
+    backend: str,
+    device: str,
+    **settings: Any,
+) -> None:
     from paradl_bench.measure.collective_request import CollectivesRequest
     from paradl_bench.measure.collective_summary import print_collectives
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
@@ -73,23 +168,10 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.rank_place import launcher_of_environment
 
     place = launcher_of_environment(launcher)
-    if place is not None and ranks not in (None, place.ranks):
-        raise UserError(f"--ranks {ranks}: {place.launcher} started {place.ranks} ranks")
-    started = ranks if place is None else place.ranks
-    if started is None:
-        raise UserError("--ranks is missing: say how many ranks to start, at least 2")
-    device = device or _DEVICE_OF_BACKEND[backend]
-    request = CollectivesRequest(
-        ranks=started,
-        backend=backend,
-        device=device,
-        operations=tuple(dict.fromkeys(name.strip() for name in ops.split(","))),
-        sizes=parse_size_sweep(sizes),
-        blocks=blocks,
-        point_s=point_seconds,
-        seed=seed,
-        beside_compute=beside_compute,
-    )
+    if place is not None and wanted_ranks not in (None, place.ranks):
+        raise UserError(f"--ranks {wanted_ranks}: {place.launcher} started {place.ranks} ranks")
+    started = _required(wanted_ranks if place is None else place.ranks)
+    request = CollectivesRequest(ranks=started, backend=backend, device=device, **settings)
     if place is None:
         _check_gpus(device, started)
         check_ranks_fit(started, device)
@@ -104,6 +186,49 @@ def COMMAND(  # noqa: N802
         measure_collectives(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_collectives(output, as_json=as_json)
+
+
+def _required(ranks: int | None) -> int:
+    if ranks is None:
+        raise UserError("--ranks is missing: say how many ranks to start, at least 2")
+    return ranks
+
+
+def _given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+
+
+def _refuse_torch_options(context: click.Context, tool: str) -> None:
+    """Refuse what only torch's sweep does; ``--backend`` may say again what the tool runs on."""
+    for name, option in _OF_TORCH.items():
+        if _given(context, name):
+            raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not know it")
+    backend = context.params["backend"]
+    if _given(context, "backend") and backend != tools()[tool].backend:
+        raise UserError(f"--backend {backend}: {tool} runs on {tools()[tool].backend}")
+
+
+def _refuse_tool_options(context: click.Context) -> None:
+    for name, option in _OF_TOOLS.items():
+        if _given(context, name):
+            raise UserError(f"{option} is for --tool {' or '.join(sorted(tools()))}, not for {_TORCH}")
+    if context.params["launcher"] == "mpirun":
+        raise UserError(f"--launcher mpirun is for --tool {' or '.join(sorted(tools()))}; torch's ranks are own")
+    if context.params["backend"] == "mpi":
+        raise UserError("--backend mpi is swept by --tool osu or imb: the torch that pip installs has no MPI")
+
+
+def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> None:
+    from paradl_bench.measure.collective_summary import print_collectives
+    from paradl_bench.measure.tools.sweep import raise_failures, sweep_with_tool
+
+    failures = sweep_with_tool(request, output, ("paradl-bench", *sys.argv[1:]))
+    for failure in failures:
+        click.echo(f"{failure.words}; its last lines:", err=True)
+        for line in failure.ended.last_lines:
+            click.echo(f"  {line}", err=True)
+    print_collectives(output, as_json=as_json)
+    raise_failures(failures, output)
 
 
 def _check_gpus(device: str, ranks: int) -> None:

@@ -31,6 +31,7 @@ _TOOLS = {
     "mpirun": ("sweeps through MPI", "--version"),
     "osu_allreduce": ("sweeps by the OSU micro-benchmarks", ""),
     "all_reduce_perf": ("sweeps by nccl-tests", ""),
+    "IMB-MPI1": ("sweeps by the Intel MPI Benchmarks", ""),
     "sbatch": ("jobs through Slurm", "--version"),
     "srun": ("ranks started by Slurm", "--version"),
     "torchrun": ("ranks started by torchrun", ""),

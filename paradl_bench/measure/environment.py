@@ -19,6 +19,7 @@ ALLOCATOR_VARIABLES: dict[str, str] = {
 """glibc keeps freed memory instead of returning it: page faults drop a hundredfold and the spread of times by half."""
 
 _PREFIXES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "MALLOC_", "GLOO_", "TORCH_", "SLURM_JOB", "SLURM_N", "KMP_")
+_PREFIXES_OF_MPI = ("OMPI_MCA_", "UCX_", "FI_", "I_MPI_")
 _VOLATILE_VARIABLES = {"TORCHELASTIC_RUN_ID"}
 
 
@@ -50,11 +51,15 @@ def capture_environment(device: str, *, settings: dict[str, str]) -> Environment
         kernel=platform.release(),
         versions=versions(),
         settings={**_torch_settings(device), **settings, **_allocator_settings()},
-        variables={
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES) and k not in _VOLATILE_VARIABLES
-        },
+        variables=recorded_variables(),
         commit=_commit(),
     )
+
+
+def recorded_variables() -> dict[str, str]:
+    """Variables of this process's environment that change what is measured, or say where it was."""
+    prefixes = _PREFIXES + _PREFIXES_OF_MPI
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes) and k not in _VOLATILE_VARIABLES}
 
 
 def _host_cores() -> int:

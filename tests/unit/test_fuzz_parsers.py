@@ -97,6 +97,15 @@ def test_half_a_surrogate_pair_in_json_is_replaced() -> None:
         assert any("\ufffd \ufffd \U0001f600" in word for word in words)
 
 
+def test_true_is_no_number_of_ranks() -> None:
+    content = seeds("kineto")[0]
+    changed = content.replace(b'"Group size": 4', b'"Group size": true').replace(
+        b'"world_size": 4', b'"world_size": true'
+    )
+    assert changed != content
+    targets()["kineto"](changed)
+
+
 def test_the_fuzzer_tells_new_lines_and_fails_on_an_error_that_is_not_ours() -> None:
     def target(content: bytes) -> None:
         if content.startswith(b"12"):

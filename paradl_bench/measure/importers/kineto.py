@@ -216,7 +216,7 @@ def _times(log: LogFile, trace: Trace, spans: Sequence[tuple[float, float]]) -> 
     span_s = anything[-1][1] - anything[0][0] if anything else 0.0
     info = trace.properties.get("distributedInfo")
     place = info if isinstance(info, dict) else {}
-    rank, ranks = (value if type(value := place.get(key)) is int else None for key in ("rank", "world_size"))
+    rank, ranks = (_count(place.get(key)) for key in ("rank", "world_size"))
     steps = [e for e in trace.annotations if e.name.startswith(_OPTIMIZER)]
     launched = [(k, k.launch.start_s) for k in trace.kernels if k.launch is not None]
     return TraceTimes(
@@ -236,6 +236,10 @@ def _times(log: LogFile, trace: Trace, spans: Sequence[tuple[float, float]]) -> 
             if not is_communication(kernel) and any(step.start_s <= at_s <= step.end_s for step in steps)
         ),
     )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 10**7 else None
 
 
 def _spans(kernels: Iterable[Kernel]) -> list[tuple[float, float]]:

@@ -144,9 +144,9 @@ def _key_of_kernel(values: dict[str, Any]) -> Key | str:
     elements, ranks = values.get("In msg nelems"), values.get("Group size")
     if operation is None:
         return f"{str(values['Collective name'])[:40]!r} is no collective that is known"
-    if element is None or not isinstance(elements, int) or not isinstance(ranks, int):
+    if element is None or type(elements) is not int or type(ranks) is not int:
         return "its bytes or its group are not in the trace"
-    if isinstance(elements, bool) or not (0 <= elements < 2**60 and 0 < ranks < 10**7):
+    if not (0 <= elements < 2**60 and 0 < ranks < 10**7):
         return "its bytes or its group are no count"
     return _defined(operation, element[0], elements * element[1], ranks)
 

@@ -107,10 +107,11 @@ def _level_refusal(sweep: Sweep, options: ImportOptions, ranks: int) -> str | No
 
 
 def level_of(sweep: Sweep, options: ImportOptions, ranks: int) -> str:
-    """``node`` where one host took part, else what the option says, else ``system``."""
+    """``node`` where one host took part, else what the option says, else ``system``; several hosts are no node."""
     if sweep.hosts == 1 or (sweep.hosts is None and ranks == 1):
         return "node"
-    return options.level or "system"
+    on_several = sweep.hosts is not None and options.level in (None, "node")
+    return "system" if on_several else options.level or "system"
 
 
 def identify(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int] | str:

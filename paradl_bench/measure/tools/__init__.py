@@ -1,0 +1,1 @@
+"""Benchmarks of others that are run as programs: one file a tool, found by discovery."""

@@ -1,0 +1,73 @@
+"""What ``paradl-bench collectives --tool`` is asked to measure."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from paradl_bench.collectives.catalog import operations
+from paradl_bench.measure.tools.tool import Launcher, SweepTool
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.registry import lookup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRequest:
+    """A sweep by a tool.
+
+    Attributes:
+        sizes: message bytes as each operation defines them, ascending.
+        blocks: how often every program is started, so that drift between starts is seen.
+        level: that the ranks span, for tools that don't say where their ranks were.
+        timeout_s: of one start of a program.
+        launcher_arguments: to the launcher, as they are.
+    """
+
+    tool: SweepTool
+    tool_path: Path | None
+    launcher: Launcher
+    launcher_arguments: tuple[str, ...]
+    ranks: int
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    blocks: int
+    level: str
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        for name in self.operations:
+            lookup(operations(), name, "operation")
+
+    def arguments(self) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        return {
+            "tool": self.tool.name,
+            "tool_path": str(self.tool_path or ""),
+            "launcher": self.launcher,
+            "launcher_arguments": " ".join(self.launcher_arguments),
+            "ranks": str(self.ranks),
+            "operations": ",".join(self.operations),
+            "sizes": ",".join(map(str, self.sizes)),
+            "blocks": str(self.blocks),
+            "level": self.level,
+        }
+
+
+def launcher_of_tool(tool: SweepTool, asked: str | None) -> Launcher:
+    """Who starts a tool's ranks: as asked, else nobody where one process can drive all, else mpirun.
+
+    Raises:
+        UserError: torchrun, which starts Python programs.
+    """
+    if asked == "torchrun":
+        raise UserError(f"--launcher torchrun starts Python programs; {tool.name} takes mpirun or srun")
+    if asked == "mpirun" or (asked is None and not tool.alone):
+        return "mpirun"
+    return "srun" if asked == "srun" else "own"
+
+
+def level_of_job() -> str:
+    """``system`` in a Slurm job of several nodes, else ``node``; tools that print hosts are believed instead."""
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1"))
+    return "node" if nodes in ("", "0", "1") else "system"

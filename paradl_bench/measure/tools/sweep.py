@@ -1,0 +1,242 @@
+"""Sweeps of collectives by another tool's programs: one start an operation, run and block; rows kept as they come.
+
+A program that fails half way leaves its rows: they are read and kept, its last lines are shown, and the others go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.measure.directory import now_utc
+from paradl_bench.measure.environment import host_memory_bytes, recorded_variables
+from paradl_bench.measure.importers.catalog import importers
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, load_file
+from paradl_bench.measure.importers.writing import FileRead, environment_of
+from paradl_bench.measure.tools.processes import Ended, can_report, find_program, launch_prefix, run_program
+from paradl_bench.measure.tools.request import ToolRequest
+from paradl_bench.measure.tools.tool import Job
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.measurement import (
+    COLLECTIVES_FILE,
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Environment,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from paradl_bench.spec.storage import append_lines, read_lines
+from paradl_bench.terminal import progress
+
+LOGS = "logs"
+DONE = "done.jsonl"
+"""(operation, size as asked for, block) of what need not be measured again: tools round sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A program that did not end well."""
+
+    operation: str
+    program: str
+    ended: Ended
+    held: Imported
+
+    @property
+    def words(self) -> str:
+        """One line: what ended how, and what it left."""
+        how = "its time was up" if self.ended.exit_code is None else f"exit code {self.ended.exit_code}"
+        refused = _refused(self.held)
+        dropped = f", {len(refused)} dropped ({refused[0]})" if refused else ""
+        return f"{self.program} ({self.operation}): {how}, {self.held.rows} rows kept{dropped}"
+
+
+def _refused(held: Imported) -> list[str]:
+    """Why rows were dropped, those of no bytes left out: a program that was not asked for them may print them."""
+    return [item.why for item in held.dropped if not item.why.startswith("no bytes")]
+
+
+def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str, ...]) -> list[Failure]:
+    """Run every operation in every block and keep what was measured; failures are returned, not raised.
+
+    A program whose time was up ends the sweep: the next one would hang as well.
+
+    Raises:
+        UserError: the directory holds something else; the tool can't do what is asked.
+        WorkError: a program or the launcher is not there.
+    """
+    launch_prefix(request.tool, request.launcher, request.ranks, request.launcher_arguments)
+    programs = {name: find_program(request.tool, name, request.tool_path) for name in request.operations}
+    reports = {path: can_report(path, request.tool) for path in sorted(set(programs.values()))}
+    _open(output, request, programs, command_line)
+    done = _done(output)
+    failures: list[Failure] = []
+    pending = list(_jobs(request, output, programs, reports, done))
+    with progress(request.tool.name, len(pending)) as bar:
+        for block, job in pending:
+            bar.describe(f"{request.tool.name} {job.operation}")
+            failure = _run(request, output, programs[job.operation], job, block)
+            failures += [failure] if failure else []
+            bar.advance()
+            if failure and failure.ended.exit_code is None:
+                break
+    if not failures:
+        write_manifest(output, msgspec.structs.replace(read_manifest(output), complete=True))
+    return failures
+
+
+def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command_line: tuple[str, ...]) -> None:
+    if (output / MANIFEST_NAME).exists():
+        held = read_manifest(output)
+        unlike = [name for name, value in request.arguments().items() if held.arguments.get(name) != value]
+        if unlike or held.kind != "collectives" or held.environment.hostname != platform.node():
+            what = unlike[0] if unlike else "on another host"
+            raise UserError(f"{output} was measured with other settings ({what}); give another directory")
+        return
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} is there already and holds no measurement; give an empty or new directory")
+    (output / LOGS).mkdir(parents=True, exist_ok=True)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        kind="collectives",
+        command_line=command_line,
+        arguments=request.arguments(),
+        created_utc=now_utc(),
+        environment=Environment(
+            device="cuda" if request.tool.backend == "nccl" else "cpu",
+            device_name="unknown",
+            device_count=1,
+            memory_bytes=host_memory_bytes() if request.tool.backend == "mpi" else 0,
+            hostname=platform.node(),
+            kernel=platform.release(),
+            versions={},
+            settings={"tool": request.tool.name, "launcher": request.launcher, **_hashes(programs)},
+            variables=recorded_variables(),
+        ),
+    )
+    write_manifest(output, manifest)
+
+
+def _hashes(programs: dict[str, Path]) -> dict[str, str]:
+    """Which builds were run: programs of one name may differ between two measurements."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(set(programs.values()))}
+
+
+def _done(output: Path) -> set[tuple[str, int, int]]:
+    path = output / LOGS / DONE
+    return set(read_lines(path, tuple[str, int, int])[0]) if path.exists() else set()
+
+
+def _jobs(
+    request: ToolRequest,
+    output: Path,
+    programs: dict[str, Path],
+    reports: dict[Path, bool],
+    done: set[tuple[str, int, int]],
+) -> Iterator[tuple[int, Job]]:
+    for block in range(request.blocks):
+        for operation in request.operations:
+            wanted = [size for size in request.sizes if (operation, size, block) not in done]
+            for number, sizes in enumerate(request.tool.at_once(wanted)):
+                stem = _free_stem(output / LOGS, f"{operation}-{block}-{number}")
+                yield (
+                    block,
+                    Job(
+                        operation=operation,
+                        message_bytes=sizes,
+                        # A ping-pong is between two, however many ranks there are.
+                        ranks=2 if operation == "send_recv" else request.ranks,
+                        own=request.launcher == "own",
+                        folder=output / LOGS,
+                        stem=stem,
+                        report=reports[programs[operation]],
+                    ),
+                )
+
+
+def _free_stem(folder: Path, stem: str) -> str:
+    # A log of an earlier, interrupted start is kept.
+    names = (stem, *(f"{stem}-again{number}" for number in range(1, 10000)))
+    return next(name for name in names if not (folder / f"{name}.log").exists())
+
+
+def _run(request: ToolRequest, output: Path, program: Path, job: Job, block: int) -> Failure | None:
+    prefix = launch_prefix(request.tool, request.launcher, job.ranks, request.launcher_arguments)
+    log = job.folder / f"{job.stem}.log"
+    command = [*prefix, str(program), *request.tool.arguments(job)]
+    try:
+        ended = run_program(command, log, timeout_s=request.timeout_s)
+    except KeyboardInterrupt:
+        _keep(request, output, job, block, log, whole=False)
+        raise
+    held = _keep(request, output, job, block, log, whole=ended.well)
+    if ended.well and held.rows and not _refused(held):
+        return None
+    return Failure(operation=job.operation, program=program.name, ended=ended, held=held)
+
+
+def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *, whole: bool) -> Imported:
+    """Keep the rows of a program's start; sizes that it was to measure are done if it ended well, else those it did."""
+    held, source = _read(request, job, log)
+    records = [
+        msgspec.structs.replace(record, block=block, source=os.path.relpath(record.source, output))
+        for record in held.collectives
+    ]
+    if records:
+        append_lines(output / COLLECTIVES_FILE, records)
+        _describe(output, held, source)
+    measured = {record.message_bytes for record in records}
+    append_lines(output / LOGS / DONE, [(job.operation, s, block) for s in job.message_bytes if whole or s in measured])
+    return held
+
+
+def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
+    """What the program measured: from its report where it wrote one that can be read, else from what it printed."""
+    importer = importers()[request.tool.reads]
+    options = ImportOptions(ranks=job.ranks, level=request.level, operation=job.operation, keep=frozenset({"failed"}))
+    for path in (job.report_path, log):
+        if path.exists():
+            try:
+                held = importer.read(load_file(path), options)
+            except UserError:
+                continue
+            if held.rows:
+                return held, path
+    return Imported(), log
+
+
+def _describe(output: Path, held: Imported, source: Path) -> None:
+    """Add what the tool said of devices and versions to the environment."""
+    manifest = read_manifest(output)
+    found = environment_of(
+        [FileRead(log=load_file(source), held=held)], cluster=None, device_name=None, memory_bytes=0, force=True
+    )
+    known = manifest.environment
+    environment = msgspec.structs.replace(
+        known,
+        device=found.device,
+        device_name=found.device_name if held.device_names else known.device_name,
+        device_count=max(known.device_count, found.device_count),
+        versions={**known.versions, **found.versions},
+        settings={**known.settings, **found.settings},
+    )
+    if environment != known:
+        write_manifest(output, msgspec.structs.replace(manifest, environment=environment))
+
+
+def raise_failures(failures: Sequence[Failure], output: Path) -> None:
+    """Say what failed, if anything did.
+
+    Raises:
+        WorkError: a program did not end well; what it measured is kept.
+    """
+    if failures:
+        words = "; ".join(failure.words for failure in failures)
+        raise WorkError(f"{words}; logs are in {output / LOGS}; the same command goes on with what is missing")

@@ -1,0 +1,197 @@
+"""Programs of other tools are run: found, told what to sweep, watched, and their rows kept when they fail half way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from fake_tools import write_programs
+
+from calibrate.fit import fit_profile
+from paradl_bench.cli import group
+from paradl_bench.measure.doctor import examine
+from paradl_bench.measure.tools.catalog import tools
+from paradl_bench.measure.tools.processes import run_program
+from paradl_bench.measure.tools.tool import geometric_runs
+from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_programs(tmp_path_factory.mktemp("fake") / "bin")
+
+
+@pytest.fixture(autouse=True)
+def _on_path(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "FAKE_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def sweep(tool: str, output: Path, *more: str) -> Result:
+    sizes = [] if any(each.startswith("--sizes") for each in more) else ["--sizes", "1K:16K:4"]
+    arguments = ["collectives", "--tool", tool, "--ranks", "4", "--blocks", "2", *sizes, *more, "-o", str(output)]
+    return CliRunner().invoke(group, arguments)
+
+
+def error_of(done: Result) -> tuple[int, str]:
+    return getattr(done.exception, "exit_code", 0), str(done.exception)
+
+
+def points(output: Path) -> set[tuple[str, int, int, int]]:
+    records = read_records(output, COLLECTIVES_FILE, CollectiveSamples)
+    return {(r.operation, r.message_bytes, r.ranks, r.block) for r in records}
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+
+def test_nccl_tests_sweeps_every_operation_by_one_process(tmp_path: Path) -> None:
+    done = sweep("nccl-tests", tmp_path / "out", "--ops", ",".join(OPERATIONS), "--json")
+    assert done.exit_code == 0, done.output
+    assert points(tmp_path / "out") == {
+        (name, size, 4, block) for name in OPERATIONS for size in (1024, 4096, 16384) for block in (0, 1)
+    }
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.complete
+    assert manifest.environment.versions == {"nccl": "2.28.7", "nccl-tests": "2.17.6"}
+    assert (manifest.environment.device_name, manifest.environment.device_count) == ("Fake GPU", 4)
+    assert len(manifest.environment.settings["all_reduce_perf"]) == 16
+    log = (tmp_path / "out" / "logs" / "all_gather-0-0.log").read_text()
+    # nccl-tests counts what all ranks gather together.
+    assert log.splitlines()[0].endswith("all_gather_perf -b 4096 -e 65536 -f 4 -g 4")
+    assert json.loads(done.output)["collectives"][0]["operation"] == "all_gather"
+    profile = fit_profile([tmp_path / "out"], command_line=("calibrate",), force=False)
+    assert {fit.operation for fit in profile.communication} == set(OPERATIONS)
+
+
+def test_a_json_report_is_asked_for_where_the_program_can_write_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "json")
+    assert sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce").exit_code == 0
+    records = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
+    assert {record.source.split(":")[0] for record in records} == {
+        "logs/all_reduce-0-0.json",
+        "logs/all_reduce-1-0.json",
+    }
+
+
+def test_a_program_that_fails_half_way_keeps_its_rows_and_shows_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "fail")
+    out = tmp_path / "out"
+    done = sweep("nccl-tests", out, "--ops", "all_reduce,broadcast", "--blocks", "1")
+    code, text = error_of(done)
+    assert code == 3
+    assert "all_reduce_perf (all_reduce): exit code 7, 2 rows kept; broadcast_perf (broadcast): exit code 7" in text
+    assert "Test NCCL failure all_reduce.cu:99" in done.stderr
+    assert points(out) == {(name, size, 4, 0) for name in ("all_reduce", "broadcast") for size in (1024, 4096)}
+    assert not read_manifest(out).complete
+    # The same command goes on with what is missing, and keeps the first log.
+    monkeypatch.delenv("FAKE_MODE")
+    assert sweep("nccl-tests", out, "--ops", "all_reduce,broadcast", "--blocks", "1").exit_code == 0
+    assert len(read_records(out, COLLECTIVES_FILE, CollectiveSamples)) == 2 * 2 * 3
+    again = (out / "logs" / "all_reduce-0-0-again1.log").read_text()
+    assert "-b 16384 -e 16384" in again
+    assert read_manifest(out).complete
+
+
+def test_a_program_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "hang")
+    start = time.monotonic()
+    done = sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--timeout", "2", "--launcher", "mpirun")
+    assert time.monotonic() - start < 60
+    code, text = error_of(done)
+    assert code == 3
+    assert "its time was up, 2 rows kept" in text
+    assert points(tmp_path / "out") == {("all_reduce", 1024, 4, 0), ("all_reduce", 4096, 4, 0)}
+
+
+def test_nothing_that_a_program_started_is_left_behind(tmp_path: Path) -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    ended = run_program([sys.executable, "-c", code], tmp_path / "log", timeout_s=30)
+    assert ended.well
+    state = Path("/proc") / ended.last_lines[-1] / "stat"
+    until = time.monotonic() + 10
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "what a program left behind still runs"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("wrong", "wrong results"), ("silent", "exit code 0, 0 rows kept")])
+def test_wrong_results_and_silence_are_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, expected: str
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", mode)
+    code, text = error_of(sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--blocks", "1"))
+    assert code == 3
+    assert expected in text
+
+
+def test_osu_and_imb_run_under_a_launcher(tmp_path: Path) -> None:
+    done = sweep(
+        "osu", tmp_path / "osu", "--ops", "all_reduce,reduce_scatter,send_recv", "--launcher-arg=--bind-to=core"
+    )
+    assert done.exit_code == 0, done.output
+    assert points(tmp_path / "osu") == {
+        (name, size, ranks, block)
+        for name, ranks in (("all_reduce", 4), ("reduce_scatter", 4), ("send_recv", 2))
+        for size in (1024, 4096, 16384)
+        for block in (0, 1)
+    }
+    log = (tmp_path / "osu" / "logs" / "reduce_scatter-0-0.log").read_text()
+    assert "mpirun -np 4 --bind-to=core" in log
+    assert "-m 4096:4096" in log  # of all ranks together
+    done = sweep("imb", tmp_path / "imb", "--ops", "all_reduce,send_recv", "--launcher", "srun", "--level", "rack")
+    assert done.exit_code == 0, done.output
+    records = read_records(tmp_path / "imb", COLLECTIVES_FILE, CollectiveSamples)
+    assert {(r.tool, r.level, r.library, r.calls_per_sample) for r in records} == {("imb", "rack", "mpi", 1000)}
+
+
+def test_sizes_are_cut_into_what_one_start_can_sweep() -> None:
+    assert geometric_runs([1, 2, 4, 8]) == [(1, 2, 4, 8)]
+    assert geometric_runs([1, 3, 9, 10, 20]) == [(1, 3, 9), (10, 20)]
+    assert geometric_runs([2, 4, 12, 36]) == [(2, 4), (12, 36)]
+    assert tools()["osu"].at_once([1, 4, 8]) == [(1,), (4, 8)]
+    assert tools()["imb"].at_once([5, 7, 100]) == [(5, 7, 100)]
+    assert geometric_runs([]) == []
+
+
+def test_what_is_asked_wrongly_or_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
+) -> None:
+    out = tmp_path / "out"
+    assert "--point-seconds is for --tool torch" in error_of(sweep("osu", out, "--point-seconds", "1"))[1]
+    assert "--backend gloo: nccl-tests runs on nccl" in error_of(sweep("nccl-tests", out, "--backend", "gloo"))[1]
+    assert "a launcher has to start its ranks" in error_of(sweep("osu", out, "--launcher", "own"))[1]
+    assert "torchrun starts Python programs" in error_of(sweep("osu", out, "--launcher", "torchrun"))[1]
+    assert "--level is for --tool" in error_of(sweep("torch", out, "--level", "node"))[1]
+    code, text = error_of(sweep("osu", out, "--ops", "all_gather"))
+    assert (code, text) == (3, "osu_allgather of osu is not on PATH; say where it is with --tool-path DIR")
+    assert error_of(sweep("nccl-tests", out, "--tool-path", str(tmp_path / "no")))[0] == 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert error_of(sweep("nccl-tests", out, "--tool-path", str(empty), "--ops", "all_reduce")) == (
+        3,
+        f"--tool-path {empty} holds no all_reduce_perf of nccl-tests",
+    )
+    assert not out.exists()
+    assert sweep("nccl-tests", out, "--tool-path", str(programs), "--ops", "all_reduce").exit_code == 0
+    code, text = error_of(sweep("nccl-tests", out, "--tool-path", str(programs), "--ops", "broadcast"))
+    assert (code, "measured with other settings (operations)" in text) == (2, True)
+
+
+def test_doctor_tells_which_tools_were_found() -> None:
+    found = {finding.name: finding.found for finding in examine()}
+    assert found["all_reduce_perf"]
+    assert found["IMB-MPI1"]
+    assert found["osu_allreduce"]
