@@ -54,7 +54,8 @@ class Case(NamedTuple):
         )
 
     def load(self) -> tuple[LoadedModel, Network]:
-        model = load_model(f"pipeline_networks:{self.name}")
+        place, _, factory = self.name.rpartition(".")
+        model = load_model(f"{place or 'pipeline_networks'}:{factory}")
         return model, trace_network(model)
 
     def build(self, model: LoadedModel, network: Network, context: RankContext) -> ParallelModule:
@@ -116,9 +117,10 @@ def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: 
     for name, parameter in held.items():
         of = parts.get(name, ())
         gradient = exact[name].grad
-        assert gradient is not None
-        assert parameter.grad is not None, name
         assert_close(parameter, exact[name][of])
+        assert (parameter.grad is None) == (gradient is None), name
+        if parameter.grad is None or gradient is None:
+            continue
         assert_close(parameter.grad, gradient[of])
 
 

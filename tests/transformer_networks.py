@@ -21,7 +21,7 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.norm0, self.norm1, self.norm2 = (nn.LayerNorm(WIDTH) for _ in range(3))
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH)
         self.gate, self.up = nn.Linear(WIDTH, 10), nn.Linear(WIDTH, 10)
@@ -36,14 +36,15 @@ class Own(nn.Module):
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        at = torch.arange(tokens)
-        slopes = torch.arange(1, self.heads + 1).view(1, -1, 1, 1)
+        at = torch.arange(tokens, device=x.device)
+        slopes = torch.arange(1, self.heads + 1, device=x.device).view(1, -1, 1, 1)
         distance = (at[:, None] - at[None, :]).abs()
         scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5 + self.distances(distance).permute(2, 0, 1)
         weights = F.softmax(scores - distance * slopes, dim=3)
         return self.out((weights @ v).transpose(1, 2).contiguous().view(batch, tokens, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm0(x)
         x = x + self.attend(self.norm1(x))
         y = self.norm2(x)
         x = x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -117,9 +118,12 @@ def gpt2(dropout: float = 0.0) -> nn.Module:
     from transformers import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
 
+    from paradl_bench.models.transformer_families import WITHOUT_MASKS
+
     config = GPT2Config(
         n_embd=WIDTH, n_layer=2, n_head=4, vocab_size=30, n_positions=8, bos_token_id=0, eos_token_id=0,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
+        attn_implementation=WITHOUT_MASKS,
     )  # fmt: skip
     return _Sized(GPT2Model(config))
 

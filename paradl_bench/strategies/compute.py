@@ -23,6 +23,8 @@ class LayerShard(NamedTuple):
 
     Attributes:
         layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
+        leader: index in the network of the layer whose ``after_bw`` does for this one too, where that is another one; a
+            stage of a pipeline without it communicates after the first layer of it that it leads.
     """
 
     layer: Layer
@@ -30,6 +32,7 @@ class LayerShard(NamedTuple):
     before_fw: tuple[Communication, ...] = ()
     after_fw: tuple[Communication, ...] = ()
     after_bw: tuple[Communication, ...] = ()
+    leader: int | None = None
 
 
 def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:

@@ -38,6 +38,8 @@ NESTED = {
     + ["Rereading:p2f2:gpipe:2", "Rereading:p2c2:1f1b:3", "Rereading:p2s2:gpipe:2", "Rereading:p2s1x2:1f1b:3"]
     + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "two", "late", "three", "fc")]
     + ["Residual:p2f2:1f1b:4", "Chain:p2c2:interleaved:2", "Normed:p2s2:interleaved:4", "Residual:p2s2:interleaved:2"]
+    + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Own", "Split", "gpt2", "t5")]
+    + [f"transformer_networks.Split:p2t2:1f1b:3:{cut}" for cut in ("q", "transpose#6", "up")]
     + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4"]
     + ["Normed:p4:interleaved:4", "Residual:p4:interleaved:8"]
     + ["Chain:p2f2:gpipe:2:scatter", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"],

@@ -299,8 +299,10 @@ class StageModule(torch.nn.Module):
                 f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages"
             )
         held, whole = self.share.crossing[index].output_shape, self._sharding.network.layers[index].output_shape
-        # A layer's shape is per sample; the batch is the first dim of what ranks hold a part of.
-        shape = result.shape if held == whole else (result.shape[0], *held)
+        # A layer's shape is per sample: the tensor's has the batch before it, in its first dim, or not at all.
+        shape = list(result.shape)
+        for dim in range(-len(whole), 0):
+            shape[dim] = shape[dim] * held[dim] // whole[dim]
         return torch.empty(shape, dtype=result.dtype, device="meta", requires_grad=result.is_floating_point())
 
     def forward(self, *received: torch.Tensor) -> Any:

@@ -49,6 +49,8 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
     """
     start = stage.layers.start
     shards = {index - start: shared.shards[index] for index in stage.layers if index in shared.shards}
+    for index, led in _led_again(stage, shared).items():
+        shards[index - start] = shards[index - start]._replace(after_bw=led)
     for index, gathers in _gathered_again(network, stage, shared).items():
         shard = shards.get(index - start) or LayerShard(network.layers[index])
         shards[index - start] = shard._replace(before_fw=(*gathers, *shard.before_fw))
@@ -61,6 +63,18 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
             for index in (*stage.receives, *stage.sends)
         },
     )
+
+
+def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:
+    """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
+    found: dict[int, tuple[Communication, ...]] = {}
+    leaders = set()
+    for index in stage.layers:
+        leader = shared.shards[index].leader if index in shared.shards else None
+        if leader is not None and leader < stage.layers.start and leader not in leaders:
+            leaders.add(leader)
+            found[index] = shared.shards[leader].after_bw
+    return found
 
 
 def hold_parameters(network: Network, stages: Sequence[Stage], shared: SharedLayers) -> Network:

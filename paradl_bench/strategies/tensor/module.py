@@ -48,25 +48,26 @@ class TensorRunner:
             held = _take(module.get_parameter(name), dim, ranges)
             replace_parameter(module, name, held)
             shapes[name] = tuple(held.shape)
-        shared = {index: _SharedInput(group) for index, piece in pairs.pieces.items() if piece.leader == index}
+        last_of = {piece.leader: index for index, piece in pairs.pieces.items()}
+        inputs = {leader: _SharedInput(group) for leader in last_of}
         random = OwnRandomness(group)
-        rules = {}
+        rules, parts = {}, {}
         for index, piece in pairs.pieces.items():
             layer = network.layers[index]
-            part = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
+            part = parts[index] = Part(layer, piece, cut(piece.atoms, group.size)[group.rank])
             run: Any = _Row(layer, group)
             if piece.part == "column":
-                run = _Column(layer, part, shared[piece.leader])
+                run = _Column(part, inputs[piece.leader], last=last_of[piece.leader] == index)
             elif piece.part != "row":
-                run = _Inside(layer, part, random)
+                run = _Inside(part, random)
             rules[index] = Rule(_functions(layer), run)
 
-        def leave(outputs: Any) -> Any:
-            for of_inputs in shared.values():
-                of_inputs.forget()
-            return outputs
+        def receive(index: int, tensor: torch.Tensor) -> torch.Tensor:
+            is_part = index in parts and parts[index].piece.part != "row"
+            marked: torch.Tensor = parts[index].mark(tensor) if is_part else tensor
+            return marked
 
-        return Sharding(rules, with_parameter_shapes(network, shapes), leave=leave, whole_shape=_whole_shape)
+        return Sharding(rules, with_parameter_shapes(network, shapes), whole_shape=_whole_shape, receive=receive)
 
 
 RUNNER = TensorRunner()
@@ -140,7 +141,7 @@ class _SharedInput:
         return self._shared
 
     def forget(self) -> None:
-        """Let the activations go."""
+        """Let the activations go; a stage that lacks the last layer that reads them keeps them for one more turn."""
         self._whole = self._shared = None
 
 
@@ -183,13 +184,15 @@ def _multiply(layer: Layer, given: _Given) -> torch.Tensor:
 class _Column:
     """Some of the output's features, from all of the input; backward all-reduces the input's gradient."""
 
-    def __init__(self, layer: Layer, part: Part, shared: _SharedInput) -> None:
-        self._layer, self._part, self._shared = layer, part, shared
+    def __init__(self, part: Part, shared: _SharedInput, *, last: bool) -> None:
+        self._part, self._shared, self._last = part, shared, last
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = _bind(self._layer, args, kwargs)
+        given = _bind(self._part.layer, args, kwargs)
         shared = given._replace(input=self._shared(given.input))
-        if function_of(self._layer) == "linear":
+        if self._last:
+            self._shared.forget()
+        if function_of(self._part.layer) == "linear":
             return self._part.mark(F.linear(*shared))
         if shared.bias is None:
             return self._part.mark(torch.matmul(shared.input, shared.weight))
@@ -211,9 +214,10 @@ class _Row:
 class _Inside:
     """An operation on this rank's part of what it reads."""
 
-    def __init__(self, layer: Layer, part: Part, random: OwnRandomness) -> None:
-        self._layer, self._part, self._random = layer, part, random
-        self._sized = _SIZED.get(function_of(layer)) if layer.kind == "view" else None
+    def __init__(self, part: Part, random: OwnRandomness) -> None:
+        self._part, self._random = part, random
+        self._layer = part.layer
+        self._sized = _SIZED.get(function_of(part.layer)) if part.layer.kind == "view" else None
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._part.piece.takes:

@@ -79,6 +79,7 @@ class TensorPlanner:
                 shard_label(strategy.axes[axis], settings),
                 after_fw=all_reduce(layer.output_shape) if piece.part == "row" else (),
                 after_bw=all_reduce(layer.input_shapes[0]) if leads else (),
+                leader=piece.leader if piece.leader != index else None,
             )
         held = parameter_ranges(network, pairs, parts, position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
