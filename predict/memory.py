@@ -22,7 +22,9 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import LayerShard
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
+from paradl_bench.strategies.zero.plan import zero_stage
 from predict.liveness import Ledger, Liveness
+from predict.zero_memory import ShardedLiveness, held_network, largest_part_bytes
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
@@ -51,6 +53,8 @@ def per_phase_memory(
     device: str = "cpu",
     shards: Mapping[int, LayerShard] | None = None,
     block_elements: int = 0,
+    zero_stage: int = 0,
+    ranks: int = 1,
 ) -> MemoryUse:
     """Peak over forward, backward and weight update on one rank.
 
@@ -60,21 +64,30 @@ def per_phase_memory(
         device: kind of the device: ``cpu`` or ``cuda``.
         shards: what the rank runs of layers, by index; all of those that are missing.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
+        zero_stage: of data parallelism over as many ``ranks``.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    ledger = Ledger()
-    walk = Liveness(ledger, network, local_batch, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
+    ledger, held = Ledger(), network
+    if zero_stage > 1:
+        exchanged, held, reshard = False, held_network(network, ranks), zero_stage == 3
+        masks = mask_bytes(device)
+        walk: Liveness = ShardedLiveness(
+            ledger, network, local_batch, ranks, reshard=reshard, dtype=dtype, mask_bytes=masks
+        )
+    else:
+        walk = Liveness(ledger, network, local_batch, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
     received = ledger.allocate(block_elements * local_batch * DTYPE_BYTES[dtype])
     left = walk.forward(received)
     ledger.release(received)
     walk.backward(left)
     return memory_use(
         {
-            **fixed_parts(network, optimizer, exchanged=exchanged),
+            **fixed_parts(held, optimizer, exchanged=exchanged),
+            **({"optimizer": STATE_COPIES[optimizer] * largest_part_bytes(network, ranks)} if zero_stage == 1 else {}),
             "input": network.input_bytes(local_batch, dtype),
-            **moving_parts(ledger, network, optimizer, device),
+            **moving_parts(ledger, held, optimizer, device),
         }
     )
 
@@ -130,6 +143,8 @@ def planned_memory(
             device=device,
             shards=shared.shards,
             block_elements=block_of_input(network, strategy),
+            zero_stage=zero_stage(strategy),
+            ranks=strategy.ranks,
         )
         for shared in planner_for(strategy).shares(network, strategy, settings).distinct
     ]

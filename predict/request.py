@@ -8,7 +8,7 @@ from typing import Any
 
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks
 from paradl_bench.spec.units import parse_layers
 from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
@@ -31,6 +31,15 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
     profile = read_profile(options["profile"])
     network = choose_network(profile, options["model"], options["network"])
     optimizer, dtype = _measured_choices(profile, network, options)
+    cluster: Path | None = options["cluster"]
+    model = CostModel(
+        profile=profile,
+        network=network,
+        optimizer=optimizer,
+        dtype=dtype,
+        cluster=read_cluster(cluster) if cluster else None,
+        backend=options["backend"],
+    )
     first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
 
     def settings(batch: int) -> PlanSettings:
@@ -46,21 +55,13 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
             micro_batches=options["micro_batches"],
             schedule=options["schedule"],
             stages=tuple(options["stages"].split(",")) if options["stages"] else (),
+            blocking=library_blocks(model.communication.backend),
         )
 
     chosen = expand_points(
         network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
     refuse_unused(settings(1), [point.strategy for point in chosen.points])
-    cluster: Path | None = options["cluster"]
-    model = CostModel(
-        profile=profile,
-        network=network,
-        optimizer=optimizer,
-        dtype=dtype,
-        cluster=read_cluster(cluster) if cluster else None,
-        backend=options["backend"],
-    )
     predictor = Predictor(
         model, evaluator, dataset_samples=options["dataset_samples"], strong_scaling=options["scaling"] == "strong"
     )

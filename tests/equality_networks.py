@@ -138,6 +138,44 @@ class Dropped(nn.Module):
         return self.fc2(F.dropout(self.fc1(F.dropout(x.flatten(1), 0.3)), 0.5))
 
 
+class Block(nn.Module):
+    """A residual block, a unit of sharding by its number unless it starts in place."""
+
+    def __init__(self, features: int, *, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.one, self.two = nn.Linear(features, features + 3), nn.Linear(features + 3, features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.leaky_relu(x, inplace=self.in_place)
+        return x + self.two(torch.tanh(self.one(x)))
+
+
+class Woven(nn.Module):
+    """Blocks in a sequence, a layer used twice, a weight read elsewhere, one read twice, a head that no loss reads."""
+
+    input_shape = (5,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(5))
+        self.first = nn.Linear(5, 5)
+        self.blocks = nn.ModuleList(Block(5, in_place=i == 1) for i in range(3))
+        self.read_elsewhere = nn.Linear(5, 7)
+        self.tied = nn.Linear(7, 5, bias=False)
+        self.aside = nn.Linear(5, 3)
+        self.head = nn.Linear(5, 1)
+        self.last = nn.Linear(1, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(F.relu_(self.first(x))) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        x = F.linear(self.tied(F.linear(x, self.read_elsewhere.weight)), self.tied.weight.t())[:, :5]
+        self.aside(x)
+        return self.last(self.head(x))
+
+
 class DroppedInside(Dropped):
     """Dropout of single positions of blocks, whose extents are unlike, and of features behind them."""
 

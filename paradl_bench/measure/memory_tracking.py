@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed._tools.common_utils import get_untyped_storages
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -31,6 +34,13 @@ _CATEGORIES = {
     "TEMP": "temporary",
     "INP": "input",
     "OTH": "other",
+    # Of sharded parameters and gradients, and of the whole ones while they are there.
+    "SHARDED_PARAM": "parameters",
+    "UNSHARDED_PARAM": "parameters",
+    "SHARDED_GRAD": "gradients",
+    "UNSHARDED_GRAD": "gradients",
+    "ALL_GATHER": "communication",
+    "REDUCE_SCATTER": "communication",
 }
 _COMMUNICATION = "communication"
 _TOTAL = "Total"
@@ -177,17 +187,28 @@ def track_memory(
         module: what is trained, wrapped as it is. inputs: the batch and its targets.
     """
     device = inputs[0].device
-    tracker = _Tracker(device)
-    tracker.watch(module, optimizer, inputs)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with tracker:
-        iterate()
-    tracker.settle()
-    snapshot = tracker.get_tracker_snapshot("peak")
-    found = {str(category).rpartition(".")[2]: size for category, size in snapshot.get(device, {}).items()}
-    parts = {_CATEGORIES.get(name, name.lower()): size for name, size in found.items() if name != _TOTAL}
-    parts[_COMMUNICATION] = tracker.standing_bytes
+    standing_bytes = 0
+    tracker: MemTracker
+    if isinstance(module, FSDPModule):
+        sharded = tracker = FSDPMemTracker(module, optimizer)
+        sharded.track_inputs(tuple(inputs))
+        with sharded:
+            iterate()
+    else:
+        own = tracker = _Tracker(device)
+        # An optimizer whose state is shared out keeps its part in one of its own.
+        own.watch(module, getattr(optimizer, "optim", optimizer), inputs)
+        with own:
+            iterate()
+        own.settle()
+        standing_bytes = own.standing_bytes
+    parts: Counter[str] = Counter({_COMMUNICATION: standing_bytes})
+    for category, size in tracker.get_tracker_snapshot("peak").get(device, {}).items():
+        name = str(category).rpartition(".")[2]
+        if name != _TOTAL:
+            parts[_CATEGORIES.get(name, name.lower())] += size
     return MemoryPeak(
         rank=rank,
         tracked_bytes=sum(parts.values()),

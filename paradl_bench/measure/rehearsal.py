@@ -73,7 +73,7 @@ class Rehearsal(Group):
         with self.pause():
             gathered.view(self.size, -1).copy_(sent)
 
-    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = None) -> None:
         """This rank's own part."""
         with self.pause():
             received.copy_(sent.view(self.size, -1)[self.rank])

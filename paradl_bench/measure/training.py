@@ -42,6 +42,7 @@ from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
 from paradl_bench.strategies.pipeline.module import RankPipeline
+from paradl_bench.strategies.zero.plan import zero_stage
 from paradl_bench.terminal import progress
 
 CHUNK_ITERATIONS = 10
@@ -182,6 +183,7 @@ class Trainer:
         self._pipeline: RankPipeline | None = None
         self._last_gradient = _Arrival()
         self._watches_gradients = False
+        self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
 
     def prepare(self, network: Network) -> tuple[IssuedCollective, ...]:
@@ -201,7 +203,7 @@ class Trainer:
             self._inputs = self._inputs.new_empty(0)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
-        self._optimizer = build_optimizer(request.optimizer, model.parameters())
+        self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
         issued = list(recorder.issued("setup"))
         last: str | None = None
         for when in RECORDED:
@@ -325,7 +327,7 @@ class Trainer:
             pipeline_idle_s=idle if self._pipeline is not None else (),
             wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
             fw_communication_s=self._communication([item.fw_communication for item in stamps]),
-            bw_communication_s=self._communication([item.bw_communication for item in stamps]),
+            bw_communication_s=self._communication([self._in_backward(item) for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=losses,
         )
@@ -334,10 +336,14 @@ class Trainer:
         """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
         seconds = self._clock.seconds
         if self._pipeline is None:
+            last = item.last_gradient
+            if self._shards_parameters:
+                # A sharded gradient is there when it has been reduced; what is reduced last was there before.
+                last = next(begin for what, begin, _ in reversed(item.bw_communication) if what == "reduce_scatter")
             return (
                 seconds(item.begin, item.forward_end),
-                seconds(item.forward_end, item.last_gradient),
-                seconds(item.last_gradient, item.backward_end),
+                seconds(item.forward_end, last),
+                seconds(last, item.backward_end),
                 0.0,
             )
         spent = {"FW": 0.0, "BW": 0.0}
@@ -347,6 +353,10 @@ class Trainer:
         exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
         idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
         return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
+
+    def _in_backward(self, item: _Stamps) -> list[tuple[str, Any, Any]]:
+        """Communication before the exposed gradient exchange, which the last reduction of sharded gradients is."""
+        return item.bw_communication[:-1] if self._shards_parameters else item.bw_communication
 
     def _communication(self, iterations: list[list[tuple[str, Any, Any]]]) -> dict[str, tuple[float, ...]]:
         """Seconds of each kind of layer-wise communication, one value an iteration."""

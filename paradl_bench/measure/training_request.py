@@ -14,6 +14,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.zero.plan import zero_stage
 
 RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
 """What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
@@ -64,12 +65,14 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             split=self.split,
             filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
+            blocking=self.device != "cuda",
         )
 
     @property
     def shares_layers(self) -> bool:
-        """Whether the model's layers limit the strategy, beside its mini-batch."""
-        return any(axis.kind != "data" and axis.degree > 1 for axis in self.strategy.axes)
+        """Whether the model's layers or parameters limit the strategy, beside its mini-batch."""
+        shares = any(axis.kind != "data" and axis.degree > 1 for axis in self.strategy.axes)
+        return shares or zero_stage(self.strategy) > 1
 
     def check(self) -> None:
         """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.

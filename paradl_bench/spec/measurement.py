@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.plan import PlanSettings, library_blocks
 from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -498,6 +498,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             stages=self.stages,
+            blocking=library_blocks(self.backend),
             split=self.split,
             filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,

@@ -301,6 +301,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
             part where it needs no more.
         spatial_until: name of the layer before which blocks of positions are gathered; None for as late as possible.
+        blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
+            these run on streams of their own.
     """
 
     batch: int
@@ -314,6 +316,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
+    blocking: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -325,8 +328,10 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def options(self) -> dict[str, str]:
-        """Settings other than batch, optimizer and bucket limits that are not the defaults, in words."""
-        apart = ("batch", "optimizer", "first_bucket_bytes", "bucket_cap_bytes")
+        """Settings other than batch, optimizer, bucket limits and what follows from the library that are not the
+        defaults, in words.
+        """
+        apart = ("batch", "optimizer", "first_bucket_bytes", "bucket_cap_bytes", "blocking")
         defaults = PlanSettings(batch=1)
         chosen = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in apart}
         return {
@@ -351,6 +356,11 @@ def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
         raise UserError(f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB")
     cap_bytes = int(bucket_cap_mb * 1024 * 1024)
     return cap_bytes, cap_bytes
+
+
+def library_blocks(backend: str) -> bool:
+    """Whether a collective that is not asked to be asynchronous keeps its process waiting: NCCL's run on streams."""
+    return backend != "nccl"
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

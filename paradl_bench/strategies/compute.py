@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.spec.network import Layer, Network
@@ -16,6 +16,8 @@ from paradl_bench.spec.plan import (
     Stream,
     WeightUpdate,
 )
+
+BeforeLayer = Callable[[int], tuple[int, ...]]
 
 
 class LayerShard(NamedTuple):
@@ -122,12 +124,18 @@ class NetworkCompute:
         self.backward_task = -1
         """The task that ends what backward has done so far, communication included."""
 
-    def add_forward(self, after: tuple[int, ...] = ()) -> None:
-        """Append forward of all layers; those that read the network's input wait for ``after``."""
+    def add_forward(self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None) -> None:
+        """Append forward of all layers; those that read the network's input wait for ``after``.
+
+        Args:
+            before_layer: appends what comes right before a layer, and returns what that layer waits for.
+        """
         between = Between(phase="FW")
-        for shard, operation, inputs in zip(self._shards, self._operations, self._inputs, strict=True):
+        layers = zip(self._shards, self._operations, self._inputs, strict=True)
+        for index, (shard, operation, inputs) in enumerate(layers):
             work = Compute(layer=shard.layer.name, operation=operation, phase="FW", shard=shard.shard)
-            waits = tuple(self._forward[source] for source in inputs) or after
+            before = before_layer(index) if before_layer else ()
+            waits = (tuple(self._forward[source] for source in inputs) or after) + before
             waits = self._communicate(shard.before_fw, Phase.FW, waits)
             task = self._builder.add(work, Phase.FW, Stream.COMPUTE, waits)
             self._forward.append(self._communicate(shard.after_fw, Phase.FW, (task,))[-1])
@@ -144,10 +152,12 @@ class NetworkCompute:
         """Per layer, the task that its readers wait for."""
         return tuple(self._forward)
 
-    def add_backward(self, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+    def add_backward(
+        self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
 
-        Layers whose gradients are given wait for ``after``.
+        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
         """
         between = Between(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
@@ -157,7 +167,8 @@ class NetworkCompute:
         for index in self.backward_layers:
             shard = self._shards[index]
             work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="BW", shard=shard.shard)
-            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, tuple(waits[index]))
+            before = before_layer(index) if before_layer else ()
+            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             yield index, computed
             task = self.backward_task = self._communicate(shard.after_bw, Phase.BW, (computed,))[-1]

@@ -72,10 +72,10 @@ class Group:
         with self.spans.span("all_gather"):
             _ALL_GATHER(gathered, sent, group=self.process_group)
 
-    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """This rank's part of the sum of ``sent``; both flat."""
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """This rank's part of the sum of ``sent``, or of what ``op`` makes of it; both flat."""
         with self.spans.span("reduce_scatter"):
-            _REDUCE_SCATTER(received, sent, group=self.process_group)
+            _REDUCE_SCATTER(received, sent, op=op, group=self.process_group)
 
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]

@@ -27,6 +27,7 @@ from paradl_bench.strategies.data.plan import (
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, place_of, positions
 from paradl_bench.strategies.norm_statistics import synchronise_norms
 from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
+from paradl_bench.strategies.zero.plan import add_optimizer_broadcasts, build_sharded_role, zero_stage
 
 
 class NestedPlanner:
@@ -65,7 +66,8 @@ class NestedPlanner:
         roles: list[Role] = []
         notes: dict[str, None] = {}
         for index, shared in enumerate(shares.distinct):
-            exchanged = GradientBuckets(shared.network, settings).notes if exchange_axes else ()
+            buckets = exchange_axes and zero_stage(strategy) < 2
+            exchanged = GradientBuckets(shared.network, settings).notes if buckets else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
             number = f" {index}" if len(shares.distinct) > 1 else ""
             multiplicity = shares.positions.count(index) * replicas
@@ -150,7 +152,9 @@ def _build_role(
 ) -> Role:
     """What ``multiplicity`` ranks each do."""
     network, axes = shared.network, group_axes(strategy, *REPLICATING)
-    builder = RoleBuilder(works)
+    builder, stage = RoleBuilder(works), zero_stage(strategy)
+    if stage > 1:
+        return build_sharded_role(network, strategy, settings, builder)
     compute = NetworkCompute(builder, network, shared.shards)
     if not axes:
         compute.add_forward()
@@ -165,5 +169,9 @@ def _build_role(
     for layer, last_task in compute.add_backward():
         exchange.add_ready(layer, last_task)
     done = exchange.add_finish(last_task)
-    builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-    return builder.build(f"replica{number}", multiplicity, issued_before_steady_state(network, buckets))
+    before = issued_before_steady_state(network, buckets)
+    if stage:
+        before += add_optimizer_broadcasts(builder, network, settings, ranks, done)
+    else:
+        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
+    return builder.build(f"replica{number}", multiplicity, before)

@@ -25,6 +25,8 @@ from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.zero.module import shard_parameters
+from paradl_bench.strategies.zero.plan import zero_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class ParallelModule:
         spans: layer-wise communication; it is stamped once its ``stamp`` is set.
         groups: process groups that it communicates over, the one of all ranks included.
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
+        optimizer_group: whose ranks share out the optimizer's state (ZeRO stage 1); else None.
     """
 
     module: torch.nn.Module
@@ -44,6 +47,7 @@ class ParallelModule:
     spans: Spans
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: RankPipeline | None = None
+    optimizer_group: dist.ProcessGroup | None = None
 
 
 def axis_runners() -> dict[str, AxisRunner]:
@@ -78,11 +82,16 @@ def build_parallel(
     sharding = _sharding(module, network, strategy, settings, mesh)
     if sharding.rules:
         module = ShardedModule(module, sharding)
-    replicating = group_axes(strategy, *REPLICATING)
+    replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
+    optimizer_group: dist.ProcessGroup | None = None
     if replicating:
         group = mesh.group(replicating)
-        module = exchange_gradients(module, sharding.network, settings, device, group.process_group)
-    return ParallelModule(module, sharding.network, mesh.spans, mesh.groups)
+        if stage > 1:
+            shard_parameters(module, network, stage, device, group)
+        else:
+            module = exchange_gradients(module, sharding.network, settings, device, group.process_group)
+            optimizer_group = group.process_group if stage else None
+    return ParallelModule(module, sharding.network, mesh.spans, mesh.groups, optimizer_group=optimizer_group)
 
 
 def _sharding(

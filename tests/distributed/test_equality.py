@@ -38,7 +38,9 @@ CASES = {
         "Joined:f2:scatter "
         "Plain:t2 Volume:t2 DroppedInside:t2:alike transformer_networks.Own:t2 transformer_networks.Split:t2 "
         "transformer_networks.Own:t2:split=[qkvo]*+head* transformer_networks.dropping:t2:alike "
-        "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2"
+        "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2 "
+        "Plain:z1d2 Plain:z2d2 Plain:z3d2 Grouped:z3d2 Normed:z1d2:sync Normed:z2d2 Normed:z3d2 Volume:z2d2 "
+        "Woven:d2 Woven:z1d2 Woven:z2d2 Woven:z3d2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -53,7 +55,8 @@ CASES = {
         "Plain:d2f2:split=conv1+fc2 Plain:d2c2:split=conv* Normed:d2s2:until=conv2:sync "
         "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync "
         "transformer_networks.Own:t4 transformer_networks.Own:d2t2 transformer_networks.bert:t4 "
-        "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D"
+        "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D "
+        "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4"
     ),
 }
 

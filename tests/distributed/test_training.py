@@ -217,6 +217,18 @@ def test_what_replicas_issue_is_what_is_planned(workplace: Path, ranks: int) -> 
         assert of_cap["0.001"] > of_cap["0.004"] > 1
 
 
+def test_what_zero_issues_is_what_is_planned(workplace: Path) -> None:
+    """Over three ranks, where rows of most parameters are padded and some ranks hold none."""
+    names = ("BatchNormed", "Biased", "Shared", "Unused")
+    cases = [f"{name} z{stage}d3 0.004 local" for name in names for stage in (1, 2, 3)]
+    (found, *_) = issued_and_planned(workplace, cases, 3)
+    for case, result in found.items():
+        assert result["recorded"] == result["collectives"], case
+        assert min(result["chunk"]["exposed_ge_s"]) > 0, case
+        gathered = [f"{phase}_communication_s" for phase in ("fw", "bw") if result["chunk"][f"{phase}_communication_s"]]
+        assert (len(gathered) > 0) == ("z1" not in case), case
+
+
 @pytest.mark.parametrize(("ranks", "strategies"), [(2, "f2 c2 s2 s1x2"), (3, "f3 c3 s3"), (4, "s2x2 d2f2 d2c2 d2s2")])
 def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ranks: int, strategies: str) -> None:
     cases = [f"{name} {strategy} 0.001 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]

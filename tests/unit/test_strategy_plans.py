@@ -308,8 +308,6 @@ def test_a_batch_that_does_not_split_names_those_that_do() -> None:
         plan(chain(), "d4", batch=10)
     with pytest.raises(UserError, match="batch 3 is smaller than 4 ranks"):
         plan(chain(), "d4", batch=3)
-    with pytest.raises(UserError, match="ZeRO stages are not planned; d4 is"):
-        plan(chain(), "z3d4")
 
 
 def test_kinds_that_do_not_nest_say_which() -> None:

@@ -38,6 +38,7 @@ from paradl_bench.spec.plan import (
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import assign_buckets, broadcast_buckets, total_bytes
+from paradl_bench.strategies.zero.plan import check_zero
 
 _INT64_BYTES = 8
 _INT32_BYTES = 4
@@ -52,11 +53,11 @@ class DataPlanner:
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
-        UserError: fewer samples than ranks, a mini-batch that does not split evenly, or ZeRO stages.
+        UserError: fewer samples than ranks, a mini-batch that does not split evenly, or what ZeRO cannot run.
         """
         ranks, batch = strategy.axes[axis].degree, settings.batch
         if strategy.axes[axis].zero_stage:
-            raise UserError(f"strategy {strategy}: ZeRO stages are not planned; d{ranks} is")
+            check_zero(network, strategy, settings)
         of_axis = "" if ranks == strategy.ranks else " of its data axis"
         if ranks > batch:
             raise UserError(

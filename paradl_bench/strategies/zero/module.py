@@ -1,0 +1,81 @@
+"""ZeRO stages 2 and 3 by torch's ``fully_shard`` (FSDP2), unit by unit as the plan has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.strategies.group_functions import Group
+from paradl_bench.strategies.zero.units import units_of
+
+
+def shard_parameters(module: torch.nn.Module, network: Network, stage: int, device: torch.device, group: Group) -> None:
+    """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
+
+    Collectives are stamped where they are called, if anything is. Where the backend knows no average (gloo), gradients
+    are summed and then divided.
+
+    Args:
+        stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
+
+    Raises:
+        UserError: a unit whose module is no function of its own, as of a ``ModuleDict``.
+    """
+    mesh = DeviceMesh.from_group(group.process_group, device.type)
+    for unit in units_of(network)[:-1]:
+        try:
+            fully_shard(module.get_submodule(unit.name), mesh=mesh, reshard_after_forward=stage == 3)
+        except ValueError as error:
+            raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {unit.name}: {error}") from error
+    # What is gathered for the whole model's own parameters would be gathered again at once.
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(device.type != "cuda")
+            part.set_custom_all_gather(_AllGather(group))
+            part.set_custom_reduce_scatter(_ReduceScatter(group))
+    # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
+class _Buffers(Comm):
+    """Collectives of a group on memory of the allocator's: what ``fully_shard``'s two interfaces have in common."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """As ``fully_shard``'s own."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class _AllGather(_Buffers, AllGather):
+    """What ``fully_shard`` gathers by."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Called on the stream of gathers."""
+        self._group.all_gather(output_tensor, input_tensor)
+
+
+class _ReduceScatter(_Buffers, ReduceScatter):
+    """What ``fully_shard`` reduces by."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Called on the stream of reductions."""
+        self._group.reduce_scatter(output_tensor, input_tensor, op)
