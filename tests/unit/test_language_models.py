@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from paradl_bench.measure.clocks import CpuClock
+from paradl_bench.measure.isolated import isolated_operations
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model, model_names
 from paradl_bench.models.language_models import build_language_model
@@ -180,3 +182,16 @@ def test_tied_weights_keep_their_layers_in_one_stage(name: str) -> None:
     assert all(stage.network.parameters for stage in stages)
     made_again = constants(network)
     assert all(not made_again & set(stage.sends) for stage in stages)
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_what_can_run_alone_does(family: str) -> None:
+    """Every operation that its kind can build, forward and backward, with the shapes that it has in the model."""
+    network = trace_network(load_model(f"{__name__}:{family}", (12,)))
+    alone = isolated_operations(network, 3, torch.device("cpu"), which="all")
+    kinds = {operation.layer.kind for operation in alone}
+    assert {"attention", "norm" if family != "t5" else "reduction", "elementwise", "dropout"} <= kinds
+    for operation in alone:
+        times = operation.measure(CpuClock())
+        split = operation.layer.kind in ("linear", "addmm")
+        assert set(times) == ({"FW", "BW_input", "BW_weight"} if split else {"FW", "BW"}), operation.layer.name
