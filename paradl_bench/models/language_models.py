@@ -34,8 +34,9 @@ def build_language_model(family: Family, *, tied: bool = True, **settings: Any) 
             f"{family} is built by transformers, which is not installed: pip install 'paradl[transformers]'"
         ) from None
     configuration, model = FAMILIES[family]
-    configured = configuration(attn_implementation=WITHOUT_MASKS, tie_word_embeddings=tied, **settings)
-    # T5's takes the setting for the scale of its decoder's output alone.
+    configured = configuration(attn_implementation=WITHOUT_MASKS, **settings)
+    # Not among the settings: T5's would leave its decoder's output unscaled, and logits so large that probabilities
+    # become denormal numbers, with which a CPU computes many times slower.
     configured.tie_word_embeddings = tied
     built: torch.nn.Module = model(configured)
     return built

@@ -6,8 +6,8 @@ All tokens of a sample are attended to (GPT-2 and T5's decoder: those before): b
 mask is built, and nothing is searched for packed sequences, which would read values back from the device in each
 iteration. Dropout is that of the configuration (0.1): it is a part of pre-training's time.
 
-Output layers share the token embedding's weights unless ``tied`` is False. A T5 that is tied scales its decoder's
-output by the root of its width, as published.
+Output layers share the token embedding's weights unless ``tied`` is False, which changes nothing else: T5's decoder's
+output is scaled by the root of its width either way.
 
 Not modelled: BERT's next-sentence task and pooling layer, key and value caches, and sequences of unlike lengths.
 """

@@ -125,6 +125,7 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
 FAMILIES = ("bert", "gpt2", "t5")
 CASES = {
     2: [f"{name}:d2:gpipe" for name in FAMILIES]
+    + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
     + [f"{name}_untied:p2:{schedule}" for name in FAMILIES for schedule in ("gpipe", "1f1b", "interleaved")],
     4: [f"{name}_untied:{text}:1f1b" for name in FAMILIES for text in ("p4", "d2p2")],
 }

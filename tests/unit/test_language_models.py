@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("transformers")
 from paradl_bench.measure.clocks import CpuClock
 from paradl_bench.measure.isolated import isolated_operations
 from paradl_bench.measure.tracing import trace_network
-from paradl_bench.models.catalog import load_model, model_names
+from paradl_bench.models.catalog import LoadedModel, load_model, model_names
 from paradl_bench.models.language_models import build_language_model
 from paradl_bench.models.token_tasks import IGNORED, MaskedTokens, NextToken, TwoSequences
 from paradl_bench.spec.errors import UserError
@@ -109,6 +110,21 @@ def test_targets_are_those_of_pre_training() -> None:
     assert ids.shape == (4, 2, 9)
     assert torch.equal(ids[:, 1, 1:], targets[:, :-1])
     assert not bool(ids[:, 1, 0].any())
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_untied_weights_are_the_only_difference(family: Any) -> None:
+    """The first loss of either is near that of an even guess: no logit is so large that others' shares vanish."""
+    found = {}
+    for tied in (True, False):
+        torch.manual_seed(3)
+        module = build_language_model(family, tied=tied, vocab_size=101, **SMALL[family]).eval()
+        model = LoadedModel("any", module, module.token_task.input_shape((12,)), module.token_task)
+        inputs, targets = model.make_batch(8, seed=4)
+        found[tied] = model.loss(module(inputs), targets).item()
+        names = {name for name, _ in module.named_parameters()}
+        assert any("lm_head" in name or "decoder.weight" in name for name in names) == (not tied)
+    assert list(found.values()) == pytest.approx([math.log(101)] * 2, rel=0.2)
 
 
 def test_a_loss_over_micro_batches_is_the_whole_one() -> None:
