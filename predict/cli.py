@@ -62,7 +62,11 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 )
 @click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
 @click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
-@click.option("--stages", metavar="LAYER[,...]", help="First layers of a pipeline's stages. Default: balanced FLOPs.")
+@click.option(
+    "--stages",
+    metavar="measured|LAYER[,...]",
+    help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")

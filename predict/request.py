@@ -15,7 +15,11 @@ from predict.cost_model import CostModel
 from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
+from predict.stage_balance import refuse_without_pipeline, with_balanced_stages
 from predict.workload import evaluator_named
+
+_MEASURED = "measured"
+"""What ``--stages`` takes for stages that balance the profile's seconds."""
 
 
 def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
@@ -54,7 +58,7 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
             spatial_until=options["spatial_until"],
             micro_batches=options["micro_batches"],
             schedule=options["schedule"],
-            stages=tuple(options["stages"].split(",")) if options["stages"] else (),
+            stages=() if options["stages"] in (None, _MEASURED) else tuple(options["stages"].split(",")),
             blocking=library_blocks(model.communication.backend),
         )
 
@@ -62,10 +66,14 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
     refuse_unused(settings(1), [point.strategy for point in chosen.points])
+    refuse_without_pipeline(options["stages"], chosen.points)
     predictor = Predictor(
         model, evaluator, dataset_samples=options["dataset_samples"], strong_scaling=options["scaling"] == "strong"
     )
-    return tuple(predictor.predict(point) for point in chosen.points), chosen.left_out
+    points = chosen.points
+    if options["stages"] == _MEASURED:
+        points = tuple(with_balanced_stages(model, point) for point in points)
+    return tuple(predictor.predict(point) for point in points), chosen.left_out
 
 
 def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str]:

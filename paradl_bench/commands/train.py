@@ -68,6 +68,11 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     metavar="LAYER[,LAYER...]",
     help="First layer of every stage of a pipeline but the first. Default: cut so that FLOPs balance.",
 )
+@click.option(
+    "--balance",
+    metavar="DIR",
+    help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
@@ -99,6 +104,7 @@ def COMMAND(  # noqa: N802
     micro_batches: int | None,
     schedule: str,
     stages: str | None,
+    balance: str | None,
     device: str,
     dtype: str,
     backend: str | None,
@@ -134,6 +140,7 @@ def COMMAND(  # noqa: N802
         micro_batches=micro_batches,
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),
+        balance=balance,
         iterations=iterations,
         warmup=warmup,
     )

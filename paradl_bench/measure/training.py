@@ -26,6 +26,7 @@ from paradl_bench.measure.recorder import (
     differences,
     planned_collectives,
 )
+from paradl_bench.measure.stage_balance import with_measured_stages
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training_request import RECORDED, TrainingRequest
 from paradl_bench.measure.training_writer import TrainingWriter
@@ -56,6 +57,7 @@ def check_limits(request: TrainingRequest) -> None:
         UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
     """
     network = trace_network(load_model(request.model, request.input_shape, device="meta"))
+    request = with_measured_stages(request, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
 
 
@@ -74,6 +76,7 @@ def measure_training(
     # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
     network = trace_network(model)
+    request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     model.module.to(context.device)
     trainer = Trainer(model, request, context)

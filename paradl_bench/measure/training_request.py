@@ -27,8 +27,10 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, micro_batches, schedule, stages, split, filter_backward, spatial_until: as in
+        batch_norm, micro_batches, schedule, stages, cut_by, split, filter_backward, spatial_until: as in
             :class:`~paradl_bench.spec.plan.PlanSettings`.
+        balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
+            :mod:`paradl_bench.measure.stage_balance`.
     """
 
     model: str
@@ -43,6 +45,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    cut_by: str = ""
+    balance: str | None = None
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
@@ -62,6 +66,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             stages=self.stages,
+            cut_by=self.cut_by,
             split=self.split,
             filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
@@ -83,10 +88,18 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         refuse_unused(self.settings, (self.strategy,))
+        self._check_balance()
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
             )
+
+    def _check_balance(self) -> None:
+        given = "--balance" if self.balance is not None else "--stages" if self.stages else ""
+        if given and degree_of(self.strategy, "pipeline") == 1:
+            raise UserError(f"{given} is for the stages of a pipeline; strategy {self.strategy} has none")
+        if self.balance is not None and self.stages:
+            raise UserError("--balance finds the stages that --stages gives: give one of them")
 
     def arguments(self, context: RankContext) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
@@ -103,7 +116,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
-            **self.settings.options,
+            # The stages themselves have to be the same, not what found them.
+            **{name: text for name, text in self.settings.options.items() if name != "cut_by"},
             **self._of_pipeline,
         }
 

@@ -21,6 +21,9 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.pipeline.plan import cut_by
+from paradl_bench.strategies.pipeline.stages import cut_names
 from paradl_bench.terminal import say
 
 
@@ -101,7 +104,8 @@ class TrainingWriter:
             batch_norm=settings.batch_norm,
             micro_batches=settings.micro_batches,
             schedule=settings.schedule,
-            stages=settings.stages,
+            stages=cut_names(network, request.strategy, settings),
+            cut_by=cut_by(settings) if degree_of(request.strategy, "pipeline") > 1 else "",
             split=settings.split,
             filter_backward=settings.filter_backward,
             spatial_until=settings.spatial_until,

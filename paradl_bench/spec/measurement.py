@@ -451,7 +451,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         issued: collectives that rank 0 issued, by when; planned: what the plan holds.
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
-        micro_batches, schedule, stages: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
+        micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`;
+            stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
         split, filter_backward, spatial_until: of layers that are shared out, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
@@ -475,6 +476,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    cut_by: str = ""
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
@@ -498,6 +500,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             stages=self.stages,
+            cut_by=self.cut_by,
             blocking=library_blocks(self.backend),
             split=self.split,
             filter_backward=self.filter_backward,

@@ -295,7 +295,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         batch_norm: statistics of each rank's own samples and positions, or synchronised over all ranks.
         micro_batches: of a pipeline; None for as many as it has ranks.
         schedule: of a pipeline, by name.
-        stages: the first layer of every stage of a pipeline but the first; empty for a balanced cut.
+        stages: the first layer of every stage of a pipeline but the first; empty for a cut that balances FLOPs.
+        cut_by: what ``stages`` balance where they were found and not given, in words.
         split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
             for all that can be.
         filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
@@ -313,6 +314,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
+    cut_by: str = ""
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None

@@ -20,7 +20,7 @@ from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
-from predict.costs import Floats
+from predict.costs import Floats, Remark
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.memory import planned_memory
 from predict.pipeline_memory import pipelined_memory
@@ -34,6 +34,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
     planner = planner_for(point.strategy)
     plan = planner.plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
+    priced.remarks.add(*(Remark(note, False) for note in plan.notes))
     if degree_of(point.strategy, "pipeline") > 1:
         return _pipelined(plan, priced, model, point)
     by_phase, coarse = (

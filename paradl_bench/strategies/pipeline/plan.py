@@ -95,6 +95,11 @@ def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
     return local // micro_batches(settings, ranks) if ranks > 1 else local
 
 
+def cut_by(settings: PlanSettings) -> str:
+    """What decided the cut into stages, in words."""
+    return settings.cut_by or ("--stages" if settings.stages else "FLOPs")
+
+
 def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
     """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas.
 
@@ -121,7 +126,8 @@ def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, 
         roles=tuple(roles.values()),
         works=tuple(works),
         notes=(
-            f"stages start at {', '.join(first_layers(network, stages))}; {count} micro-batches, {settings.schedule}",
+            f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
+            f" {count} micro-batches, {settings.schedule}",
             *dict.fromkeys(note for shared in shares.distinct for note in shared.notes),
             *(exchanged if exchange_axes else ()),
         ),

@@ -29,7 +29,9 @@ from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
+from paradl_bench.strategies.mesh import degree_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -203,6 +205,24 @@ def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tup
     )
 
 
+def balanced_stages(
+    network: Network, strategy: Strategy, settings: PlanSettings, weights: Sequence[float]
+) -> tuple[str, ...]:
+    """First layers of the stages that balance the weights, seconds of every layer, as :func:`given_cuts` takes them.
+
+    Raises:
+        UserError: the network can't be cut into so many.
+    """
+    count = schedule_of(settings.schedule).stages(degree_of(strategy, "pipeline"))
+    return tuple(network.layers[cut].name for cut in balanced_cuts(network, count, weights))
+
+
+def cut_names(network: Network, strategy: Strategy, settings: PlanSettings) -> tuple[str, ...]:
+    """First layers of a pipeline's stages but the first, whatever they were cut by; none without a pipeline."""
+    ranks = degree_of(strategy, "pipeline")
+    return first_layers(network, cut_into_stages(network, ranks, settings)) if ranks > 1 else ()
+
+
 def first_layers(network: Network, stages: Sequence[Stage]) -> tuple[str, ...]:
     """Names of the first layer of every stage but the first, as :func:`given_cuts` takes them."""
     return tuple(network.layers[stage.layers.start].name for stage in stages[1:])
@@ -263,10 +283,14 @@ def given_cuts(network: Network, first_layers: Sequence[str], stages: int) -> tu
 
 
 def _find(network: Network, name: str) -> int:
-    inside = operations_of_forward(network)
-    for i, layer in enumerate(network.layers[:inside]):
-        if i and (layer.name == name or layer.name.startswith(f"{name}.")):
-            return i
+    inside = network.layers[: operations_of_forward(network)]
+    exact = [i for i, layer in enumerate(inside) if i and layer.name == name]
+    of_module = [i for i, layer in enumerate(inside) if i and layer.name.startswith(f"{name}.")]
+    # A layer may have the name of a module that calls others before it, as batch norm does to count.
+    found = [*exact, *of_module[:1]]
+    if found:
+        allowed = set(allowed_cuts(network))
+        return next((i for i in found if i in allowed), min(found))
     examples = ", ".join(network.layers[i].name for i in allowed_cuts(network)[:6])
     raise UserError(
         f"--stages {name}: {network.name} has no such layer behind its first; it can be cut at {examples}, ..."
