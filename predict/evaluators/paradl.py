@@ -1,13 +1,16 @@
-"""``paradl``: the paper's closed forms of time and memory, for serial, data and GPipe's pipelines."""
+"""``paradl``: the paper's closed forms of time and memory, for every row of its Table 3."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.plan import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
@@ -15,8 +18,11 @@ from predict.closed_forms import paradl
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
-from predict.paradl_memory import paradl_memory
+from predict.exposure import names_of_layer_communication
+from predict.memory import MemoryUse
+from predict.paradl_memory import paradl_memory, paradl_memory_of
 from predict.pipeline_closed_form import PipelineClosedForm
+from predict.shared_closed_form import sharing_kind, terms
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -28,7 +34,9 @@ def prepare(model: CostModel, point: Point) -> Workload:
     """
     if _is_pipeline(point.strategy):
         return _pipelined(model, point)
-    memory = paradl_memory(model.network, point.local_batch, dtype=model.dtype)
+    memory = paradl_memory_of(model.network, point.strategy, point.settings, dtype=model.dtype)
+    if sharing_kind(point.strategy) is not None:
+        return _shared(model, point, memory)
     return prepare_closed_form("paradl", paradl, model, point, memory)
 
 
@@ -37,7 +45,61 @@ def _is_pipeline(strategy: Strategy) -> bool:
 
 
 def _covers(strategy: Strategy) -> bool:
-    return has_closed_form(strategy) or _is_pipeline(strategy)
+    return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_kind(strategy) is not None
+
+
+def _shared(model: CostModel, point: Point, memory: MemoryUse) -> Workload:
+    """A sum over works: each phase's layers and communication, one after the other."""
+    planner = planner_for(point.strategy)
+    planner.check(model.network, point.strategy, point.settings)
+    form = terms(model.network, point.strategy, point.settings, dtype=model.dtype)
+    builder = RoleBuilder()
+    for term in form:
+        builder.add(term.work, Phase[term.phase], Stream.COMPUTE)
+    plan = Plan(
+        strategy=point.strategy,
+        network=model.network.name,
+        local_batch=point.local_batch,
+        roles=(builder.build("rank", point.strategy.ranks),),
+        works=tuple(builder.works),
+    )
+    priced = model.price(plan)
+    times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
+    for term in form:
+        times[term.phase][builder.works[term.work]] += term.times
+    names = np.array(names_of_layer_communication(plan.works))
+
+    def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        return _add_up(times, names, np.asarray(seconds))
+
+    return Workload(
+        costs=dataclasses.replace(priced.costs, counts=np.sum(list(times.values()), axis=0)),
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=memory,
+        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        time=time,
+        iteration_s=lambda *costs: time(*costs).iteration_s,
+    )
+
+
+def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Floats) -> Timing:
+    """Phases one after the other; communication for layers by name, none of it hidden."""
+    phases = {phase: float(own @ seconds) for phase, own in times.items()}
+    named = {
+        phase: {name: float((times[phase] * (names == name)) @ seconds) for name in sorted({*names.tolist()} - {""})}
+        for phase in ("FW", "BW")
+    }
+    return Timing(
+        fw_s=phases["FW"],
+        bw_s=phases["BW"],
+        ge_s=phases["GE"],
+        wu_s=phases["WU"],
+        exposed_communication_s=phases["GE"] + sum(sum(of_kind.values()) for of_kind in named.values()),
+        overlap_s=0.0,
+        fw_of_layers_s=named["FW"],
+        bw_of_layers_s=named["BW"],
+    )
 
 
 def _pipelined(model: CostModel, point: Point) -> Workload:
@@ -76,7 +138,7 @@ def _pipelined(model: CostModel, point: Point) -> Workload:
 
 EVALUATOR = Evaluator(
     name="paradl",
-    summary="ParaDL's closed form: layers and weight update, then one all-reduce",
+    summary="ParaDL's closed forms: layers' times shared out, communication in series, no overlap",
     prepare=prepare,
     covers=_covers,
 )
