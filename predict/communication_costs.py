@@ -57,6 +57,7 @@ class CommunicationCosts:
         self._given = cluster is not None
         self.cluster = cluster or profile.cluster
         self.backend = _choose_backend(profile, backend)
+        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy], CommunicationCost] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -93,7 +94,7 @@ class CommunicationCosts:
             UserError: the profile holds no fit of send_recv and the cluster states none.
         """
         messages = max((work.sends_bytes, work.receives_bytes), key=sum)
-        costs = [self.cost(_message(size, work.axes), strategy) for size in messages]
+        costs = [self._message_cost(size, work.axes, strategy) for size in messages]
         modes: dict[str, float] = {}
         for each in costs:
             for name, shift in each.modes:
@@ -104,6 +105,12 @@ class CommunicationCosts:
             remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
         )
         return CommunicationCost(total, tuple(modes.items()))
+
+    def _message_cost(self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy) -> CommunicationCost:
+        key = size_bytes, axes, strategy
+        if key not in self._message_costs:
+            self._message_costs[key] = self.cost(_message(size_bytes, axes), strategy)
+        return self._message_costs[key]
 
     def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""

@@ -48,9 +48,14 @@ class Shares(NamedTuple):
 def sharded_layers(shares: Shares) -> tuple[tuple[Layer, int], ...]:
     """Layers with the shapes of their shards, each operation once, and bytes of what a rank holds of parameters."""
     found: dict[str, tuple[Layer, int]] = {}
+    seen: set[tuple[int, int]] = set()
     for shared in shares.distinct:
         size = {parameter.name: parameter.bytes for parameter in shared.network.parameters}
         for layer in (shard.layer for shard in shared.shards.values() if shard.shard):
+            # Ranks often share a layer, and what they hold of it: to spell its key takes longer than all else here.
+            if (id(layer), id(shared.network)) in seen:
+                continue
+            seen.add((id(layer), id(shared.network)))
             found[layer.operation] = (layer, sum(size.get(name, 0) for name in layer.parameters))
     return tuple(found.values())
 

@@ -99,6 +99,7 @@ class NetworkCompute:
         shards: what the rank runs of layers, by index, and communicates for them; layers that are missing run whole.
         outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
         input_has_gradient: whether what the network reads needs a gradient, as what a pipeline's stage receives does.
+        operations: keys of operations by the identity of their layers, which live as long as it does; it is added to.
     """
 
     def __init__(
@@ -109,12 +110,17 @@ class NetworkCompute:
         *,
         outputs: Sequence[int] = (),
         input_has_gradient: bool = False,
+        operations: dict[int, str] | None = None,
     ) -> None:
         self._builder = builder
         self._layers = network.layers
         of_layers = shards or {}
         self._shards = [of_layers.get(i) or LayerShard(layer) for i, layer in enumerate(network.layers)]
-        self._operations = [shard.layer.operation for shard in self._shards]
+        known = {} if operations is None else operations
+        for layer in (shard.layer for shard in self._shards):
+            if id(layer) not in known:
+                known[id(layer)] = layer.operation
+        self._operations = [known[id(shard.layer)] for shard in self._shards]
         index = {layer.name: i for i, layer in enumerate(network.layers)}
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
         needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)

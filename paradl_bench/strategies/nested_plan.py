@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Limit, Phase, Plan, PlanSettings, Role, RoleBuilder, Stream, Work
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import AxisPlanner, SharedLayers, Shares, SharingPlanner, sharded_layers
+from paradl_bench.strategies.axis_planner import (
+    AxisPlanner,
+    Latest,
+    SharedLayers,
+    Shares,
+    SharingPlanner,
+    sharded_layers,
+)
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import (
     GradientBuckets,
@@ -28,6 +36,9 @@ from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, pla
 from paradl_bench.strategies.norm_statistics import synchronise_norms
 from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
 from paradl_bench.strategies.zero.plan import add_optimizer_broadcasts, build_sharded_role, zero_stage
+
+_LATEST: Latest[Shares] = Latest()
+"""The plan, the memory model and a rank's run ask for the same shares."""
 
 
 class NestedPlanner:
@@ -65,13 +76,14 @@ class NestedPlanner:
         works: dict[Work, int] = {}
         roles: list[Role] = []
         notes: dict[str, None] = {}
+        once = _Once(settings)
         for index, shared in enumerate(shares.distinct):
             buckets = exchange_axes and zero_stage(strategy) < 2
-            exchanged = GradientBuckets(shared.network, settings).notes if buckets else ()
+            exchanged = once.exchanged(shared.network).buckets.notes if buckets else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
             number = f" {index}" if len(shares.distinct) > 1 else ""
             multiplicity = shares.positions.count(index) * replicas
-            roles.append(_build_role(shared, strategy, settings, works, number, multiplicity))
+            roles.append(_build_role(shared, strategy, once, works, number, multiplicity))
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -91,6 +103,9 @@ class NestedPlanner:
             UserError: a limit is exceeded; the message names it.
         """
         self.check(network, strategy, settings)
+        return _LATEST.get(network, (strategy, settings), lambda: self._find_shares(network, strategy, settings))
+
+    def _find_shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
         local_batch = samples_at_once(strategy, settings)
         distinct: list[SharedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
@@ -142,36 +157,58 @@ class NestedPlanner:
         return tuple(planner.limit(network, settings) for planner in self._planners)
 
 
+class _Exchanged(NamedTuple):
+    """The buckets of a network, and what is issued for them before the steady state."""
+
+    buckets: GradientBuckets
+    setup: tuple[tuple[str, str, int, int], ...]
+
+
+class _Once:
+    """What the roles of a plan have in common, each found once: ranks along a spatial axis hold the same parameters."""
+
+    def __init__(self, settings: PlanSettings) -> None:
+        self.settings = settings
+        self.operations: dict[int, str] = {}
+        self._latest: Latest[_Exchanged] = Latest()
+
+    def exchanged(self, network: Network) -> _Exchanged:
+        def find() -> _Exchanged:
+            buckets = GradientBuckets(network, self.settings)
+            return _Exchanged(buckets, issued_before_steady_state(network, buckets))
+
+        return self._latest.get(network, None, find)
+
+
 def _build_role(
     shared: SharedLayers,
     strategy: Strategy,
-    settings: PlanSettings,
+    once: _Once,
     works: dict[Work, int],
     number: str,
     multiplicity: int,
 ) -> Role:
     """What ``multiplicity`` ranks each do."""
     network, axes = shared.network, group_axes(strategy, *REPLICATING)
-    builder, stage = RoleBuilder(works), zero_stage(strategy)
+    builder, settings, stage = RoleBuilder(works), once.settings, zero_stage(strategy)
     if stage > 1:
         return build_sharded_role(network, strategy, settings, builder)
-    compute = NetworkCompute(builder, network, shared.shards)
+    compute = NetworkCompute(builder, network, shared.shards, operations=once.operations)
     if not axes:
         compute.add_forward()
         last = tuple(task for _, task in compute.add_backward())[-1:]
         builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
         return builder.build(f"device{number}", multiplicity)
     ranks = math.prod(strategy.axes[index].degree for index in axes)
-    buckets = GradientBuckets(network, settings)
+    buckets, setup = once.exchanged(network)
     compute.add_forward(add_buffer_broadcasts(builder, network, ranks, axes))
     exchange = GradientExchange(builder, network, buckets, compute.backward_layers, ranks, axes)
     last_task = -1
     for layer, last_task in compute.add_backward():
         exchange.add_ready(layer, last_task)
     done = exchange.add_finish(last_task)
-    before = issued_before_steady_state(network, buckets)
     if stage:
-        before += add_optimizer_broadcasts(builder, network, settings, ranks, done)
+        setup += add_optimizer_broadcasts(builder, network, settings, ranks, done)
     else:
         builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-    return builder.build(f"replica{number}", multiplicity, before)
+    return builder.build(f"replica{number}", multiplicity, setup)

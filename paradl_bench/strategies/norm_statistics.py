@@ -15,7 +15,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
 from paradl_bench.strategies.mesh import REPLICATING, group_axes
-from paradl_bench.strategies.spatial.region import spatial_region
+from paradl_bench.strategies.spatial.region import region_of
 
 SUMS = 2
 """Sums a channel, in each direction. Forward's are fp64, so that a mean far from 0 costs no digits of the variance."""
@@ -40,7 +40,7 @@ def statistics_axes(network: Network, strategy: Strategy, settings: PlanSettings
 def _cut_layers(network: Network, strategy: Strategy, settings: PlanSettings) -> set[int]:
     for axis in strategy.axes:
         if axis.kind == "spatial" and axis.degree > 1:
-            return set(spatial_region(network, axis.extents, until=settings.spatial_until).layers)
+            return set(region_of(network, axis, settings).layers)
     return set()
 
 

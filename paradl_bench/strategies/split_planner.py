@@ -116,6 +116,7 @@ class SplitPlanner(ABC):
         differentiated = input_needs_gradient(network)
         exchange = Exchange(ranks=ranks, axis=axis, local_batch=local_batch)
         of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
+        label = shard_label(parts, settings)
         shards, shapes = {}, {}
         for index, of_ranks in split.shards.items():
             layer, own = network.layers[index], of_ranks[position]
@@ -125,7 +126,7 @@ class SplitPlanner(ABC):
             backward = self.backward(layer, of_ranks, exchange, split.gradients.parts.get(index))
             shards[index] = LayerShard(
                 shard_layer(layer, own),
-                shard_label(parts, settings),
+                label,
                 after_fw=(self.forward(layer, of_ranks, exchange),),
                 after_bw=(backward,) if differentiated[index] else (),
             )

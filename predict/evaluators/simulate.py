@@ -89,7 +89,9 @@ class _Simulation:
         self._backward = self._on_compute & (self._condensed.phase == Phase.BW)
         self._exchange = self._condensed.phase == Phase.GE
         self._of_layers = {
-            phase: _communication_of_layers(plan, self._segment_work, self._condensed.phase == phase)
+            phase: _communication_of_layers(
+                plan, self._segment_work, ~self._on_compute & (self._condensed.phase == phase)
+            )
             for phase in (Phase.FW, Phase.BW)
         }
 
@@ -124,12 +126,13 @@ class _Simulation:
         return exposed_seconds(line, self._on_compute, self._of_layers[phase])
 
 
-def _communication_of_layers(plan: Plan, segment_work: Ints, in_phase: NDArray[np.bool_]) -> dict[str, list[int]]:
-    """Segments of communication for layers, by what it is."""
-    names = names_of_layer_communication(plan.works)
+def _communication_of_layers(plan: Plan, segment_work: Ints, chosen: NDArray[np.bool_]) -> dict[str, list[int]]:
+    """Of the segments that were chosen, those of communication for layers, by what it is."""
+    segments = np.flatnonzero(chosen).tolist()
+    names = names_of_layer_communication([plan.works[work] for work in segment_work[chosen].tolist()])
     found: dict[str, list[int]] = {}
-    for segment in np.flatnonzero(in_phase).tolist():
-        if name := names[segment_work[segment]]:
+    for segment, name in zip(segments, names, strict=True):
+        if name:
             found.setdefault(name, []).append(segment)
     return found
 

@@ -29,7 +29,7 @@ from paradl_bench.strategies.group_functions import (
 )
 from paradl_bench.strategies.own_randomness import OwnRandomness
 from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, bind
-from paradl_bench.strategies.spatial.region import BlockLayer, Region, spatial_region
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
 _WHOLE = "_paradl_whole"
@@ -61,7 +61,7 @@ class SpatialRunner:
         self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
-        return _shard(network, spatial_region(network, axis.extents, until=settings.spatial_until), group)
+        return _shard(network, region_of(network, axis, settings), group)
 
 
 RUNNER = SpatialRunner()

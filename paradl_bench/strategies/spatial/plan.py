@@ -18,7 +18,7 @@ from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limi
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
-from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, spatial_region
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, region_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -29,11 +29,16 @@ class SpatialPlanner:
     name = "spatial"
 
     def __init__(self) -> None:
-        self._latest: Latest[Region] = Latest()
+        self._layers: Latest[dict[tuple[object, ...], Layer]] = Latest()
 
-    def _region(self, network: Network, parts: tuple[int, ...], settings: PlanSettings) -> Region:
-        until = settings.spatial_until
-        return self._latest.get(network, (parts, until), lambda: spatial_region(network, parts, until=until))
+    def _block_layer(self, network: Network, index: int, block: BlockLayer, position: int) -> Layer:
+        """The layer as a rank runs it; one object for all ranks that run it alike."""
+        known = self._layers.get(network, None, dict)
+        read = block.exchanges[position].read if block.exchanges is not None else ()
+        key = index, _extents(block.boxes[position]), _extents(read)
+        if key not in known:
+            known[key] = _block_layer(network.layers[index], block, position)
+        return known[key]
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -41,7 +46,7 @@ class SpatialPlanner:
             before which the region is to end.
         """
         if network.layers and strategy.axes[axis].degree > 1:
-            self._region(network, strategy.axes[axis].extents, settings)
+            region_of(network, strategy.axes[axis], settings)
 
     def limit(self, network: Network, settings: PlanSettings) -> Limit:
         """One position a rank at least in the layers that can be cut furthest.
@@ -61,7 +66,7 @@ class SpatialPlanner:
     ) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
-        region = self._region(network, parts.extents, settings)
+        region, label = region_of(network, parts, settings), shard_label(parts, settings)
         differentiated = input_needs_gradient(network)
         gathers = _gathers(network, region, local_batch, parts.degree, axis)
         shards = {}
@@ -70,8 +75,8 @@ class SpatialPlanner:
                 block = region.layers[index]
                 forward, backward = _halos(layer, block, position, local_batch, axis)
                 shards[index] = LayerShard(
-                    _block_layer(layer, block, position),
-                    shard_label(parts, settings),
+                    self._block_layer(network, index, block, position),
+                    label,
                     before_fw=forward,
                     after_bw=backward if differentiated[index] else (),
                 )

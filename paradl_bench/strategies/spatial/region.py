@@ -17,6 +17,9 @@ from paradl_bench.layers.kind import LayerKind, layer_kinds
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.partition import Box, Exchange, cut_box, exchanges, read_boxes
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Axis
+from paradl_bench.strategies.axis_planner import Latest
 
 INPUT = "input"
 _GIVEN = "so it was asked"
@@ -83,6 +86,19 @@ def spatial_region(network: Network, parts: Sequence[int], *, until: str | None 
     if not any(layers[index].exchanges is not None for index in layers):
         raise UserError(f"spatial parallelism: no layer of {network.name} can be cut {_text(parts)}; {end}")
     return Region(layers, _gathers(network, layers), cut_box(extents, parts), end)
+
+
+_LATEST: Latest[Region] = Latest()
+
+
+def region_of(network: Network, axis: Axis, settings: PlanSettings) -> Region:
+    """The region of a spatial axis; every position along it, and every batch norm, asks for the same one.
+
+    Raises:
+        UserError: as :func:`spatial_region`.
+    """
+    parts, until = axis.extents, settings.spatial_until
+    return _LATEST.get(network, (parts, until), lambda: spatial_region(network, parts, until=until))
 
 
 def _check_input(network: Network, parts: Sequence[int]) -> None:
