@@ -17,10 +17,19 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
-from paradl_bench.measure.rank_place import LAUNCHER_PID, LISTENER, MARK, PEER_LOST, port_in_use, whole_number
+from paradl_bench.measure.rank_place import (
+    DOES_NOT_FIT,
+    LAUNCHER_PID,
+    LISTENER,
+    MARK,
+    PEER_LOST,
+    port_in_use,
+    whole_number,
+)
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 from paradl_bench.terminal import say
 
@@ -110,6 +119,7 @@ def launch_ranks(
         KeyboardInterrupt: passed on after the ranks were interrupted and have ended.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    kills_before = _kills_for_memory()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(os.environ.get("MASTER_PORT")))
         files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(ranks)]
@@ -119,7 +129,7 @@ def launch_ranks(
             variables = _rank_variables(rank, ranks, device, listener, environment or {})
             started.append(_start(command, rank, variables, listener if rank == 0 else None, stderr))
         try:
-            _watch(started, deadline, timeout_s)
+            _watch(started, deadline, timeout_s, kills_before)
         except KeyboardInterrupt:
             # Ranks are told, so that they keep what they measured; then they end, one way or the other.
             _interrupt(started)
@@ -195,7 +205,7 @@ def _start(
     return _Started(rank, process, stderr)
 
 
-def _watch(started: list[_Started], deadline: float | None, timeout_s: float | None) -> None:
+def _watch(started: list[_Started], deadline: float | None, timeout_s: float | None, kills_before: int) -> None:
     """Return when all ranks have ended well; raise for the rank to blame otherwise."""
     blame_at: float | None = None
     while True:
@@ -209,7 +219,7 @@ def _watch(started: list[_Started], deadline: float | None, timeout_s: float | N
         blamed = any(code is not None and (code < 0 or code == UserError.exit_code) for code in codes)
         clear = blamed or None not in codes
         if blame_at is not None and (clear or now >= blame_at):
-            raise _failure(failed, len(started))
+            raise _failure(failed, len(started), kills_before)
         if None not in codes:
             return
         if deadline is not None and now >= deadline:
@@ -235,14 +245,23 @@ def _forward(first: _Started) -> None:
         sys.stderr.flush()
 
 
-def _failure(failed: list[_Started], ranks: int) -> ParadlError:
+def _kills_for_memory() -> int:
+    """How many processes of this host the kernel has killed for memory since it started; 0 where it does not say."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counts.get("oom_kill", 0))
+
+
+def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlError:
     """The error of the rank that failed first as far as can be told: a signal, a mistake, a failure, a lost peer."""
 
     def order(item: _Started) -> tuple[int, int]:
         code, message = item.process.returncode, item.error_message() or ""
         if code < 0:
             return 0, item.rank
-        if code == UserError.exit_code and message:
+        if (code == UserError.exit_code and message) or message.startswith(DOES_NOT_FIT):
             return 1, item.rank
         return (3 if PEER_LOST in message else 2), item.rank
 
@@ -250,7 +269,11 @@ def _failure(failed: list[_Started], ranks: int) -> ParadlError:
     code, message = item.process.returncode, item.error_message()
     if code == UserError.exit_code and message:
         return UserError(message)
+    if message and message.startswith(DOES_NOT_FIT):
+        return WorkError(message)
     how = f"was killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
+    if code == -signal.SIGKILL and _kills_for_memory() > kills_before:
+        how += " by the kernel, which ran out of memory: it does not fit"
     if ranks > 1:
         how += "; the other ranks were ended"
     last = message or item.last_words()

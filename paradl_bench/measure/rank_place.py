@@ -21,6 +21,8 @@ LISTENER = "PARADL_LISTEN_FD"
 """Variables that a launcher sets for its ranks: that it is this program, its process, the store's socket."""
 PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
+DOES_NOT_FIT = "does not fit"
+"""How the error of a rank starts whose memory ran out: no other one is to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

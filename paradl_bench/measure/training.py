@@ -19,6 +19,7 @@ import torch
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
+from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
@@ -29,7 +30,7 @@ from paradl_bench.measure.recorder import (
 from paradl_bench.measure.stage_balance import with_measured_stages
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training_request import RECORDED, TrainingRequest
-from paradl_bench.measure.training_writer import TrainingWriter
+from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import (
@@ -38,6 +39,7 @@ from paradl_bench.spec.measurement import (
     TrainingIterations,
 )
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import Plan
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
@@ -68,7 +70,8 @@ def measure_training(
 
     Raises:
         UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
-        WorkError: a loss that is not finite, or control flow that varies between iterations.
+        WorkError: a loss that is not finite, control flow that varies between iterations, or memory that ran out, which
+            ``run.json`` then holds.
     """
     wanted = request.strategy.ranks
     if context.ranks != wanted:
@@ -78,8 +81,28 @@ def measure_training(
     network = trace_network(model)
     request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
-    model.module.to(context.device)
-    trainer = Trainer(model, request, context)
+    trainer: Trainer | None = None
+    try:
+        trainer = Trainer(model, request, context)
+        _measure(trainer, request, context, network, plan, output, command_line)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        phase = trainer.phase if trainer else "setting up the batch"
+        found = shortage(error, context.rank, phase, context.device)
+        keep_shortage(found, network, request, context, output, command_line)
+        raise WorkError(describe_shortage(found)) from error
+
+
+def _measure(
+    trainer: Trainer,
+    request: TrainingRequest,
+    context: RankContext,
+    network: Network,
+    plan: Plan,
+    output: Path,
+    command_line: tuple[str, ...],
+) -> None:
     trainer.try_alone()
     writer = TrainingWriter.open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0)
@@ -165,6 +188,7 @@ class Trainer:
     Attributes:
         recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
             backend does not count.
+        phase: what the rank is doing, in words.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -173,6 +197,7 @@ class Trainer:
         self._model = model
         self._request = request
         self._context = context
+        self.phase = "setting up"
         self._clock: Clock = clock_for(context.device)
         torch.manual_seed(_replica(request, context))
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
@@ -196,6 +221,7 @@ class Trainer:
             UserError: nothing in the model is trained.
         """
         request, model = self._request, self._model.module
+        self.phase = "building the parallel module"
         with CollectiveRecorder() as recorder:
             built = build_parallel(
                 model, network, request.strategy, request.settings, self._context.device, self._model.loss
@@ -241,10 +267,14 @@ class Trainer:
         Raises:
             UserError: the model does not run on its local batch.
         """
+        self.phase = "forward and backward of the model alone"
         try:
+            self._model.module.to(self._context.device)
             loss = self._model.loss(self._model.module(self._inputs), self._targets)
             loss.backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError) as error:
+            if ran_out(error):
+                raise
             where = f"model {self._request.model} does not train on a local batch of {len(self._inputs)}"
             raise UserError(f"{where}: {error}") from error
         self._model.module.zero_grad(set_to_none=True)
@@ -270,6 +300,7 @@ class Trainer:
         self._spans.rows = rows
         loss: torch.Tensor | None
         begin = stamp()
+        self.phase = "forward" if self._pipeline is None else "forward and backward of a pipeline"
         if self._pipeline is not None:
             # Forward and backward take turns, in the order of a schedule.
             loss, forward_end, of_forward = self._pipeline.step(self._inputs, self._targets), begin, 0
@@ -279,6 +310,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             loss = loss.detach()
         backward_end = stamp()
+        self.phase = "weight update"
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()

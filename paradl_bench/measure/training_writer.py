@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from paradl_bench.spec.measurement import (
     TRAINING_FILE,
     IssuedCollective,
     MemoryPeak,
+    MemoryShortage,
     TrainingIterations,
     TrainingRun,
+    read_run,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
@@ -132,3 +136,34 @@ class TrainingWriter:
     def finish(self) -> None:
         """Mark the measurement complete."""
         self.directory.finish()
+
+
+def keep_shortage(
+    found: MemoryShortage,
+    network: Network,
+    request: TrainingRequest,
+    context: RankContext,
+    output: Path,
+    command_line: tuple[str, ...],
+) -> None:
+    """Note in ``run.json`` that memory ran out on this rank; any rank writes it, since the others may wait for ever.
+
+    Raises:
+        UserError: the directory holds something else.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    directory = os.open(output.parent, os.O_RDONLY)
+    try:
+        # Ranks run out together.
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        writer = TrainingWriter.open(request, context, output, command_line)
+        if (output / RUN_NAME).exists():
+            run = read_run(output)
+        else:
+            writer.describe(network, context, (), (), (), ())
+            assert writer.run is not None
+            run = writer.run
+        run = msgspec.structs.replace(run, did_not_fit=(*run.did_not_fit, found))
+        write_bytes_atomically(output / RUN_NAME, encode_pretty(run))
+    finally:
+        os.close(directory)

@@ -439,6 +439,22 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     allocator_bytes: int | None = None
 
 
+class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory that ran out on one rank.
+
+    Attributes:
+        phase: what the rank was doing, in words.
+        requested_bytes: that were asked for at that moment; 0 where the error did not say.
+        needed_bytes: what the rank held by then, and that. had_bytes: the device's memory, or the process's limit.
+    """
+
+    rank: int
+    phase: str
+    requested_bytes: int
+    needed_bytes: int
+    had_bytes: int
+
+
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
@@ -456,6 +472,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         split, filter_backward, spatial_until: of layers that are shared out, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
+        did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
     """
 
     model: str
@@ -487,6 +504,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     differences: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
+    did_not_fit: tuple[MemoryShortage, ...] = ()
 
     @property
     def settings(self) -> PlanSettings:

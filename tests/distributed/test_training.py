@@ -83,6 +83,15 @@ class Killed(Biased):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
+class Hungry(Biased):
+    "Asks on rank 1, in its 20th forward, for more memory than there is."
+    calls = 0
+    def forward(self, x):
+        Hungry.calls += x.device.type != "meta"
+        if Hungry.calls == 20 and os.environ.get("RANK") == "1":
+            torch.empty(2**48)
+        return super().forward(x)
+
 class Diverging(Biased):
     "Has a loss that is no number, from the 20th iteration on."
     calls = 0
@@ -378,6 +387,27 @@ def test_a_rank_that_dies_ends_the_run_and_what_was_measured_is_kept(workplace: 
     assert len(result.stderr.strip().splitlines()) == 1
     assert measured(workplace / "run") == 10
     assert not read_manifest(workplace / "run").complete
+
+
+def test_memory_that_runs_out_is_a_result(workplace: Path) -> None:
+    """On one rank in the middle of a run, whose iterations are kept, and on all of them before it has begun."""
+    result = train(workplace, "networks:Hungry", "--strategy", "d2", "--batch", "8", "-o", "run")
+    assert result.returncode == 3
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("paradl-bench: error: does not fit: needed 1024 TiB, had ")
+    assert line.endswith("(rank 1, asked for 1024 TiB in forward); run.json keeps that")
+    run = read_run(workplace / "run")
+    (found,) = run.did_not_fit
+    assert (found.rank, found.phase, found.requested_bytes) == (1, "forward", 2**50)
+    assert found.needed_bytes > found.requested_bytes > found.had_bytes > 0
+    assert run.issued_equals_plan
+    assert measured(workplace / "run") == 10
+
+    result = train(workplace, "networks:Biased", "--strategy", "serial", "--batch", str(10**12), "-o", "large")
+    assert result.returncode == 3
+    assert "does not fit: needed" in result.stderr
+    (found,) = read_run(workplace / "large").did_not_fit
+    assert found.requested_bytes == 4 * 10**12 * 3 * 12 * 12
 
 
 def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
