@@ -56,13 +56,25 @@ def fit(directories: tuple[Path, ...], output: str, force: bool, as_json: bool) 
 
 @group.command()
 @click.argument("profile", metavar="PROFILE", type=_PATH)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=_PATH,
+    help="Draw measured points, fit, interval and residuals of every collective into DIR, as PNG (paradl[plots]).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(profile: Path, as_json: bool) -> None:
+def show(profile: Path, output: Path | None, as_json: bool) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
     from calibrate.profile import read_profile
     from calibrate.show import explanation, print_profile
 
     found = read_profile(profile)
+    if output is not None:
+        from calibrate.drawing import draw_profile
+
+        for path in draw_profile(found, output):
+            say(f"drew {path}")
     if as_json:
         _print_json(explanation(found))
     else:

@@ -121,6 +121,23 @@ def piecewise_seconds(
     return np.where(m > 0, seconds, 0.0)
 
 
+def spread_s(
+    operation: CollectiveOperation, fits: Sequence[CommunicationFit], ranks: float, message_bytes: float
+) -> float:
+    """Standard deviation of a predicted time inside the range fitted on: of the parameters, and of what drifts.
+
+    The parameters are those of the fit whose sizes are nearest.
+    """
+    fit = min(fits, key=lambda each: max(each.bytes_range[0] - message_bytes, message_bytes - each.bytes_range[1], 0.0))
+    (piece,) = pieces_of(operation, [fit])
+    row = piece.terms(ranks, message_bytes, fit.inner.ranks if fit.inner else 1)
+    variance = max(float(row[:2] @ np.array(fit.covariance) @ row[:2]), 0.0)
+    if fit.inner:
+        variance += max(float(row[3:] @ np.array(fit.inner.covariance) @ row[3:]), 0.0)
+    seconds = float(communication_seconds(operation, fits, ranks, message_bytes))
+    return float(np.hypot(np.sqrt(variance), seconds * fit.block_relative_sd))
+
+
 def communication_seconds(
     operation: CollectiveOperation, fits: Sequence[CommunicationFit], ranks: ArrayLike, message_bytes: ArrayLike
 ) -> Floats:

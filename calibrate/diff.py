@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from calibrate.communication_time import communication_seconds, pieces_of
+from calibrate.communication_time import communication_seconds, spread_s
 from calibrate.profile import CommunicationFit, Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.network import Network
@@ -151,18 +150,7 @@ def _communication(profile: Profile, other: Profile) -> Iterator[tuple[str, Quan
         operation = lookup(operations(), key[1], "collective")
         for ranks, size in sorted(points[key]):
             seconds = float(communication_seconds(operation, own, ranks, size))
-            nearest = min(own, key=lambda fit: _distance(fit, size))
-            (piece,) = pieces_of(operation, [nearest])
-            row = piece.terms(ranks, size, nearest.inner.ranks if nearest.inner else 1)
-            variance = max(float(row[:2] @ np.array(nearest.covariance) @ row[:2]), 0.0)
-            if nearest.inner:
-                variance += max(float(row[3:] @ np.array(nearest.inner.covariance) @ row[3:]), 0.0)
-            spread = math.hypot(math.sqrt(variance) / seconds if seconds else 0.0, nearest.block_relative_sd)
+            spread = spread_s(operation, own, ranks, size) / seconds if seconds else 0.0
             library, name, level = key
             where = f"{library} {name}, level {level}, {ranks} ranks, {format_bytes(size)}"
             yield where, Quantity(seconds, spread)
-
-
-def _distance(fit: CommunicationFit, size: int) -> int:
-    low, high = fit.bytes_range
-    return max(low - size, size - high, 0)
