@@ -312,10 +312,11 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -
             "BW_input": layer.bw_input_flops,
             "BW_weight": layer.bw_weight_flops,
         }.get(time.phase, 0)
+        samples = 1 if layer.batchless else time.batch
         if layer.parameters and work:
-            flops.append(work * time.batch / time.time.typical_s)
+            flops.append(work * samples / time.time.typical_s)
         if time.phase == "FW" and not layer.parameters and 0 < layer.fw_bytes >= layer.fw_flops:
-            moved.append((layer.fw_bytes * time.batch, time.time.typical_s))
+            moved.append((layer.fw_bytes * samples, time.time.typical_s))
     largest = max((size for size, _ in moved), default=0.0)
     rates = [size / seconds for size, seconds in moved if size >= largest / 2]
     return Reached(max(flops, default=None), max(rates, default=None))

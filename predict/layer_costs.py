@@ -296,12 +296,13 @@ class Roofline:
 
     def _work(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
         weights = self._parameter_bytes.get(layer.operation, 0)
+        samples = 1 if layer.batchless else batch
         if phase == "FW":
-            return layer.fw_flops * batch, layer.fw_bytes * batch + weights
+            return layer.fw_flops * samples, layer.fw_bytes * samples + weights
         flops = {"BW_input": layer.bw_input_flops, "BW_weight": layer.bw_weight_flops}.get(
             phase, layer.bw_input_flops + layer.bw_weight_flops
         )
-        return flops * batch, 2 * layer.fw_bytes * batch + 2 * weights
+        return flops * samples, 2 * layer.fw_bytes * samples + 2 * weights
 
 
 def _unlike_settings(layer: Layer, other: Layer) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from importlib import util
+from importlib import metadata, util
 
 import msgspec
 
@@ -58,10 +59,13 @@ def examine() -> list[Finding]:
 
 def _packages() -> list[Finding]:
     found = versions()
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found["transformers"] = metadata.version("transformers")
     costs = {
         "python": "",
         "torch": "nothing can be measured: pip install 'paradl[bench]' (calibrate and predict work without)",
         "torchvision": "only package.module:factory models: pip install 'paradl[bench]'",
+        "transformers": "no BERT, GPT-2 or T5: pip install 'paradl[transformers]'",
     }
     return [Finding(name=name, found=found.get(name), without=cost) for name, cost in costs.items()]
 

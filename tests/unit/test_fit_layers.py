@@ -234,6 +234,11 @@ def test_rates_reached_are_those_of_the_fastest_layer() -> None:
     reached = rates_reached(times_of(*records), {"toy": net})
     assert reached.peak_flops == pytest.approx(conv.fw_flops * 4 / 1e-3)
     assert reached.memory_bandwidth_bytes_per_s == pytest.approx(relu.fw_bytes * 4 / 1e-4)
+    # What holds no batch computes and moves as much whatever the batch.
+    layers = [msgspec.structs.replace(layer, batchless=True) for layer in net.layers]
+    alike = rates_reached(times_of(*records), {"toy": msgspec.structs.replace(net, layers=tuple(layers))})
+    assert alike.peak_flops == pytest.approx(conv.fw_flops / 1e-3)
+    assert alike.memory_bandwidth_bytes_per_s == pytest.approx(relu.fw_bytes / 1e-4)
     assert rates_reached([], {}) == (None, None)
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from profile_factory import make_profile
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -22,6 +23,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.pipeline.stages import constants, cut_into_stages
+from predict.layer_costs import Roofline
 
 SMALL: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
@@ -181,6 +183,9 @@ def test_tensors_without_a_batch_are_known() -> None:
     assert (attention.batchless, attention.batchless_inputs, attention.input_shapes[3]) == (False, (3,), (1, 2, 12, 12))
     assert attention.input_elements_of(5) == 5 * 3 * 12 * 32 + 2 * 12 * 12
     assert "whole:1x2x12x12" in attention.operation
+    roofline = Roofline(make_profile(), network)
+    assert roofline.seconds(bias, "FW", 5) == roofline.seconds(bias, "FW", 1)
+    assert roofline.seconds(attention, "FW", 5) == pytest.approx(5 * (roofline.seconds(attention, "FW", 1) or 0.0))
     words = [layers["shared"], layers["lm_head"]]
     assert [word.batchless for word in words] == [False, False]
 
