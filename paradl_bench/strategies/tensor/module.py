@@ -74,8 +74,9 @@ RUNNER = TensorRunner()
 
 
 def _functions(layer: Layer) -> frozenset[str]:
+    # Calls that did nothing are views, whatever they are called.
     kind = layer_kinds().get(layer.kind)
-    return frozenset(kind.functions) if kind else frozenset({function_of(layer)})
+    return frozenset((function_of(layer), *(kind.functions if kind else ())))
 
 
 def _take(tensor: torch.Tensor, dim: int, ranges: Ranges) -> torch.Tensor:

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
 from paradl_bench.strategies.channel_shards import NOT_CHOSEN
 from paradl_bench.strategies.compute import layers_with_gradient, operations_of_forward
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
@@ -125,7 +125,7 @@ class _Finder:
         self._readers: dict[int, list[int]] = {}
         for index, layer in enumerate(network.layers):
             for name in layer.inputs:
-                if name in self._index:
+                if name in self._index and not layer.attributes.get(RETURNS_INPUT):
                     self._readers.setdefault(self._index[name], []).append(index)
         self._constant = _constants(network)
         self._linear: dict[int, Linear] = {}
@@ -279,6 +279,7 @@ class _Finder:
                     takes = any(self._is_constant(name) for name, _ in self._producers(index, inputs))
                     pieces[index] = Piece(part, cut, inputs, takes, number, atoms, index)
                 pieces[walk.row] = Piece("row", Cut(-1), (), False, number, atoms, walk.row)
+        pieces |= self._untouched(pieces)
         ordered = {index: pieces[index] for index in sorted(pieces)}
         linear = {index: linear for index, linear in self._linear.items() if index in ordered}
         whole = {
@@ -287,6 +288,16 @@ class _Finder:
             if index not in ordered
         }
         return Pairs(self._with_leaders(ordered), linear, whole)
+
+    def _untouched(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
+        """Calls that return what they are given, here a part."""
+        found = {}
+        for index, layer in enumerate(self._layers):
+            source = self._index.get(layer.inputs[0], -1) if layer.inputs else -1
+            if layer.attributes.get(RETURNS_INPUT) and source in pieces and pieces[source].part != "row":
+                read = pieces[source]
+                found[index] = read._replace(part="inside", inputs=(read.cut,), takes=False, leader=index)
+        return found
 
     def _with_leaders(self, pieces: Mapping[int, Piece]) -> dict[int, Piece]:
         """Layers by columns of a block that read one tensor follow the first of them."""
