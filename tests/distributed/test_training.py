@@ -423,8 +423,8 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
         ("resnet18 --strategy x2 --batch 8", "strategy 'x2' does not parse"),
         (
             "resnet18 --strategy t2 --batch 8",
-            "p <= 1: no linear layer of resnet18 feeds another one through operations that can be cut (fc: what it"
-            " reads comes from avgpool (adaptive_avg_pool2d), which needs all of it)",
+            "p <= 1: no linear layer of resnet18 feeds another one through operations that can be cut (fc: it is in no"
+            " pair: what it reads comes from avgpool (adaptive_avg_pool2d), which needs all of it)",
         ),
         ("resnet18 --strategy f2s2 --batch 8", "filter and spatial both share layers out, and one of them can"),
         ("resnet18 --strategy d2f2 --batch 3", "batch 3 does not split evenly over 2 ranks of its data axis"),

@@ -146,7 +146,7 @@ class _Finder:
             try:
                 walks.append(self._walk_back(index))
             except CannotCut as error:
-                self._whole[index] = f"what it reads comes from {error}"
+                self._whole[index] = f"it is in no pair: what it reads comes from {error}"
         # Attention first: its queries, keys and values would also do as rows behind a layer in front of them.
         walks.sort(key=lambda walk: (not self._has_attention(walk), walk.row))
         while True:
@@ -238,7 +238,7 @@ class _Finder:
             if clash is None:
                 clash = next((i for block in shared for other in block for i in _differing(walk, other)), None)
             if clash is not None:
-                self._whole[walk.row] = f"{self._layers[clash].name}, which it would pair with, is cut another way"
+                self._whole[walk.row] = f"it is in no pair: {self._layers[clash].name} is in another one"
                 continue
             parts |= wanted
             blocks = [block for block in blocks if block not in shared]
@@ -283,7 +283,7 @@ class _Finder:
         ordered = {index: pieces[index] for index in sorted(pieces)}
         linear = {index: linear for index, linear in self._linear.items() if index in ordered}
         whole = {
-            self._layers[index].name: self._whole.get(index, "no linear layer follows it through operations on parts")
+            self._layers[index].name: self._whole.get(index, "it is in no pair")
             for index in (*self._linear, *self._whole)
             if index not in ordered
         }
