@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from paradl_bench.layers.kind import LayerKind, layer_kinds
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.partition import Box, Exchange, cut_box, exchanges, read_boxes
+from paradl_bench.spec.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
 from paradl_bench.strategies.axis_planner import Latest
@@ -144,14 +145,25 @@ def _outside(
 
 
 def _block_layer(layer: Layer, kind: LayerKind, parts: Sequence[int]) -> BlockLayer:
-    boxes = cut_box(layer.output_shape[1:], parts)
+    boxes = _cut(layer.output_shape[1:], tuple(parts))
     if kind.windows is None:
         return BlockLayer(boxes=boxes)
-    windows = kind.windows(layer.attributes)
-    owned = cut_box(layer.input_shapes[0][1:], parts)
-    return BlockLayer(
-        boxes=boxes, exchanges=exchanges(owned, read_boxes(boxes, windows)), fill=kind.fill(layer.attributes)
+    exchanged = _exchanges(
+        layer.input_shapes[0][1:], layer.output_shape[1:], kind.windows(layer.attributes), tuple(parts)
     )
+    return BlockLayer(boxes=boxes, exchanges=exchanged, fill=kind.fill(layer.attributes))
+
+
+# Networks repeat few extents and windows, and every one of many ranks has its halos.
+_cut = lru_cache(maxsize=256)(cut_box)
+
+
+@lru_cache(maxsize=256)
+def _exchanges(
+    inputs: tuple[int, ...], outputs: tuple[int, ...], windows: tuple[Window, ...], parts: tuple[int, ...]
+) -> tuple[Exchange, ...]:
+    """What every rank does before windows over so many positions."""
+    return exchanges(_cut(inputs, parts), read_boxes(_cut(outputs, parts), windows))
 
 
 def most_parts(network: Network, *, until: str | None = None) -> tuple[tuple[int, ...], str] | None:
