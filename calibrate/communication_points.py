@@ -11,7 +11,7 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
 
-_TOOLS = ("torch", "nccl-tests", "rccl-tests", "osu", "imb")
+_TOOLS = ("torch", "mpi4py", "nccl-tests", "rccl-tests", "osu", "imb")
 
 _TRACES = ("kineto",)
 """Tools that watch a run: a collective's time on a rank begins when that rank comes to it."""

@@ -19,6 +19,7 @@ from calibrate.reading import read_network
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
+from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
 from paradl_bench.spec.errors import ParadlError
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
@@ -109,6 +110,9 @@ def targets() -> dict[str, Target]:
     """Every target by name."""
     manifest = (DATA / "collectives-v1" / MANIFEST_NAME).read_bytes()
     found = {name: _import_target(importer) for name, importer in importers().items()}
+    found["mpi4py"] = _import_target(
+        Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", read=mpi_read)
+    )
     for name, read, beside in (
         ("profile.json", read_profile, {}),
         ("network.json", read_network, {}),
@@ -131,6 +135,9 @@ def seeds(name: str) -> list[bytes]:
     """Files that a target reads well, to start from."""
     if name in _SEEDS:
         return [path.read_bytes() for pattern in _SEEDS[name] for path in sorted((DATA / "imports").glob(pattern))]
+    if name == "mpi4py":
+        head = b'{"hosts":["a","a"],"device_name":"cpu","versions":{"mpi":"x"}}\n'
+        return [head + (DATA / "collectives-v1" / COLLECTIVES_FILE).read_bytes()[:20000]]
     if name == "profile.json":
         return [path.read_bytes() for path in sorted(DATA.glob("profile-v*.json"))]
     return [path.read_bytes()[:20000] for path in sorted(DATA.glob(f"*-v1/{name}"))] or [b"{}"]

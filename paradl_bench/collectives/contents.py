@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import torch
 
 PERIOD = 509
-_RANK_STRIDE = 7
+RANK_STRIDE = 7
 
 
 def rank_period(rank: int, *, start: int = 0) -> torch.Tensor:
     """One period, shape (509,), of rank ``rank``'s data from element ``start`` on."""
     import torch
 
-    return ((torch.arange(PERIOD) + start + _RANK_STRIDE * rank) % PERIOD).to(torch.float32)
+    return ((torch.arange(PERIOD) + start + RANK_STRIDE * rank) % PERIOD).to(torch.float32)
 
 
 def sum_period(ranks: Iterable[int], *, start: int = 0) -> torch.Tensor:

@@ -16,6 +16,7 @@ from paradl_bench.spec.units import parse_size_sweep
 
 _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 _TORCH = "torch"
+_OVER_MPI = "mpi4py"
 # Settings of torch's sweep, which the programs of other tools know nothing of.
 _OF_TORCH = {
     "device": "--device",
@@ -113,6 +114,9 @@ def COMMAND(  # noqa: N802
     An interrupted measurement goes on when the same command is given again.
     """
     names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
+    if tool == _TORCH and backend == "mpi":
+        # torch as it is installed by pip knows no MPI; a sweep of our own over mpi4py stands in for it.
+        tool = _OVER_MPI
     if tool != _TORCH:
         _refuse_torch_options(context, tool)
         _sweep_with_tool(
@@ -127,6 +131,7 @@ def COMMAND(  # noqa: N802
                 blocks=blocks,
                 level=level or level_of_job(),
                 timeout_s=timeout_s,
+                point_s=point_seconds,
             ),
             output,
             as_json=as_json,
@@ -201,7 +206,7 @@ def _given(context: click.Context, name: str) -> bool:
 def _refuse_torch_options(context: click.Context, tool: str) -> None:
     """Refuse what only torch's sweep does; ``--backend`` may say again what the tool runs on."""
     for name, option in _OF_TORCH.items():
-        if _given(context, name):
+        if _given(context, name) and not (tool == _OVER_MPI and name == "point_seconds"):
             raise UserError(f"{option} is for --tool {_TORCH}; {tool} does not know it")
     backend = context.params["backend"]
     if _given(context, "backend") and backend != tools()[tool].backend:
@@ -214,8 +219,6 @@ def _refuse_tool_options(context: click.Context) -> None:
             raise UserError(f"{option} is for --tool {' or '.join(sorted(tools()))}, not for {_TORCH}")
     if context.params["launcher"] == "mpirun":
         raise UserError(f"--launcher mpirun is for --tool {' or '.join(sorted(tools()))}; torch's ranks are own")
-    if context.params["backend"] == "mpi":
-        raise UserError("--backend mpi is swept by --tool osu or imb: the torch that pip installs has no MPI")
 
 
 def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> None:

@@ -48,6 +48,11 @@ def examine() -> list[Finding]:
         Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
         *_packages(),
         *_backends(),
+        Finding(
+            name="mpi4py",
+            found=metadata.version("mpi4py") if util.find_spec("mpi4py") else None,
+            without="sweeps over MPI without OSU or IMB: pip install 'paradl[mpi]'",
+        ),
         *(_tool(name, cost, flag) for name, (cost, flag) in _TOOLS.items()),
         Finding(
             name="allocator",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from fake_tools import write_programs
@@ -15,9 +18,12 @@ from fake_tools import write_programs
 from calibrate.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.measure.doctor import examine
+from paradl_bench.measure.importers.importer import ImportOptions, LogFile
 from paradl_bench.measure.tools.catalog import tools
+from paradl_bench.measure.tools.mpi_sweep import Head, read
 from paradl_bench.measure.tools.processes import run_program
 from paradl_bench.measure.tools.tool import geometric_runs
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
 
 
@@ -195,3 +201,49 @@ def test_doctor_tells_which_tools_were_found() -> None:
     assert found["all_reduce_perf"]
     assert found["IMB-MPI1"]
     assert found["osu_allreduce"]
+
+
+def test_what_the_sweep_over_mpi_wrote_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
+    record = CollectiveSamples(
+        library="mpi",
+        tool="mpi4py",
+        operation="all_reduce",
+        level="node",
+        ranks=2,
+        message_bytes=1024,
+        dtype="fp32",
+        block=0,
+        samples_s=((1e-6, 2e-6), (3e-6, 1e-6)),
+        verified=True,
+    )
+    head = Head(hosts=("a", "a", "b"), device_name="cpu", versions={"mpi": "x"})
+    wrong = msgspec.structs.replace(record, verified=False)
+    content = b"\n".join(msgspec.json.encode(each) for each in (head, record, wrong)) + b'\n{"library":"mp'
+    held = read(LogFile(path="x.json", content=content), ImportOptions())
+    assert [r.samples_s for r in held.collectives] == [record.samples_s]
+    assert [(item.line, item.why.split(":")[0]) for item in held.dropped] == [(3, "wrong results"), (4, "torn")]
+    assert held.ranks_per_host == 2
+    with pytest.raises(UserError, match="no sweep over MPI"):
+        read(LogFile(path="x.json", content=b"\xff"), ImportOptions())
+
+
+@pytest.mark.distributed
+def test_two_ranks_sweep_over_a_real_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"].replace(f"{programs}{os.pathsep}", "", 1))
+    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("no MPI here: mpirun and mpi4py are needed")
+    # Containers run tests as root, which OpenMPI refuses unless told.
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    settings = ["--backend", "mpi", "--ranks", "2", "--blocks", "1", "--sizes", "1K:64K:8", "--point-seconds", "0.01"]
+    done = CliRunner().invoke(group, ["collectives", *settings, "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    records = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
+    assert {(r.operation, r.message_bytes) for r in records} == {
+        (name, size) for name in (*OPERATIONS, "send_recv") for size in (1024, 8192, 65536)
+    }
+    assert all(r.verified and len(r.samples_s) == 2 and len(r.samples_s[0]) >= 5 for r in records)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.environment.versions["mpi"]
+    assert manifest.environment.device_count == 2

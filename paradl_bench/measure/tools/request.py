@@ -21,6 +21,7 @@ class ToolRequest:
         blocks: how often every program is started, so that drift between starts is seen.
         level: that the ranks span, for tools that don't say where their ranks were.
         timeout_s: of one start of a program.
+        point_s: seconds of repetitions of one size, for programs of our own.
         launcher_arguments: to the launcher, as they are.
     """
 
@@ -34,6 +35,7 @@ class ToolRequest:
     blocks: int
     level: str
     timeout_s: float
+    point_s: float
 
     def __post_init__(self) -> None:
         for name in self.operations:
@@ -51,6 +53,7 @@ class ToolRequest:
             "sizes": ",".join(map(str, self.sizes)),
             "blocks": str(self.blocks),
             "level": self.level,
+            "point_s": str(self.point_s),
         }
 
 

@@ -157,6 +157,7 @@ def _jobs(
                         folder=output / LOGS,
                         stem=stem,
                         report=reports[programs[operation]],
+                        point_s=request.point_s,
                     ),
                 )
 
@@ -199,12 +200,12 @@ def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *
 
 def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
     """What the program measured: from its report where it wrote one that can be read, else from what it printed."""
-    importer = importers()[request.tool.reads]
+    read = request.tool.read or importers()[request.tool.reads].read
     options = ImportOptions(ranks=job.ranks, level=request.level, operation=job.operation, keep=frozenset({"failed"}))
     for path in (job.report_path, log):
         if path.exists():
             try:
-                held = importer.read(load_file(path), options)
+                held = read(load_file(path), options)
             except UserError:
                 continue
             if held.rows:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
+
 Launcher = Literal["own", "mpirun", "srun"]
 
 
@@ -20,6 +22,7 @@ class Job:
         own: whether no launcher starts it, so that one process drives all ranks.
         folder: where it may keep files of its own (lists of sizes, reports), by a name that begins with ``stem``.
         report: whether the program can write a JSON report.
+        point_s: seconds of repetitions of one size, for programs that can be told.
     """
 
     operation: str
@@ -29,6 +32,7 @@ class Job:
     folder: Path
     stem: str
     report: bool
+    point_s: float
 
     @property
     def report_path(self) -> Path:
@@ -41,13 +45,14 @@ class SweepTool:
     """A tool; a file of this package declares one as ``TOOL``.
 
     Attributes:
-        name: as ``--tool`` takes it. reads: the importer that reads what it prints.
+        name: as ``--tool`` takes it. reads: the importer that reads what it prints; empty where ``read`` does.
         backend: what its collectives run on (``nccl``, ``mpi``).
         programs: by our operation, names of the program, the likeliest first.
         places: folders below ``--tool-path`` in which installations keep programs.
         alone: whether one process can drive several ranks, so that no launcher is needed.
         arguments: of a job, everything behind the program.
         at_once: splits sizes into runs that one start of the program can sweep.
+        read: reads what a program of our own wrote; None for others.
         report_flag: what a program's help names where it can write a JSON report; empty where none can.
     """
 
@@ -60,6 +65,7 @@ class SweepTool:
     arguments: Callable[[Job], list[str]]
     at_once: Callable[[Sequence[int]], list[tuple[int, ...]]]
     report_flag: str = ""
+    read: Callable[[LogFile, ImportOptions], Imported] | None = None
 
 
 def geometric_runs(sizes: Sequence[int], *, factors: Sequence[int] | None = None) -> list[tuple[int, ...]]:

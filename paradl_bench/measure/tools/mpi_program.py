@@ -1,0 +1,145 @@
+"""The program that a launcher starts on every rank to sweep one collective over MPI.
+
+    mpirun -np R python -m paradl_bench.measure.tools.mpi_program OPERATION SIZE,... SECONDS FILE
+
+Ranks meet at a barrier before each repetition; every rank's times are kept, and the first rank writes a line a size.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.collectives.contents import PERIOD, RANK_STRIDE
+from paradl_bench.measure.environment import cpu_name
+from paradl_bench.measure.tools.mpi_sweep import Head
+from paradl_bench.spec.measurement import CollectiveSamples
+from paradl_bench.spec.storage import append_lines
+
+Floats = NDArray[np.float32]
+_ELEMENT_BYTES = 4
+_WARMUP = 5
+_MOST_CALLS = 2000
+_FEWEST_CALLS = 5
+
+
+class Call(NamedTuple):
+    """A collective on this rank: what is filled before, the call, what the result has to be."""
+
+    fill: Callable[[], None]
+    call: Callable[[], None]
+    correct: Callable[[], bool]
+
+
+def _data(rank: int, elements: int, start: int = 0) -> Floats:
+    """Whole numbers, other ones on every rank, whose sums are exact in fp32."""
+    return ((np.arange(start, start + elements) + RANK_STRIDE * rank) % PERIOD).astype(np.float32)
+
+
+def _sum(ranks: int, elements: int, start: int = 0) -> Floats:
+    return np.asarray(sum(_data(rank, elements, start) for rank in range(ranks)), np.float32)
+
+
+def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    if operation in ("all_gather", "reduce_scatter"):
+        return _prepare_parted(comm, mpi, operation, elements)
+    buffer = np.zeros(elements, np.float32)
+
+    def fill() -> None:
+        buffer[:] = _data(rank, elements)
+
+    if operation == "all_reduce":
+        return Call(
+            fill,
+            lambda: comm.Allreduce(mpi.IN_PLACE, buffer),
+            lambda: bool(np.array_equal(buffer, _sum(ranks, elements))),
+        )
+    if operation == "broadcast":
+        return Call(fill, lambda: comm.Bcast(buffer, root=0), lambda: bool(np.array_equal(buffer, _data(0, elements))))
+    send = (lambda: comm.Send(buffer, dest=ranks - 1)) if rank == 0 else (lambda: comm.Recv(buffer, source=0))
+    source = 0 if rank == ranks - 1 else rank
+    return Call(fill, send, lambda: bool(np.array_equal(buffer, _data(source, elements))))
+
+
+def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    gathers = operation == "all_gather"
+    given = np.zeros(elements * (1 if gathers else ranks), np.float32)
+    taken = np.zeros(elements * (ranks if gathers else 1), np.float32)
+
+    def fill() -> None:
+        given[:] = _data(rank, len(given))
+
+    def call() -> None:
+        if gathers:
+            comm.Allgather(given, taken)
+        else:
+            comm.Reduce_scatter_block(given, taken)
+
+    def correct() -> bool:
+        if gathers:
+            return all(np.array_equal(part, _data(at, elements)) for at, part in enumerate(taken.reshape(ranks, -1)))
+        return bool(np.array_equal(taken, _sum(ranks, elements, rank * elements)))
+
+    return Call(fill, call, correct)
+
+
+def _timed(comm: Any, call: Callable[[], None], calls: int) -> list[float]:
+    times = []
+    for _ in range(calls):
+        comm.Barrier()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def main(operation: str, sizes: tuple[int, ...], point_s: float, output: Path) -> None:
+    """Sweep, and write what was measured on the first rank."""
+    import mpi4py
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    hosts = comm.gather(MPI.Get_processor_name(), root=0)
+    level = comm.bcast("node" if rank == 0 and len(set(hosts)) == 1 else "system", root=0)
+    if rank == 0:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+        found = {"mpi": library, "mpi4py": mpi4py.__version__, "python": platform.python_version()}
+        append_lines(output, [Head(hosts=tuple(hosts), device_name=cpu_name(), versions=found)])
+    for size in sizes:
+        prepared = _prepare(comm, MPI, operation, size // _ELEMENT_BYTES)
+        prepared.fill()
+        comm.Barrier()
+        prepared.call()
+        verified = comm.allreduce(prepared.correct(), op=MPI.LAND)
+        usual_s = comm.bcast(max(float(np.median(_timed(comm, prepared.call, _WARMUP))), 1e-7), root=0)
+        calls = min(max(round(point_s / usual_s), _FEWEST_CALLS), _MOST_CALLS)
+        # Sums in place grow beyond fp32, in which adding takes no longer.
+        times = comm.gather(_timed(comm, prepared.call, calls), root=0)
+        if rank == 0:
+            record = CollectiveSamples(
+                library="mpi",
+                tool="mpi4py",
+                operation=operation,
+                level=level,
+                ranks=ranks,
+                message_bytes=size,
+                dtype="fp32",
+                block=0,
+                samples_s=tuple(map(tuple, times)),
+                verified=verified,
+            )
+            append_lines(output, [record])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], tuple(map(int, sys.argv[2].split(","))), float(sys.argv[3]), Path(sys.argv[4]))
