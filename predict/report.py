@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
-from paradl_bench.spec.units import format_seconds
+from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
-from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report
+from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report, Unfit
 
 FILES = ("report.md", "pairs.csv", "report.json")
 _RUN_TITLES = (
@@ -211,9 +211,10 @@ def _findings(report: Report) -> list[str]:
     return [
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
         *map(_outlier_line, report.outliers),
+        *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
         *(f"extrapolated: {line}" for line in beyond),
-        f"noise floor from: {', '.join(floors)}",
+        *([f"noise floor from: {', '.join(floors)}"] if floors else []),
         *report.notes,
     ]
 
@@ -222,6 +223,15 @@ def _ranking_line(evaluator: str, ranking: Ranking) -> str:
     correlation = "" if ranking.rank_correlation is None else f"rank correlation {ranking.rank_correlation:.2f}, "
     regret = "" if ranking.top1_regret is None else f"regret of the strategy chosen {ranking.top1_regret:.1%}, "
     return f"{evaluator}: {correlation}{regret}over {ranking.groups} (model, batch) with several strategies"
+
+
+def _unfit_line(unfit: Unfit) -> str:
+    expected = "as predicted" if unfit.predicted_bytes > unfit.had_bytes else "and was predicted to fit"
+    return (
+        f"did not fit, {expected}: {unfit.model} {unfit.strategy} batch {unfit.batch}, rank {unfit.rank} in "
+        f"{unfit.phase} needed {format_bytes(unfit.needed_bytes)} and had {format_bytes(unfit.had_bytes)}; "
+        f"tensors were predicted to take {format_bytes(unfit.predicted_bytes)}"
+    )
 
 
 def _outlier_line(outlier: Outlier) -> str:

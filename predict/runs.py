@@ -14,6 +14,7 @@ import numpy as np
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import (
+    RUN_NAME,
     TRAINING_FILE,
     Manifest,
     TrainingIterations,
@@ -79,6 +80,28 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)
+
+
+def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
+    """Runs that memory ended, without times.
+
+    Raises:
+        UserError: a directory holds no measurement, or one that can't be read.
+    """
+    found = []
+    for path in paths:
+        manifest = read_manifest(path)
+        description = read_run(path) if manifest.kind == "training" and (path / RUN_NAME).exists() else None
+        if description is not None and description.did_not_fit:
+            found.append(
+                Run(path=path, manifest=manifest, description=description, iteration_s=np.empty(0), phase_s={})
+            )
+    return tuple(found)
+
+
+def has_iterations(path: Path) -> bool:
+    """Whether a run has enough iterations on all ranks to be compared."""
+    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations))) >= MIN_ITERATIONS
 
 
 def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:

@@ -16,7 +16,7 @@ from predict.cost_model import CostModel
 from predict.costs import Floats
 from predict.inputs import choose_network, read_cluster
 from predict.prediction import Prediction, Predictor
-from predict.runs import PHASES, Run, noise_floor, read_runs
+from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
 from predict.workload import Point, evaluators
 
 PREDICTOR = "simulate"
@@ -151,6 +151,25 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     phase_difference_s: float
 
 
+class Unfit(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that memory ended, beside the memory that was predicted of it.
+
+    Attributes:
+        needed_bytes: what the rank that ran out held and asked for; its whole process, where the prediction counts
+            tensors. had_bytes: what there was.
+    """
+
+    run: str
+    model: str
+    strategy: str
+    batch: int
+    rank: int
+    phase: str
+    needed_bytes: int
+    had_bytes: int
+    predicted_bytes: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What ``report.json`` holds.
 
@@ -159,6 +178,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         overall: by evaluator.
         reruns: by strategy: what a prediction can reach at best on this machine.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
+        did_not_fit: runs that memory ended; those with enough iterations are among the pairs too.
     """
 
     profile: str
@@ -168,6 +188,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reruns: dict[str, Rerun]
     outliers: tuple[Outlier, ...]
     notes: tuple[str, ...]
+    did_not_fit: tuple[Unfit, ...] = ()
 
 
 def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Path | None, force: bool) -> Report:
@@ -181,8 +202,11 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     """
     profile = read_profile(profile_path)
     cluster = read_cluster(cluster_path) if cluster_path else None
-    runs, notes = read_runs(list(dict.fromkeys(paths)))
-    differences = [line for run in runs for line in _unlike(profile, run)]
+    unfit = runs_that_did_not_fit(list(dict.fromkeys(paths)))
+    without_times = {run.path for run in unfit if not has_iterations(run.path)}
+    comparable = [path for path in dict.fromkeys(paths) if path not in without_times]
+    runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
+    differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in _unlike(profile, run)))
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
@@ -207,6 +231,23 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         },
         outliers=tuple(_outlier(pair) for pair in _of(pairs, PREDICTOR) if not pair.covered),
         notes=(*notes, *(f"compared by force: {line}" for line in differences)),
+        did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
+    )
+
+
+def _unfit(run: Run, prediction: Prediction) -> Unfit:
+    about = run.description
+    worst = max(about.did_not_fit, key=lambda found: found.needed_bytes)
+    return Unfit(
+        run=str(run.path),
+        model=about.model,
+        strategy=about.strategy,
+        batch=about.batch,
+        rank=worst.rank,
+        phase=worst.phase,
+        needed_bytes=worst.needed_bytes,
+        had_bytes=worst.had_bytes,
+        predicted_bytes=prediction.memory_bytes,
     )
 
 

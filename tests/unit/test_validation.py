@@ -14,12 +14,12 @@ from profile_factory import ENVIRONMENT, make_network, make_profile, model_times
 
 from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import TRAINING_FILE, MemoryPeak
+from paradl_bench.spec.measurement import TRAINING_FILE, MemoryPeak, MemoryShortage
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
-from predict.report import markdown, refuse_existing, write_report
+from predict.report import markdown, print_report, refuse_existing, write_report
 from predict.runs import noise_floor, read_runs
 from predict.validation import Pair, Report, rank, validate_runs
 from predict.workload import Point, evaluator_named
@@ -233,6 +233,27 @@ def test_directories_of_something_else_are_refused(profile: Path, tmp_path: Path
     (run / "manifest.json").write_text(manifest.replace('"kind": "training"', '"kind": "layers"'))
     with pytest.raises(UserError, match="holds layers, no training run"):
         validate(profile, [run])
+
+
+def test_runs_that_memory_ended_stand_beside_their_predicted_memory(profile: Path, tmp_path: Path) -> None:
+    short = MemoryShortage(rank=1, phase="backward", requested_bytes=5, needed_bytes=3000, had_bytes=2000)
+    ended = {
+        name: run_like(tmp_path / name, "d2", 16, did_not_fit=(short,), complete=False) for name in ("early", "late")
+    }
+    (ended["early"] / TRAINING_FILE).unlink()
+    whole = run_like(tmp_path / "whole", "d2", 16)
+    report = validate(profile, [whole, *ended.values()])
+    assert [(unfit.run, unfit.needed_bytes, unfit.had_bytes) for unfit in report.did_not_fit] == [
+        (str(path), 3000, 2000) for path in ended.values()
+    ]
+    assert {unfit.predicted_bytes for unfit in report.did_not_fit} == {predicted("d2", 16).memory_bytes}
+    assert {pair.run for pair in report.pairs} == {str(whole), str(ended["late"])}
+
+    alone = validate(profile, [ended["early"]])
+    assert (alone.pairs, len(alone.did_not_fit)) == ((), 1)
+    print_report(alone, write_report(tmp_path / "report", alone), as_json=False)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "did not fit, as predicted: chain d2 batch 16, rank 1 in backward needed 2.93 KiB and had 1.95 KiB" in text
 
 
 def test_collectives_unlike_the_plan_are_a_finding(profile: Path, tmp_path: Path) -> None:
