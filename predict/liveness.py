@@ -161,8 +161,8 @@ class Liveness:
         for i, layer in enumerate(self._layers):
             self._gather_inputs(i, made, wholes)
             sources = [self._index.get(name, _RECEIVED) for name in layer.inputs]
-            of_layers = made if self._is_cut(i) else made | wholes
-            read = [of_layers.get(source, received) for source in sources]
+            gathered = {} if self._is_cut(i) else wholes
+            read = [gathered.get(source) or made.get(source, received) for source in sources]
             made[i] = self._run(i, read, left.saved[i])
             if i in self._kept_outputs:
                 left.outputs.append(hold(made[i]))

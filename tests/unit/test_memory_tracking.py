@@ -53,6 +53,24 @@ class Dense(nn.Module):
         return self.head(nn.functional.adaptive_avg_pool2d(torch.cat(parts, 1), (1, 1)).flatten(1))
 
 
+class Sliced(nn.Module):
+    """Gradients that meet are slices of larger ones, which cannot be added to in place."""
+
+    input_shape = (3, 16, 16)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.one(x)
+        two = self.two(one)
+        return self.head(sum(self.pooled(torch.cat(parts, 1)) for parts in ((one, two), (two, one))))
+
+    def pooled(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool2d(x, (1, 1)).flatten(1)
+
+
 def sequence(*layers: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     module = nn.Sequential(*layers)
     module.input_shape = input_shape
@@ -95,6 +113,7 @@ NETWORKS = {
     "residual, identity": lambda: Residual(project=False),
     "residual, copies": lambda: Residual(in_place=False),
     "dense": Dense,
+    "sliced": Sliced,
 }
 
 
