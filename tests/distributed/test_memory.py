@@ -81,6 +81,7 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
 """
 
 OF_TWO = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync"]
+OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "d2p2", "p2f2", "p2s2"]}
 TOLERANCE = 0.01
@@ -93,6 +94,7 @@ def test_the_tracked_peak_of_the_rank_that_needs_most_is_predicted(tmp_path: Pat
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
+    cases += ["Plain t2"] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=200)
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == cases
