@@ -82,6 +82,30 @@ def show(profile: Path, output: Path | None, as_json: bool) -> None:
 
 
 @group.command()
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=_PATH)
+@click.option("-o", "--output", required=True, metavar="PROFILE", help="Where to write the profile; - for stdout.")
+@click.option("--force", is_flag=True, help="Merge unlike environments, take doubles from the first.")
+def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
+    """Put partial calibrations together to one profile, which keeps where each number comes from.
+
+    Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
+    """
+    refuse_overwrite(output, force=force)
+    from calibrate.merge import merge_profiles
+    from calibrate.profile import read_profile
+    from paradl_bench.spec.storage import encode_pretty
+
+    names = [str(path) for path in profiles]
+    command_line = ("calibrate", *sys.argv[1:])
+    found = merge_profiles([read_profile(path) for path in profiles], names, command_line=command_line, force=force)
+    write_output(output, encode_pretty(found), force=force)
+    for note in found.notes:
+        say(f"note: {note}")
+    if output != "-":
+        say(f"wrote {output}: {len(found.sources)} measurements of {len(profiles)} profiles")
+
+
+@group.command()
 @click.argument("first", metavar="A", type=_PATH)
 @click.argument("second", metavar="B", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")

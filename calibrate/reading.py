@@ -188,7 +188,7 @@ def _networks(directories: Sequence[Path]) -> dict[str, Network]:
         for path in sorted(directory.glob("network*.json")):
             network = read_network(path)
             known, where = found.setdefault(network.name, (network, path))
-            if _work(known) != _work(network):
+            if not same_work(known, network):
                 shapes = ["x".join(map(str, each.input_shape)) for each in (known, network)]
                 unlike = "with inputs of " + " and ".join(shapes) if shapes[0] != shapes[1] else "as unlike networks"
                 raise UserError(
@@ -197,8 +197,10 @@ def _networks(directories: Sequence[Path]) -> dict[str, Network]:
     return {name: network for name, (network, _) in sorted(found.items())}
 
 
-def _work(network: Network) -> tuple[object, ...]:
-    return network.input_shape, network.layers, network.parameters, network.buffers
+def same_work(one: Network, other: Network) -> bool:
+    """Whether two networks take the same input through the same layers."""
+    labels = ("input_shape", "layers", "parameters", "buffers")
+    return all(getattr(one, label) == getattr(other, label) for label in labels)
 
 
 def read_network(path: Path) -> Network:
