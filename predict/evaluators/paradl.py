@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
@@ -32,6 +33,11 @@ def prepare(model: CostModel, point: Point) -> Workload:
     Raises:
         UserError: the paper has no closed form of the strategy.
     """
+    if not _covers(point.strategy):
+        raise UserError(
+            f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
+            f" of pipelines alone, not of {point.strategy}: take simulate"
+        )
     if _is_pipeline(point.strategy):
         return _pipelined(model, point)
     memory = paradl_memory_of(model.network, point.strategy, point.settings, dtype=model.dtype)
