@@ -1,7 +1,8 @@
 """Programs that print what nccl-tests, OSU and IMB print, for tests of what runs them; written where a test wants them.
 
 ``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``hang`` prints two sizes and sleeps, ``wrong`` has a wrong
-result, ``silent`` prints nothing, ``json`` can write a report.
+result, ``silent`` prints nothing, ``json`` can write a report, ``alone`` knows no
+MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if "--help" in arguments:
     print("USAGE: [-b,--minbytes] " + ("[-J,--output_file <file>]" if mode == "json" else ""))
     sys.exit(1)
 options = dict(zip(arguments[::2], arguments[1::2]))
-ranks = int(options["-g"]) * int(os.environ.get("FAKE_RANKS", "1"))
+ranks = int(options["-g"]) * int(os.environ.get("FAKE_RANKS", "1") if mode != "alone" else 1)
 name = os.path.basename(sys.argv[0])
 print("# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807")
 print(f"# Collective test starting: {name}")

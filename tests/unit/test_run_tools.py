@@ -141,6 +141,19 @@ def test_wrong_results_and_silence_are_failures(
     code, text = error_of(sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--blocks", "1"))
     assert code == 3
     assert expected in text
+    # Neither counts as measured: the same command starts it again.
+    monkeypatch.delenv("FAKE_MODE")
+    assert sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--blocks", "1").exit_code == 0
+    assert {size for _, size, _, _ in points(tmp_path / "out")} == {1024, 4096, 16384}
+
+
+def test_a_program_without_mpi_is_noticed_by_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODE", "alone")
+    settings = ("--ops", "all_reduce", "--blocks", "1", "--launcher", "mpirun")
+    code, text = error_of(sweep("nccl-tests", tmp_path / "out", *settings))
+    assert code == 3
+    assert "0 rows kept, 1 dropped (measured on 1 ranks, not 4: is the program built with MPI?)" in text
+    assert points(tmp_path / "out") == set()
 
 
 def test_osu_and_imb_run_under_a_launcher(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def _run(request: ToolRequest, output: Path, program: Path, job: Job, block: int
 def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *, whole: bool) -> Imported:
     """Keep the rows of a program's start; sizes that it was to measure are done if it ended well, else those it did."""
     held, source = _read(request, job, log)
+    _drop_other_ranks(held, job)
     records = [
         msgspec.structs.replace(record, block=block, source=os.path.relpath(record.source, output))
         for record in held.collectives
@@ -194,8 +195,19 @@ def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *
         append_lines(output / COLLECTIVES_FILE, records)
         _describe(output, held, source)
     measured = {record.message_bytes for record in records}
+    whole = whole and bool(records) and not _refused(held)
     append_lines(output / LOGS / DONE, [(job.operation, s, block) for s in job.message_bytes if whole or s in measured])
     return held
+
+
+def _drop_other_ranks(held: Imported, job: Job) -> None:
+    """Drop rows of another number of ranks: without MPI every process of a launcher runs by itself, on its own rank."""
+    others = sorted({record.ranks for record in held.collectives if record.ranks != job.ranks})
+    if others:
+        counts = " or ".join(map(str, others))
+        held.drop(0, job.operation, f"measured on {counts} ranks, not {job.ranks}: is the program built with MPI?")
+        held.collectives = [record for record in held.collectives if record.ranks == job.ranks]
+        held.rows = len({(record.message_bytes, record.source) for record in held.collectives})
 
 
 def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
