@@ -21,6 +21,8 @@ _PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
+_ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32"}
+"""Fields that older networks lack, and what they stand for there: digests pass over them, and stay what they were."""
 
 RETURNS_INPUT = "returns_input"
 """Attribute of a layer that did nothing: its output is its input, which others still read of the layer before."""
@@ -186,7 +188,12 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def digest(self) -> str:
         """Short hash over layers, shapes and parameters: equal digests are the same work."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
+        document = msgspec.to_builtins(self, order="deterministic")
+        for part in (document, *document["layers"]):
+            for name in _ADDED.keys() & part.keys():
+                if part[name] == _ADDED[name]:
+                    del part[name]
+        return hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:12]
 
 
 def operation_key(

@@ -181,3 +181,13 @@ def test_the_order_of_attributes_does_not_matter_and_json_keeps_the_key(operatio
 def test_values_that_differ_are_other_operations(first: Attribute, second: Attribute) -> None:
     keys = {operation_key("pad", {"mode": value}, ()) for value in (first, second)}
     assert (len(keys) == 1) == ((type(first), repr(first)) == (type(second), repr(second)))
+
+
+def test_digests_of_older_networks_stay_what_they_were() -> None:
+    """Runs name the digest of their network: fields that came later must not change it where nobody gave them."""
+    layer = Layer(name="conv", kind="conv", inputs=("input",), input_shapes=((3, 4, 4),), output_shape=(2, 4, 4))
+    network = Network(name="one", input_shape=(3, 4, 4), layers=(layer,), parameters=())
+    assert network.digest == "58d30fa67e4c"
+    without_batch = msgspec.structs.replace(layer, batchless=True)
+    assert msgspec.structs.replace(network, layers=(without_batch,)).digest != network.digest
+    assert msgspec.structs.replace(network, input_dtype="int64").digest != network.digest
