@@ -46,7 +46,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option(
     "--split",
     metavar="all|LAYER[,LAYER...]",
-    help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
+    help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can be.",
 )
 @click.option(
     "--filter-backward",

@@ -47,7 +47,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 @click.option(
     "--split",
     metavar="all|LAYER[,LAYER...]",
-    help="Layers that filter and channel parallelism split, by name or pattern (features.*). Default: all that can be.",
+    help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can be.",
 )
 @click.option(
     "--filter-backward",
