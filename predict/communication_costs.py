@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
 from calibrate.profile import CommunicationFit, Interference, Profile
 from paradl_bench.collectives.catalog import operations
@@ -231,9 +233,32 @@ def _modes(
         directions += [alpha_s * terms[3] + beta * terms[4] for alpha_s, beta in _directions(fit.inner.covariance)]
     modes = [(f"fit of {where}, {number}", shift) for number, shift in enumerate(directions, start=1)]
     modes.append(("drift of communication", seconds * fit.block_relative_sd))
-    if fit.held_out_ranks_relative_error is not None and work.ranks > fit.ranks_range[1]:
-        modes.append(("communication beyond ranks", seconds * MAD_TO_SD * fit.held_out_ranks_relative_error))
+    if work.ranks > fit.ranks_range[1]:
+        error = fit.held_out_ranks_relative_error
+        shift = _algorithms_apart(work, collective, piece, fit) if error is None else seconds * MAD_TO_SD * error
+        modes.append(("communication beyond ranks", shift))
     return tuple((name, shift) for name, shift in modes if shift)
+
+
+def _algorithms_apart(work: Collective, collective: CollectiveOperation, piece: Piece, fit: CommunicationFit) -> float:
+    """Half of how far apart algorithms take a fit of one rank count, which cannot tell them from each other.
+
+    Each is given the alpha and the beta that it needs for the start-up and the transfer measured; then the ranks grow.
+    """
+    measured = piece.terms(fit.ranks_range[1], work.message_bytes) * np.array(
+        [piece.alpha_s, piece.doubling_s or piece.beta_s_per_byte, piece.gamma_s_per_byte, 0.0, 0.0]
+    )
+    if fit.doubling_s:
+        # What each step adds with the logarithm of bytes grows with the number of steps.
+        measured[:2] = measured[:2].sum(), 0.0
+    seconds = []
+    for algorithm in collective.algorithms.values():
+        if not algorithm.hierarchical:
+            before = algorithm.terms(fit.ranks_range[1], work.message_bytes)
+            after = algorithm.terms(work.ranks, work.message_bytes)
+            pairs = zip(measured[:3], before, after, strict=True)
+            seconds.append(sum(float(part * (new / old)) for part, old, new in pairs if part))
+    return (max(seconds) - min(seconds)) / 2
 
 
 def _directions(

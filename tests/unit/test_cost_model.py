@@ -23,6 +23,7 @@ from profile_factory import (
 )
 
 from calibrate.profile import LayerTime, Profile
+from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
@@ -276,6 +277,23 @@ def test_a_collective_inside_the_fit_comes_from_the_regression() -> None:
     assert found.cost.seconds == pytest.approx(2 * (50e-6 + (1 << 19) * 1e-9))
     assert found.cost.source is Source.REGRESSED
     assert found.cost.remarks == ()
+
+
+def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
+    """Ring and tree agree on 2 ranks, where one was fitted, and are apart on 8: so far does the interval reach."""
+    plain = make_profile()
+    costs = CommunicationCosts(plain, Cluster(name="big", levels=(Level(name="node", ranks=64),)), None)
+    (fit,) = plain.communication
+    work = Collective(operation="all_reduce", message_bytes=4096, ranks=8)
+    modes = dict(costs.cost(work, parse_strategy("d8")).modes)
+    times = []
+    for algorithm in operations()["all_reduce"].algorithms.values():
+        if not algorithm.hierarchical:
+            (a2, b2, _), (a8, b8, _) = algorithm.terms(2, 4096), algorithm.terms(8, 4096)
+            times.append(2 * fit.alpha_s * a8 / a2 + 4096 * fit.beta_s_per_byte * b8 / b2)
+    assert modes["communication beyond ranks"] == pytest.approx((max(times) - min(times)) / 2)
+    few = Collective(operation="all_reduce", message_bytes=4096, ranks=2)
+    assert "communication beyond ranks" not in dict(costs.cost(few, parse_strategy("d2")).modes)
 
 
 @pytest.mark.parametrize(
