@@ -48,7 +48,7 @@ def _sum(ranks: int, elements: int, start: int = 0) -> Floats:
 
 
 def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
-    rank, ranks = comm.Get_rank(), comm.Get_size()
+    ranks = comm.Get_size()
     if operation in ("all_gather", "reduce_scatter"):
         return _prepare_parted(comm, mpi, operation, elements)
     buffer = np.zeros(elements, np.float32)
@@ -70,7 +70,7 @@ def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
 
 
 def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
-    rank, ranks = comm.Get_rank(), comm.Get_size()
+    ranks = comm.Get_size()
     gathers = operation == "all_gather"
     given = np.zeros(elements * (1 if gathers else ranks), np.float32)
     taken = np.zeros(elements * (ranks if gathers else 1), np.float32)
@@ -108,10 +108,11 @@ def main(operation: str, sizes: tuple[int, ...], point_s: float, output: Path) -
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    rank, ranks = comm.Get_rank(), comm.Get_size()
+    ranks = comm.Get_size()
     hosts = comm.gather(MPI.Get_processor_name(), root=0)
-    level = comm.bcast("node" if rank == 0 and len(set(hosts)) == 1 else "system", root=0)
-    if rank == 0:
+    # What is gathered arrives on the first rank alone.
+    level = comm.bcast("node" if hosts is not None and len(set(hosts)) == 1 else "system", root=0)
+    if hosts is not None:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
         found = {"mpi": library, "mpi4py": mpi4py.__version__, "python": platform.python_version()}
         append_lines(output, [Head(hosts=tuple(hosts), device_name=cpu_name(), versions=found)])
@@ -125,7 +126,7 @@ def main(operation: str, sizes: tuple[int, ...], point_s: float, output: Path) -
         calls = min(max(round(point_s / usual_s), _FEWEST_CALLS), _MOST_CALLS)
         # Sums in place grow beyond fp32, in which adding takes no longer.
         times = comm.gather(_timed(comm, prepared.call, calls), root=0)
-        if rank == 0:
+        if times is not None:
             record = CollectiveSamples(
                 library="mpi",
                 tool="mpi4py",
