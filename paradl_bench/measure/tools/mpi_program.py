@@ -48,7 +48,7 @@ def _sum(ranks: int, elements: int, start: int = 0) -> Floats:
 
 
 def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
-    ranks = comm.Get_size()
+    rank, ranks = comm.Get_rank(), comm.Get_size()
     if operation in ("all_gather", "reduce_scatter"):
         return _prepare_parted(comm, mpi, operation, elements)
     buffer = np.zeros(elements, np.float32)
@@ -70,7 +70,7 @@ def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
 
 
 def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
-    ranks = comm.Get_size()
+    rank, ranks = comm.Get_rank(), comm.Get_size()
     gathers = operation == "all_gather"
     given = np.zeros(elements * (1 if gathers else ranks), np.float32)
     taken = np.zeros(elements * (ranks if gathers else 1), np.float32)
