@@ -20,7 +20,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 @click.command("train")
 @click.argument("model")
 @click.option(
-    "--strategy", required=True, metavar="S", help="serial, d4, z3d4, f2, c2, s2x2, p4, or nested: d2f2, d2p2f2."
+    "--strategy", required=True, metavar="S", help="serial, d4, z3d4, f2, c2, s2x2, t2, p4, or nested: d2f2, d2p2f2."
 )
 @click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
@@ -115,8 +115,8 @@ def COMMAND(  # noqa: N802
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
-    Strategies: d data (z1d, z2d, z3d with a stage of ZeRO), s spatial (s2x2 over two dims), f filter, c channel, p
-    pipeline parallelism, nested from the outermost.
+    Strategies: d data (z1d, z2d, z3d with a stage of ZeRO), s spatial (s2x2 over two dims), f filter, c channel,
+    t tensor, p pipeline parallelism, nested from the outermost.
 
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
