@@ -60,6 +60,19 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     metavar="LAYER",
     help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
 )
+@click.option(
+    "--exchange",
+    default="flat",
+    show_default=True,
+    metavar="flat|leader|leaders:K|segmented",
+    help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a rank.",
+)
+@click.option(
+    "--ranks-per-node",
+    metavar="R",
+    type=click.IntRange(1),
+    help="Ranks that count as a node in --exchange. Default: those of the cluster's innermost level.",
+)
 @click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
 @click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
 @click.option(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
@@ -24,6 +25,7 @@ from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
+from paradl_bench.strategies.mesh import members_of
 from predict.costs import Cost, Remark, Source
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
@@ -74,7 +76,9 @@ class CommunicationCosts:
         """
         if work.ranks <= 1:
             return CommunicationCost(Cost(0.0, Source.MEASURED), ())
-        level, remarks = self.level(work, strategy)
+        work, remarks = _measurable(work)
+        level, more = self.level(work, strategy)
+        remarks += more
         fits, more = self._fits_at(work, level)
         remarks += more
         collective = lookup(operations(), work.operation, "collective")
@@ -117,6 +121,9 @@ class CommunicationCosts:
     def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""
         span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
+        if work.reach == "node":
+            members = members_of(strategy, work, 0)
+            span = members[-1] - members[0] + 1
         outermost = self.cluster.levels[-1]
         if span > outermost.ranks and not self._given:
             text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
@@ -125,6 +132,9 @@ class CommunicationCosts:
 
     def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
         """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
+        if work.reach != "group":
+            of_node = self.cluster.ranks_per_node
+            return sum(rank < of_node for rank in members_of(strategy, work, 0))
         stride = math.prod(axis.degree for axis in strategy.axes[max(work.axes) + 1 :])
         return max(1, min(work.ranks, self.cluster.ranks_per_node // stride))
 
@@ -134,6 +144,7 @@ class CommunicationCosts:
         if not found:
             text = "no interference was measured, overlap is taken as free: paradl-bench collectives --beside-compute"
             return Slowdown(1.0, 1.0, 0.0, 0.0, (Remark(text, True),))
+        work, _ = _measurable(work)
         level, _ = self.level(work, strategy)
         entry = min(found, key=lambda each: _unlikeness(each, work, level.name))
         remarks = []
@@ -166,6 +177,14 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _measurable(work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
+    """The collective whose measurements price this one: a reduce is a broadcast the other way round, and a sum."""
+    if work.operation != "reduce":
+        return work, ()
+    remark = Remark("reduce within nodes: as a broadcast, its sums left out", True)
+    return msgspec.structs.replace(work, operation="broadcast"), (remark,)
 
 
 def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:

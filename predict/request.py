@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks
+from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.spec.units import parse_layers
 from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
@@ -44,24 +44,7 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         cluster=read_cluster(cluster) if cluster else None,
         backend=options["backend"],
     )
-    first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
-
-    def settings(batch: int) -> PlanSettings:
-        return PlanSettings(
-            batch=batch,
-            optimizer=optimizer,
-            first_bucket_bytes=first_bucket,
-            bucket_cap_bytes=bucket_cap,
-            batch_norm=options["batch_norm"],
-            split=parse_layers(options["split"], "--split"),
-            filter_backward=options["filter_backward"],
-            spatial_until=options["spatial_until"],
-            micro_batches=options["micro_batches"],
-            schedule=options["schedule"],
-            stages=() if options["stages"] in (None, _MEASURED) else tuple(options["stages"].split(",")),
-            blocking=library_blocks(model.communication.backend),
-        )
-
+    settings = _settings_of(model, options)
     chosen = expand_points(
         network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
@@ -74,6 +57,33 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
     if options["stages"] == _MEASURED:
         points = tuple(with_balanced_stages(model, point) for point in points)
     return tuple(predictor.predict(point) for point in points), chosen.left_out
+
+
+def _settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
+    """A plan's settings for a global mini-batch."""
+    first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
+    known = model.communication.cluster.ranks_per_node
+    on_node = ranks_per_node(options["exchange"], options["ranks_per_node"], known)
+
+    def settings(batch: int) -> PlanSettings:
+        return PlanSettings(
+            batch=batch,
+            optimizer=model.optimizer,
+            first_bucket_bytes=first_bucket,
+            bucket_cap_bytes=bucket_cap,
+            batch_norm=options["batch_norm"],
+            split=parse_layers(options["split"], "--split"),
+            filter_backward=options["filter_backward"],
+            spatial_until=options["spatial_until"],
+            exchange=options["exchange"],
+            ranks_per_node=on_node,
+            micro_batches=options["micro_batches"],
+            schedule=options["schedule"],
+            stages=() if options["stages"] in (None, _MEASURED) else tuple(options["stages"].split(",")),
+            blocking=library_blocks(model.communication.backend),
+        )
+
+    return settings
 
 
 def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str]:

@@ -61,6 +61,19 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     metavar="LAYER",
     help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
 )
+@click.option(
+    "--exchange",
+    default="flat",
+    show_default=True,
+    metavar="flat|leader|leaders:K|segmented",
+    help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a rank.",
+)
+@click.option(
+    "--ranks-per-node",
+    metavar="R",
+    type=click.IntRange(1),
+    help="Ranks that count as a node in --exchange. Default: those of a host, as the launcher tells.",
+)
 @click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
 @click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
 @click.option(
@@ -101,6 +114,8 @@ def COMMAND(  # noqa: N802
     split: str | None,
     filter_backward: Literal["all-reduce", "reduce-scatter"],
     spatial_until: str | None,
+    exchange: str,
+    ranks_per_node: int | None,
     micro_batches: int | None,
     schedule: str,
     stages: str | None,
@@ -121,13 +136,17 @@ def COMMAND(  # noqa: N802
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
     """
+    from paradl_bench.measure.rank_place import ranks_of_node
     from paradl_bench.measure.training_request import TrainingRequest
+    from paradl_bench.spec import plan
     from paradl_bench.spec.strategy import parse_strategy
 
+    parsed = parse_strategy(strategy)
+    told = None if exchange == "flat" else ranks_of_node(launcher, parsed.ranks)
     request = TrainingRequest(
         model=model,
         input_shape=parse_sample_shape(input_shape, sequence),
-        strategy=parse_strategy(strategy),
+        strategy=parsed,
         batch=batch,
         device=device,
         dtype=dtype,
@@ -137,6 +156,8 @@ def COMMAND(  # noqa: N802
         split=parse_layers(split, "--split"),
         filter_backward=filter_backward,
         spatial_until=spatial_until,
+        exchange=exchange,
+        ranks_per_node=plan.ranks_per_node(exchange, ranks_per_node, told),
         micro_batches=micro_batches,
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),

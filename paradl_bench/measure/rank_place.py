@@ -71,6 +71,27 @@ def _place(launcher: Launcher, *, rank: str, ranks: tuple[str, ...], local_rank:
     return place
 
 
+def ranks_of_node(launcher: str | None, ranks: int) -> int | None:
+    """How many ranks share a node, as the launcher's variables say; None where they do not, or nodes hold unlike ones.
+
+    Args:
+        launcher: ``--launcher`` as given. ranks: of the run; ranks of this program's own share this node.
+
+    Raises:
+        UserError: as of :func:`launcher_of_environment`.
+    """
+    place = launcher_of_environment(launcher)
+    if place is None or place.launcher == "own":
+        return ranks
+    if place.launcher == "torchrun":
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    else:
+        # As "2(x3)" for two on each of three nodes; unlike numbers are listed with commas.
+        text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+        text = text.partition("(")[0] if "," not in text else ""
+    return int(text) if text.isdigit() else None
+
+
 def whole_number(name: str, text: str) -> int:
     """The number that a variable of the environment holds.
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.spec.measurement import IssuedCollective
 from paradl_bench.spec.plan import Collective, Communication, Plan, Transfer
-from paradl_bench.strategies.mesh import group_of
+from paradl_bench.strategies.mesh import group_of, members_of
 
 When = Literal["setup", "first", "rebuild", "iteration"]
 
@@ -49,7 +49,13 @@ _OPERATORS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, counts collectives by operation, bytes and group. An operator that is not known keeps its name."""
+    """While active, counts collectives by operation, bytes and group. An operator that is not known keeps its name.
+
+    Attributes:
+        across_threads: that a thread which exchanges gradients takes it along.
+    """
+
+    across_threads = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,6 +128,8 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
     exchanging = group_of(plan.strategy, plan.exchange_axes, rank)
     for when, operation, size, count in plan.roles[role].setup:
         counts[when, operation, size, exchanging] += count  # type: ignore[index]
+    for when, sent in plan.roles[role].exchanged_before:
+        counts[when, sent.operation, sent.message_bytes, members_of(plan.strategy, sent, rank)] += 1  # type: ignore[index]
     in_iterations: tuple[tuple[When, list[Communication]], ...] = (
         ("first", [*plan.roles[role].handshake, *plan.of_layers(role)]),
         ("rebuild", plan.of_layers(role)),
@@ -129,7 +137,7 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
     )
     for recorded, works in in_iterations:
         for work in works:
-            group = group_of(plan.strategy, work.axes, rank)
+            group = members_of(plan.strategy, work, rank)
             for operation, size in _messages(work):
                 counts[recorded, operation, size, group] += 1
     return tuple(

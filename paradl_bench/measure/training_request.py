@@ -27,7 +27,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, micro_batches, schedule, stages, cut_by, split, filter_backward, spatial_until: as in
+        batch_norm, micro_batches, schedule, stages, cut_by, split, filter_backward, spatial_until, exchange,
+            ranks_per_node: as in
             :class:`~paradl_bench.spec.plan.PlanSettings`.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.stage_balance`.
@@ -50,6 +51,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: int | None = None
     iterations: int = 30
     warmup: int = 5
 
@@ -70,6 +73,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             split=self.split,
             filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
+            exchange=self.exchange,
+            ranks_per_node=self.ranks_per_node,
             blocking=self.device != "cuda",
         )
 

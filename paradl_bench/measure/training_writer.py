@@ -113,6 +113,8 @@ class TrainingWriter:
             split=settings.split,
             filter_backward=settings.filter_backward,
             spatial_until=settings.spatial_until,
+            exchange=settings.exchange,
+            ranks_per_node=settings.ranks_per_node,
             network_digest=network.digest,
             cores=cores,
             issued=issued,

@@ -470,6 +470,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`;
             stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
         split, filter_backward, spatial_until: of layers that are shared out, as there.
+        exchange, ranks_per_node: of gradients, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
@@ -497,6 +498,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: int | None = None
     cores: tuple[int, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
@@ -523,6 +526,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             split=self.split,
             filter_backward=self.filter_backward,
             spatial_until=self.spatial_until,
+            exchange=self.exchange,
+            ranks_per_node=self.ranks_per_node,
         )
 
 

@@ -11,6 +11,7 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -25,6 +26,8 @@ from paradl_bench.spec.network import Layer
 from paradl_bench.spec.strategy import Strategy
 
 Ints = NDArray[np.int32]
+
+_EXCHANGES = re.compile("flat|leader|leaders:[1-9][0-9]{0,5}|segmented")
 
 
 class Phase(IntEnum):
@@ -78,18 +81,25 @@ class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
     tensors: int
 
 
+Reach = Literal["group", "node", "between nodes"]
+
+
 class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
     """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
 
     Attributes:
         message_bytes: as the operation defines it (MODELS.md, "Collectives").
         axes: indices of the strategy's axes that the group lies along; 0 is the outermost.
+        reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
+        per_node: ranks along the axes on a node, where ``reach`` is not the whole group.
     """
 
     operation: str
     message_bytes: int
     ranks: int
     axes: tuple[int, ...] = (0,)
+    reach: Reach = "group"
+    per_node: int = 0
 
 
 class HaloExchange(msgspec.Struct, frozen=True, kw_only=True, tag="halo_exchange"):
@@ -144,6 +154,8 @@ class Role:
         setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
             message_bytes, count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`.
         handshake: communication of the first iteration alone.
+        exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
+            (when, collective).
     """
 
     name: str
@@ -155,6 +167,7 @@ class Role:
     dependencies: Ints
     setup: tuple[tuple[str, str, int, int], ...] = ()
     handshake: tuple[Communication, ...] = ()
+    exchanged_before: tuple[tuple[str, Collective], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.phase)
@@ -186,6 +199,8 @@ class Plan:
         notes: what the plan leaves out, in words, for reports.
         positions: per position along the axes that share layers (the last one counting fastest), the index of the role
             that stands there.
+        per_node: ranks that exchange gradients on a node, where their roles differ by their place on it: ``positions``
+            then has all positions once a place; 1 where they do not.
         exchange_axes: indices of the axes over which gradients are exchanged, as are the collectives of ``Role.setup``.
         sharded: layers with the shapes that ranks run in the place of the network's, each operation once, and the bytes
             of the parameters that a rank holds of it.
@@ -201,6 +216,7 @@ class Plan:
     exchange_axes: tuple[int, ...] = ()
     sharded: tuple[tuple[Layer, int], ...] = ()
     micro_batches: int = 1
+    per_node: int = 1
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
@@ -219,11 +235,14 @@ class Plan:
 
     def role_of(self, rank: int) -> int:
         """Index of the role that a rank plays."""
-        place = 0
-        for axis, coordinate in zip(self.strategy.axes, self.strategy.coordinates(rank), strict=True):
+        place = exchanging = 0
+        for index, (axis, at) in enumerate(zip(self.strategy.axes, self.strategy.coordinates(rank), strict=True)):
             if axis.kind != "data":
-                place = place * axis.degree + coordinate
-        return self.positions[place]
+                place = place * axis.degree + at
+            if index in self.exchange_axes:
+                exchanging = exchanging * axis.degree + at
+        local = exchanging % self.per_node
+        return self.positions[local * (len(self.positions) // self.per_node) + place]
 
     def of_layers(self, role: int = 0) -> list[Communication]:
         """Communication for layers, in every iteration alike: all of FW and BW but the broadcasts of buffers."""
@@ -270,10 +289,12 @@ class RoleBuilder:
         multiplicity: int,
         setup: tuple[tuple[str, str, int, int], ...] = (),
         handshake: tuple[Communication, ...] = (),
+        exchanged_before: tuple[tuple[str, Collective], ...] = (),
     ) -> Role:
         """The role."""
         return Role(
             setup=setup,
+            exchanged_before=exchanged_before,
             handshake=handshake,
             name=name,
             multiplicity=multiplicity,
@@ -302,6 +323,9 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
             part where it needs no more.
         spatial_until: name of the layer before which blocks of positions are gathered; None for as late as possible.
+        exchange: of gradients: ``flat``, as DDP's; by a ``leader`` of each node, by ``leaders:K``, or ``segmented``
+            (:mod:`~paradl_bench.strategies.data.node_groups`).
+        ranks_per_node: that the launcher or the user tells of, for an exchange that is not flat; else None.
         blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
             these run on streams of their own.
     """
@@ -318,6 +342,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: int | None = None
     blocking: bool = False
 
     def __post_init__(self) -> None:
@@ -327,6 +353,10 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("limits of buckets have to be 0 bytes or more")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches has to be at least 1, not {self.micro_batches}")
+        if not _EXCHANGES.fullmatch(self.exchange):
+            raise ValueError(f"exchange has to be flat, leader, leaders:K or segmented, not {self.exchange!r}")
+        if self.ranks_per_node is not None and self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node has to be at least 1, not {self.ranks_per_node}")
 
     @property
     def options(self) -> dict[str, str]:
@@ -341,6 +371,24 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name, value in chosen.items()
             if value != getattr(defaults, name)
         }
+
+
+def ranks_per_node(exchange: str, given: int | None, known: int | None) -> int | None:
+    """What ``--exchange`` and ``--ranks-per-node`` make of ranks on a node; None where the exchange is flat.
+
+    Args:
+        known: what the launcher or the cluster says.
+
+    Raises:
+        UserError: an exchange that there is none of, or ranks on a node where none are asked for.
+    """
+    if not _EXCHANGES.fullmatch(exchange):
+        raise UserError(f"--exchange {exchange}: give flat, leader, leaders:K (as leaders:2) or segmented")
+    if exchange != "flat":
+        return known if given is None else given
+    if given is not None:
+        raise UserError("--ranks-per-node is for --exchange leader, leaders:K or segmented; a flat one knows no nodes")
+    return None
 
 
 def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:

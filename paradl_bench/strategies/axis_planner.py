@@ -11,6 +11,7 @@ from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Communication, Limit, PlanSettings
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.mesh import REPLICATING
 
 T = TypeVar("T")
 
@@ -117,6 +118,7 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy]) -> Non
     present = {axis.kind for strategy in strategies for axis in strategy.axes}
     for name in settings.options:
         kinds = [kind for kind, names in SHARD_OPTIONS.items() if name in names]
+        kinds += REPLICATING if name == "exchange" else ()
         if kinds and not present.intersection(kinds):
             found = ",".join(map(str, strategies)) or "no strategy"
             raise UserError(f"--{name.replace('_', '-')} is for {', '.join(kinds)} parallelism, not for {found}")

@@ -22,8 +22,8 @@ from paradl_bench.spec.partition import Box, Exchange
 Slices = tuple[slice, ...]
 
 # torch 2.13 gave them new names, and warns of the old ones.
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(slots=True)
@@ -70,12 +70,12 @@ class Group:
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
         """Every rank's ``sent``, one after the other; both flat."""
         with self.spans.span("all_gather"):
-            _ALL_GATHER(gathered, sent, group=self.process_group)
+            all_gather_into(gathered, sent, group=self.process_group)
 
     def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         """This rank's part of the sum of ``sent``, or of what ``op`` makes of it; both flat."""
         with self.spans.span("reduce_scatter"):
-            _REDUCE_SCATTER(received, sent, op=op, group=self.process_group)
+            reduce_scatter_into(received, sent, op=op, group=self.process_group)
 
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]

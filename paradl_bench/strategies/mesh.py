@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from paradl_bench.spec.plan import Collective, Communication
 from paradl_bench.spec.strategy import AxisKind, Strategy
 
 REPLICATING: tuple[AxisKind, ...] = ("data", "spatial")
@@ -27,9 +28,23 @@ def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, .
     return tuple(rank_at(strategy, position) for position in itertools.product(*choices))
 
 
+def members_of(strategy: Strategy, work: Communication, rank: int) -> tuple[int, ...]:
+    """The ranks among which a rank of a strategy communicates, itself included, ascending."""
+    members = group_of(strategy, work.axes, rank)
+    if not isinstance(work, Collective) or work.reach == "group":
+        return members
+    local = members.index(rank) % work.per_node
+    if work.reach == "between nodes":
+        return members[local :: work.per_node]
+    first = members.index(rank) - local
+    return members[first : first + work.per_node]
+
+
 def all_groups(strategy: Strategy, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Every group along ``axes``, in the order of their first ranks."""
-    return tuple(sorted({group_of(strategy, axes, rank) for rank in range(strategy.ranks)}))
+    choices = [(0,) if i in axes else range(axis.degree) for i, axis in enumerate(strategy.axes)]
+    first_ranks = (rank_at(strategy, position) for position in itertools.product(*choices))
+    return tuple(sorted(group_of(strategy, axes, rank) for rank in first_ranks))
 
 
 def group_axes(strategy: Strategy, *kinds: AxisKind) -> tuple[int, ...]:

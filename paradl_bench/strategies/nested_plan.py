@@ -26,10 +26,12 @@ from paradl_bench.strategies.axis_planner import (
     sharded_layers,
 )
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
+from paradl_bench.strategies.data.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.data.plan import (
     GradientBuckets,
     GradientExchange,
     add_buffer_broadcasts,
+    exchanged_over_nodes,
     issued_before_steady_state,
 )
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, place_of, positions
@@ -76,14 +78,18 @@ class NestedPlanner:
         works: dict[Work, int] = {}
         roles: list[Role] = []
         notes: dict[str, None] = {}
-        once = _Once(settings)
-        for index, shared in enumerate(shares.distinct):
+        nodes = node_groups(strategy, settings)
+        once = _Once(settings, nodes)
+        placed = place_roles(strategy, shares.positions, nodes)
+        for (index, duty), multiplicity in placed.roles.items():
+            shared = shares.distinct[index]
             buckets = exchange_axes and zero_stage(strategy) < 2
             exchanged = once.exchanged(shared.network).buckets.notes if buckets else ()
             notes |= dict.fromkeys((*shared.notes, *exchanged))
             number = f" {index}" if len(shares.distinct) > 1 else ""
-            multiplicity = shares.positions.count(index) * replicas
-            roles.append(_build_role(shared, strategy, once, works, number, multiplicity))
+            if nodes is not None and nodes.leaders:
+                number += f", leader {duty}" if duty < nodes.leaders else ", led"
+            roles.append(_build_role(shared, strategy, once, works, number, multiplicity, duty))
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -91,7 +97,8 @@ class NestedPlanner:
             roles=tuple(roles),
             works=tuple(works),
             notes=tuple(notes),
-            positions=shares.positions,
+            positions=placed.positions,
+            per_node=placed.per_node,
             exchange_axes=exchange_axes,
             sharded=sharded_layers(shares),
         )
@@ -136,6 +143,7 @@ class NestedPlanner:
         """
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
+        node_groups(strategy, settings)
 
     def _share(
         self,
@@ -167,15 +175,15 @@ class _Exchanged(NamedTuple):
 class _Once:
     """What the roles of a plan have in common, each found once: ranks along a spatial axis hold the same parameters."""
 
-    def __init__(self, settings: PlanSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: PlanSettings, nodes: NodeGroups | None) -> None:
+        self.settings, self.nodes = settings, nodes
         self.operations: dict[int, str] = {}
         self._latest: Latest[_Exchanged] = Latest()
 
     def exchanged(self, network: Network) -> _Exchanged:
         def find() -> _Exchanged:
             buckets = GradientBuckets(network, self.settings)
-            return _Exchanged(buckets, issued_before_steady_state(network, buckets))
+            return _Exchanged(buckets, issued_before_steady_state(network, buckets, flat=self.nodes is None))
 
         return self._latest.get(network, None, find)
 
@@ -187,8 +195,9 @@ def _build_role(
     works: dict[Work, int],
     number: str,
     multiplicity: int,
+    duty: int,
 ) -> Role:
-    """What ``multiplicity`` ranks each do."""
+    """What ``multiplicity`` ranks of one duty on their nodes each do."""
     network, axes = shared.network, group_axes(strategy, *REPLICATING)
     builder, settings, stage = RoleBuilder(works), once.settings, zero_stage(strategy)
     if stage > 1:
@@ -202,7 +211,8 @@ def _build_role(
     ranks = math.prod(strategy.axes[index].degree for index in axes)
     buckets, setup = once.exchanged(network)
     compute.add_forward(add_buffer_broadcasts(builder, network, ranks, axes))
-    exchange = GradientExchange(builder, network, buckets, compute.backward_layers, ranks, axes)
+    nodes = None if once.nodes is None else (once.nodes, duty)
+    exchange = GradientExchange(builder, network, buckets, compute.backward_layers, ranks, axes, nodes)
     last_task = -1
     for layer, last_task in compute.add_backward():
         exchange.add_ready(layer, last_task)
@@ -211,4 +221,5 @@ def _build_role(
         setup += add_optimizer_broadcasts(builder, network, settings, ranks, done)
     else:
         builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-    return builder.build(f"replica{number}", multiplicity, setup)
+    before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
+    return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=before)

@@ -17,6 +17,7 @@ from paradl_bench.spec.registry import discover
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.data.module import exchange_gradients
+from paradl_bench.strategies.data.node_groups import node_groups
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
@@ -89,7 +90,9 @@ def build_parallel(
         if stage > 1:
             shard_parameters(module, network, stage, device, group)
         else:
-            module = exchange_gradients(module, sharding.network, settings, device, group.process_group)
+            nodes = node_groups(strategy, settings)
+            over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
+            module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)
             optimizer_group = group.process_group if stage else None
     return ParallelModule(module, sharding.network, mesh.spans, mesh.groups, optimizer_group=optimizer_group)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.data.node_exchange import NodeExchange
+from paradl_bench.strategies.data.node_groups import NodeGroups
 from paradl_bench.strategies.group_functions import Group, Spans
 from paradl_bench.strategies.mesh import all_groups, group_of
 
@@ -22,6 +25,7 @@ class ProcessMesh:
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.spans = Spans()
+        self._of_nodes: list[dist.ProcessGroup] = []
         self._made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
 
     def group(self, axes: Sequence[int]) -> Group:
@@ -35,10 +39,33 @@ class ProcessMesh:
             spans=self.spans,
         )
 
+    def node_exchange(self, groups: NodeGroups, device: torch.device) -> NodeExchange:
+        """What exchanges gradients within and between nodes, over groups of its own; a collective over all ranks."""
+        rank, size = dist.get_rank(), groups.per_node
+        everywhere = all_groups(self.strategy, groups.axes)
+        nodes = [members[at : at + size] for members in everywhere for at in range(0, len(members), size)]
+        leading = range(groups.leaders or size)
+        between = [members[local::size] for members in everywhere for local in leading]
+        # Groups of their own: a thread issues on them beside what this one issues on the others.
+        own = next(ranks for ranks in nodes if rank in ranks)
+        node = self._new_groups(nodes, rank)
+        assert node is not None
+        return NodeExchange(groups, own, node, self._new_groups(between, rank), device)
+
+    def _new_groups(self, groups: Sequence[tuple[int, ...]], rank: int) -> dist.ProcessGroup | None:
+        """The one of these groups that this rank is in, if any; every rank makes all of them."""
+        found = None
+        for ranks in groups:
+            made = dist.new_group(list(ranks))
+            if rank in ranks:
+                found = made
+                self._of_nodes.append(made)
+        return found
+
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
         """Every process group of this rank, the one of all ranks first."""
-        return (_world(), *self._made.values())
+        return (_world(), *self._made.values(), *self._of_nodes)
 
     def _process_group(self, groups: tuple[tuple[int, ...], ...], members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(groups) == 1:

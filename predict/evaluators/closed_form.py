@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.assembly import join
 from predict.closed_forms import ClosedForm, gradient_exchange
 from predict.cost_model import CostModel
-from predict.costs import Floats, Remarks
+from predict.costs import Floats, Remark, Remarks
 from predict.memory import MemoryUse
 from predict.workload import Point, Timing, Workload
 
@@ -37,7 +38,7 @@ def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Po
         gradient_exchange(model.network, point.strategy.ranks), point.strategy
     )
     remarks = Remarks()
-    remarks.add(*sums.remarks, *exchange_remarks)
+    remarks.add(*sums.remarks, *exchange_remarks, *flat_exchange(point.settings))
 
     def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         forward, backward, exchanged, update = map(float, form(np.asarray(seconds)))
@@ -53,6 +54,13 @@ def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Po
         time=time,
         iteration_s=lambda *costs: time(*costs).iteration_s,
     )
+
+
+def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:
+    """That closed forms know one exchange, where the settings ask for another."""
+    if settings.exchange == "flat":
+        return ()
+    return (Remark(f"the closed form exchanges gradients flat, and stands for {settings.exchange}", True),)
 
 
 def _used(form: ClosedForm, parts: int) -> Floats:

@@ -18,7 +18,7 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.closed_forms import paradl
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
-from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
+from predict.evaluators.closed_form import flat_exchange, has_closed_form, prepare_closed_form
 from predict.exposure import names_of_layer_communication
 from predict.memory import MemoryUse
 from predict.paradl_memory import paradl_memory, paradl_memory_of
@@ -70,6 +70,7 @@ def _shared(model: CostModel, point: Point, memory: MemoryUse) -> Workload:
         works=tuple(builder.works),
     )
     priced = model.price(plan)
+    priced.remarks.add(*flat_exchange(point.settings))
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
         times[term.phase][builder.works[term.work]] += term.times

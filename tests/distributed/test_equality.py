@@ -21,7 +21,8 @@ PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
-# scatter for a reduce-scatter in filter's backward. Networks are those of equality_networks, or of the module that is
+# scatter for a reduce-scatter in filter's backward, and an exchange of gradients over nodes: leader@2 on nodes of two
+# ranks, 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is
 # named before a dot.
 CASES = {
     2: (
@@ -56,7 +57,15 @@ CASES = {
         "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync "
         "transformer_networks.Own:t4 transformer_networks.Own:d2t2 transformer_networks.bert:t4 "
         "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D "
-        "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4"
+        "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4 "
+        "Plain:d4:leader@2 Plain:d4:2leaders@2 Plain:d4:segmented@2 Woven:d4:leader@2 Woven:d4:segmented@2 "
+        "Normed:d4:2leaders@2:sync Plain:z1d4:segmented@2 Plain:d2s2:leader@2 Normed:d2s2:2leaders@2 "
+        "Plain:s2d2:segmented@2"
+    ),
+    # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
+    8: (
+        "Plain:d4f2:leader@4 Plain:d4f2:2leaders@4 Plain:d4f2:segmented@4 Grouped:d8:3leaders@4 Plain:d8:2leaders@4 "
+        "Plain:d8:segmented@4"
     ),
 }
 
@@ -67,6 +76,10 @@ def named(text: str) -> dict[str, Any]:
     network, strategy, *words = text.split(":")
     options: dict[str, Any] = {"batch_norm": "sync"} if "sync" in words else {}
     options |= {"filter_backward": "reduce-scatter"} if "scatter" in words else {}
+    for exchange, _, nodes in (word.partition("@") for word in words if "@" in word):
+        leaders = exchange.removesuffix("leaders")
+        options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"
+        options["ranks_per_node"] = int(nodes)
     for name, _, value in (word.partition("=") for word in words if "=" in word):
         options |= {"split": value.split("+")} if name == "split" else {"spatial_until": value}
     return {

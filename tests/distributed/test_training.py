@@ -115,8 +115,8 @@ from paradl_bench.strategies.catalog import planner_for
 
 def compare(case, context):
     name, text, cap_mb, batch_norm, *words = case.split()
-    options = {name: tuple(value.split("+")) if name == "split" else value for name, value in
-        (word.split("=") for word in words)}
+    options = {name: tuple(value.split("+")) if name == "split" else int(value) if value.isdigit() else value
+        for name, value in (word.split("=") for word in words)}
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
         device="cpu", bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm, **options)
@@ -258,6 +258,22 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
             assert bool(result["of_layers"]) == bool(timed["fw"]), case
             exchanges = any(letter in case.split()[1] for letter in "ds")
             assert all((seconds > 0) == exchanges for seconds in chunk["exposed_ge_s"]), case
+
+
+def test_what_is_issued_over_nodes_is_what_is_planned(workplace: Path) -> None:
+    """Four ranks as two nodes of two: leaders issue other things than those that they lead."""
+    forms = ("flat", "leader ranks_per_node=2", "leaders:2 ranks_per_node=2", "segmented ranks_per_node=2")
+    runs = ("BatchNormed d4 0.001", "Biased d4 -", "Biased d4 0.004", "Unused d4 -", "Unused z1d4 0.0001")
+    cases = [f"{run} local exchange={form}" for run in runs for form in forms]
+    cases += [f"BatchNormed {strategy} 0.001 sync exchange={form}" for strategy in ("d2s2", "s2d2") for form in forms]
+    of_ranks = issued_and_planned(workplace, cases, 4)
+    for case, result in of_ranks[0].items():
+        assert ("s2" in case) or result["recorded"] == result["collectives"], case
+        assert min(result["chunk"]["exposed_ge_s"]) > 0, case
+    led, by_two = (f"BatchNormed d4 0.001 local exchange={form}" for form in forms[1:3])
+    assert of_ranks[0][led]["all_reduces"] > 1
+    assert [found[led]["all_reduces"] > 0 for found in of_ranks] == [True, False, True, False]
+    assert all(found[by_two]["all_reduces"] > 0 for found in of_ranks)
 
 
 def test_gradients_are_those_of_serial_training(workplace: Path) -> None:

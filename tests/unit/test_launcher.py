@@ -14,7 +14,7 @@ import pytest
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
-from paradl_bench.measure.rank_place import RankPlace, check_backend, launcher_of_environment
+from paradl_bench.measure.rank_place import RankPlace, check_backend, launcher_of_environment, ranks_of_node
 from paradl_bench.spec.errors import UserError, WorkError
 
 LAUNCHER_VARIABLES = (
@@ -52,6 +52,22 @@ def test_slurm_is_believed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert launcher_of_environment("srun") == RankPlace(launcher="srun", rank=0, ranks=8, local_rank=0)
     set_variables(monkeypatch, SLURM_STEP_NUM_TASKS=2)
     assert launcher_of_environment("srun") == RankPlace(launcher="srun", rank=0, ranks=2, local_rank=0)
+
+
+def test_ranks_of_a_node_are_those_that_the_launcher_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ranks_of_node(None, 6) == 6
+    set_variables(monkeypatch, SLURM_PROCID=0, SLURM_NTASKS=6, SLURM_LOCALID=0)
+    assert ranks_of_node("srun", 6) is None
+    set_variables(monkeypatch, SLURM_STEP_TASKS_PER_NODE="2(x3)")
+    assert ranks_of_node("srun", 6) == 2
+    set_variables(monkeypatch, SLURM_STEP_TASKS_PER_NODE="4,2")
+    assert ranks_of_node("srun", 6) is None
+    set_variables(monkeypatch, TORCHELASTIC_RUN_ID="none", RANK=0, WORLD_SIZE=6, LOCAL_RANK=0)
+    assert ranks_of_node(None, 6) is None
+    set_variables(monkeypatch, LOCAL_WORLD_SIZE=3)
+    assert ranks_of_node(None, 6) == 3
 
 
 def test_a_launcher_that_did_not_start_this_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

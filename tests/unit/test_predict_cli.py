@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from profile_factory import layer_times, make_network, make_profile, model_times
+from profile_factory import layer_times, make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile import SCHEMA_VERSION, write_profile
 from paradl_bench.spec.storage import encode_pretty
@@ -299,3 +299,33 @@ def test_of_several_dtypes_without_the_default_one_has_to_be_named(predict: Call
     assert refused.code == 2
     assert "several dtypes (bf16, fp16): say which by --dtype" in refused.err
     assert predict("--strategy", "serial", "--batch", "8", "--dtype", "bf16").code == 0
+
+
+def test_an_exchange_over_nodes_is_priced_at_their_levels(predict: Caller) -> None:
+    """All gradients in one bucket: in the node alpha 50 us, beta 1 ns; between nodes twice as much, as stated."""
+    cluster = predict.folder / "cluster.json"
+    levels = [{"name": "node", "ranks": 2}, {"name": "system", "ranks": 8, "alpha_s": 1e-4, "beta_s_per_byte": 2e-9}]
+    cluster.write_text(json.dumps({"name": "two", "levels": levels}))
+    fits = tuple(ring_fit(name) for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"))
+    write_profile(predict.profile, make_profile(communication=fits))
+    options = ("--strategy", "d4", "--batch", "8", "--bucket-cap-mb", "1000", "--cluster", str(cluster), "--json")
+    (flat,) = predict(*options).json()
+    (found,) = predict(*options, "--exchange", "segmented").json()
+    size = make_network().parameter_bytes
+    between = 2 * (1e-4 + size / 4 * 2e-9)
+    assert found["breakdown_s"]["GE"] == pytest.approx(2 * (50e-6 + size / 2 * 1e-9) + between)  # type: ignore[index]
+    assert flat["breakdown_s"]["GE"] == pytest.approx(6 * (1e-4 + size / 4 * 2e-9))  # type: ignore[index]
+    assert found["options"] == {"exchange": "segmented", "ranks_per_node": "2"}
+    (led,) = predict(*options, "--exchange", "leader").json()
+    assert "reduce within nodes: as a broadcast, its sums left out" in str(led["extrapolated"])
+    (wider,) = predict(*options, "--exchange", "leader", "--evaluator", "paradl").json()
+    assert "the closed form exchanges gradients flat, and stands for leader" in str(wider["extrapolated"])
+    for wrong, said in (
+        (("--exchange", "ring"), "--exchange ring: give flat, leader, leaders:K (as leaders:2) or segmented"),
+        (("--ranks-per-node", "2"), "--ranks-per-node is for --exchange leader"),
+        (("--exchange", "leader", "--ranks-per-node", "4"), "give --ranks-per-node of less, or --exchange flat"),
+    ):
+        result = predict(*options, *wrong)
+        assert result.code == 2
+        assert said in result.err
+        assert len(result.err.strip().splitlines()) == 1

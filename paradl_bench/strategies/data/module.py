@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.strategies.data.node_exchange import NodeExchange
 from paradl_bench.strategies.data.plan import GradientBuckets
 
 _MIB = 1024 * 1024
@@ -20,6 +21,7 @@ def exchange_gradients(
     settings: PlanSettings,
     device: torch.device,
     process_group: dist.ProcessGroup,
+    over_nodes: NodeExchange | None = None,
 ) -> torch.nn.Module:
     """The module with its gradients averaged over the group; collective over it.
 
@@ -27,17 +29,21 @@ def exchange_gradients(
 
     Args:
         network: with the parameters that this rank holds of it.
+        over_nodes: what sends the buckets, where the exchange knows nodes.
 
     Raises:
         UserError: bucket limits that torch cannot be given.
     """
-    return DistributedDataParallel(
+    exchanging = DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=process_group,
         bucket_cap_mb=_bucket_cap_mb(settings),
         find_unused_parameters=bool(GradientBuckets(network, settings).unused),
     )
+    if over_nodes is not None:
+        over_nodes.register(exchanging)
+    return exchanging
 
 
 def _bucket_cap_mb(settings: PlanSettings) -> float | None:

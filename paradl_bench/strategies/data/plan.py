@@ -13,8 +13,12 @@ all-reduced as well.
 
 Phases are those in which a real run spends the time: the broadcast of buffers belongs to FW.
 
-Not modelled: parameters that are frozen (DDP broadcasts them at construction), sparse gradients, communication hooks,
-``gradient_as_bucket_view``, ``no_sync``.
+Where the exchange knows nodes (:mod:`~paradl_bench.strategies.data.node_groups`), a communication hook sends the
+buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a chain of collectives. A rank that leads
+nothing does not issue those between nodes, and its plan does not show that it waits for them.
+
+Not modelled: parameters that are frozen (DDP broadcasts them at construction), sparse gradients, other communication
+hooks, ``gradient_as_bucket_view``, ``no_sync``.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp, comm.cpp; torch/nn/parallel/distributed.py (torch 2.13).
 """
@@ -38,6 +42,7 @@ from paradl_bench.spec.plan import (
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import assign_buckets, broadcast_buckets, total_bytes
+from paradl_bench.strategies.data.node_groups import NodeGroups
 from paradl_bench.strategies.zero.plan import check_zero
 
 _INT64_BYTES = 8
@@ -141,7 +146,11 @@ def add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int, ax
 
 
 class GradientExchange:
-    """Adds the exchange of gradients to backward, as layers become ready."""
+    """Adds the exchange of gradients to backward, as layers become ready.
+
+    Args:
+        nodes: how ranks lie on nodes, and the place of this one on its own, where the exchange knows nodes.
+    """
 
     def __init__(
         self,
@@ -151,9 +160,10 @@ class GradientExchange:
         backward_layers: Sequence[int],
         ranks: int,
         axes: tuple[int, ...],
+        nodes: tuple[NodeGroups, int] | None = None,
     ) -> None:
         self._builder = builder
-        self._ranks, self._axes = ranks, axes
+        self._ranks, self._axes, self._nodes = ranks, axes, nodes
         self._buckets = buckets
         self._bucket_of = {parameter.name: i for i, bucket in enumerate(buckets.rebuilt) for parameter in bucket}
         self._missing = [len(bucket) for bucket in buckets.rebuilt]
@@ -180,7 +190,17 @@ class GradientExchange:
         while len(self._all_reduces) < len(self._missing) and not self._missing[len(self._all_reduces)]:
             bucket = len(self._all_reduces)
             waits = tuple(dict.fromkeys((*self._copies[bucket], trigger)))
-            self._all_reduces.append(self._all_reduce(total_bytes(self._buckets.rebuilt[bucket]), waits))
+            self._all_reduces.append(self._send(self._buckets.rebuilt[bucket], waits))
+
+    def _send(self, bucket: Sequence[Tensor], waits: tuple[int, ...]) -> int:
+        if self._nodes is None:
+            return self._all_reduce(total_bytes(bucket), waits)
+        groups, local = self._nodes
+        divided = BucketCopy(direction="into", bytes=total_bytes(bucket), tensors=1)
+        task = self._builder.add(divided, Phase.GE, Stream.COMPUTE, waits)
+        for work in groups.collectives(bucket, local):
+            task = self._builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,))
+        return task
 
     def _all_reduce(self, message_bytes: int, waits: tuple[int, ...]) -> int:
         work = Collective(operation="all_reduce", message_bytes=message_bytes, ranks=self._ranks, axes=self._axes)
@@ -219,7 +239,7 @@ def _ready_with(network: Network, buckets: GradientBuckets, backward_layers: Seq
 
 
 def issued_before_steady_state(
-    network: Network, buckets: GradientBuckets, *, buffers_in_second: bool = True
+    network: Network, buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
 ) -> tuple[tuple[str, str, int, int], ...]:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 
@@ -228,6 +248,7 @@ def issued_before_steady_state(
 
     Args:
         buffers_in_second: whether the second iteration broadcasts buffers as well.
+        flat: whether buckets are all-reduced among all ranks; else :func:`exchanged_over_nodes` says how they are sent.
     """
     counts: Counter[tuple[str, str, int]] = Counter()
     dims = sum(len(parameter.shape) for parameter in network.parameters)
@@ -239,7 +260,7 @@ def issued_before_steady_state(
     for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt)):
         for size, _ in of_buffers if when == "first" or buffers_in_second else ():
             counts[when, "broadcast", size] += 1
-        for bucket in sent:
+        for bucket in sent if flat else ():
             counts[when, "all_reduce", total_bytes(bucket)] += 1
         if buckets.used_map_bytes:
             counts[when, "all_reduce", buckets.used_map_bytes] += 1
@@ -247,3 +268,15 @@ def issued_before_steady_state(
         counts["rebuild", "broadcast", _INT32_BYTES * (len(buckets.arrival) + 1)] += 1
         counts["rebuild", "broadcast", _INT32_BYTES * len(buckets.rebuilt)] += 1
     return tuple((*key, count) for key, count in counts.items())
+
+
+def exchanged_over_nodes(
+    buckets: GradientBuckets, groups: NodeGroups, local: int
+) -> tuple[tuple[str, Collective], ...]:
+    """What the first two iterations issue for buckets within and between nodes, as (when, collective)."""
+    return tuple(
+        (when, work)
+        for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt))
+        for bucket in sent
+        for work in groups.collectives(bucket, local)
+    )
