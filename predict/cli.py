@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from paradl_bench.options import (
+    batch_norm_option,
+    bucket_option,
+    exchange_options,
+    schedule_options,
+    sharing_options,
+)
 from paradl_bench.terminal import run_command
 
 if TYPE_CHECKING:
@@ -35,46 +42,11 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
 @click.option("--dtype", help="fp32, ... Default: the one that was measured.")
 @click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device.")
-@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
-@click.option(
-    "--batch-norm",
-    type=click.Choice(["local", "sync"]),
-    default="local",
-    show_default=True,
-    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
-)
-@click.option(
-    "--split",
-    metavar="all|LAYER[,LAYER...]",
-    help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can be.",
-)
-@click.option(
-    "--filter-backward",
-    type=click.Choice(["all-reduce", "reduce-scatter"]),
-    default="all-reduce",
-    show_default=True,
-    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
-)
-@click.option(
-    "--spatial-until",
-    metavar="LAYER",
-    help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
-)
-@click.option(
-    "--exchange",
-    default="flat",
-    show_default=True,
-    metavar="flat|leader|leaders:K|segmented",
-    help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a rank.",
-)
-@click.option(
-    "--ranks-per-node",
-    metavar="R",
-    type=click.IntRange(1),
-    help="Ranks that count as a node in --exchange. Default: those of the cluster's innermost level.",
-)
-@click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
-@click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
+@bucket_option
+@batch_norm_option
+@sharing_options
+@exchange_options("those of the cluster's innermost level")
+@schedule_options
 @click.option(
     "--stages",
     metavar="measured|LAYER[,...]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from paradl_bench.options import sample_options
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import format_bytes, parse_sample_shape
@@ -12,10 +13,7 @@ from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 
 @click.command("describe")
 @click.argument("model")
-@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
-@click.option(
-    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
-)
+@sample_options
 @click.option("-o", "--output", metavar="FILE", help="Write the network as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the network as JSON instead of a table.")

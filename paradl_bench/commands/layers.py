@@ -8,6 +8,7 @@ from typing import Literal
 
 import click
 
+from paradl_bench.options import sample_options, sharing_options
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
@@ -15,10 +16,7 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
 @click.command("layers")
 @click.argument("model")
 @click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure.")
-@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
-@click.option(
-    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
-)
+@sample_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
@@ -53,23 +51,7 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
     metavar="S[,S...]",
     help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
 )
-@click.option(
-    "--split",
-    metavar="all|LAYER[,LAYER...]",
-    help="Layers that these split, by name or pattern (features.*). Default: all that can be.",
-)
-@click.option(
-    "--filter-backward",
-    type=click.Choice(["all-reduce", "reduce-scatter"]),
-    default="all-reduce",
-    show_default=True,
-    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
-)
-@click.option(
-    "--spatial-until",
-    metavar="LAYER",
-    help="Layer before which these gather blocks of positions. Default: the first that needs all positions.",
-)
+@sharing_options
 @click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."

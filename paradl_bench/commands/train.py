@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from paradl_bench.options import (
+    batch_norm_option,
+    bucket_option,
+    exchange_options,
+    sample_options,
+    schedule_options,
+    sharing_options,
+)
 from paradl_bench.spec.units import parse_layers, parse_sample_shape
 
 if TYPE_CHECKING:
@@ -31,51 +39,13 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     type=click.IntRange(1),
     help="Iterations before them; in the first three collectives are recorded.",
 )
-@click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224).")
-@click.option(
-    "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
-)
+@sample_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
-@click.option("--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1).")
-@click.option(
-    "--batch-norm",
-    type=click.Choice(["local", "sync"]),
-    default="local",
-    show_default=True,
-    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
-)
-@click.option(
-    "--split",
-    metavar="all|LAYER[,LAYER...]",
-    help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can be.",
-)
-@click.option(
-    "--filter-backward",
-    type=click.Choice(["all-reduce", "reduce-scatter"]),
-    default="all-reduce",
-    show_default=True,
-    help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part alone.",
-)
-@click.option(
-    "--spatial-until",
-    metavar="LAYER",
-    help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
-)
-@click.option(
-    "--exchange",
-    default="flat",
-    show_default=True,
-    metavar="flat|leader|leaders:K|segmented",
-    help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a rank.",
-)
-@click.option(
-    "--ranks-per-node",
-    metavar="R",
-    type=click.IntRange(1),
-    help="Ranks that count as a node in --exchange. Default: those of a host, as the launcher tells.",
-)
-@click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks.")
-@click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved.")
+@bucket_option
+@batch_norm_option
+@sharing_options
+@exchange_options("those of a host, as the launcher tells")
+@schedule_options
 @click.option(
     "--stages",
     metavar="LAYER[,LAYER...]",

@@ -1,0 +1,96 @@
+"""Options that several commands take in the same words: a plan and a run are asked for alike. Imports click alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*options: Decorator) -> Decorator:
+    """One decorator for several options, which help shows in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+sample_options = together(
+    click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224)."),
+    click.option(
+        "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+    ),
+)
+"""What a sample is."""
+
+bucket_option = click.option(
+    "--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1)."
+)
+
+batch_norm_option = click.option(
+    "--batch-norm",
+    type=click.Choice(["local", "sync"]),
+    default="local",
+    show_default=True,
+    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
+)
+
+sharing_options = together(
+    click.option(
+        "--split",
+        metavar="all|LAYER[,LAYER...]",
+        help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can"
+        " be.",
+    ),
+    click.option(
+        "--filter-backward",
+        type=click.Choice(["all-reduce", "reduce-scatter"]),
+        default="all-reduce",
+        show_default=True,
+        help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part"
+        " alone.",
+    ),
+    click.option(
+        "--spatial-until",
+        metavar="LAYER",
+        help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
+    ),
+)
+"""How layers are shared out."""
+
+
+def exchange_options(node: str) -> Decorator:
+    """How gradients are exchanged.
+
+    Args:
+        node: which ranks count as a node where nobody says.
+    """
+    return together(
+        click.option(
+            "--exchange",
+            default="flat",
+            show_default=True,
+            metavar="flat|leader|leaders:K|segmented",
+            help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a"
+            " rank.",
+        ),
+        click.option(
+            "--ranks-per-node",
+            metavar="R",
+            type=click.IntRange(1),
+            help=f"Ranks that count as a node in --exchange. Default: {node}.",
+        ),
+    )
+
+
+schedule_options = together(
+    click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks."),
+    click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved."),
+)
+"""How a pipeline takes turns."""
