@@ -131,7 +131,8 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
             arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default; a
             module with a ``token_task`` reads token ids).
         input_shape: of one sample; ``(tokens,)`` for a model that reads token ids; None for the model's default.
-        device: ``meta`` builds it without memory, for tracing.
+        device: ``meta`` builds it without memory, for tracing; models that compute with values while they are built
+            (RegNet) can't be, and come on the CPU.
 
     Raises:
         UserError: unknown name, a factory that can't be imported, called, or returns no module, transformers missing
@@ -139,9 +140,12 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
     """
     import torch
 
-    with torch.device(device), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module, own_shape = _build(name, input_shape)
+    try:
+        module, own_shape = _build_on(device, name, input_shape)
+    except RuntimeError:
+        if device != "meta":
+            raise
+        module, own_shape = _build_on("cpu", name, input_shape)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
     task: TokenTask | None = getattr(module, "token_task", None)
@@ -153,6 +157,14 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
     else:
         shape = input_shape or own_shape or default_input_shape(name)
     return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task)
+
+
+def _build_on(device: str, name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
+    import torch
+
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _build(name, input_shape)
 
 
 def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:

@@ -91,7 +91,7 @@ def test_multiply_adds_agree_with_torchs_counter(name: str, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    "name", ["googlenet", "densenet121", "swin_t", "vit_b_16", "shufflenet_v2_x1_0", "inception_v3"]
+    "name", ["googlenet", "densenet121", "swin_t", "vit_b_16", "shufflenet_v2_x1_0", "inception_v3", "regnet_y_400mf"]
 )
 def test_torchvisions_odder_models_trace(name: str) -> None:
     network = trace_network(load_model(name, device="meta"))
