@@ -7,6 +7,8 @@ Format history (this file owns it):
     3  shard_times: what belongs to a model as one rank of a strategy runs it; there was none before. Networks say what
        their input consists of (numbers before) and which tensors hold no batch (none before). Fits of communication
        may be logarithmic (doubling_s) or hierarchical (inner) and say what else was considered; none did before
+    4  what a profile of before lacks and reads as empty: regressors of kernels, the input side, contention, memory
+       factors
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -26,7 +28,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def _typical_is_median(value: Any) -> Any:
@@ -40,11 +42,11 @@ def _typical_is_median(value: Any) -> Any:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Version 2 to 3: what was added may be empty."""
+    """Versions 2 to 3 and 3 to 4: what was added may be empty."""
     return value
 
 
-MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is}
+MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 

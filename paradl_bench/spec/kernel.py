@@ -1,0 +1,68 @@
+"""A kernel as sweeps measure it and regressors read it: what it is, the sizes of its operands, its least work.
+
+KernelMLP describes a kernel by the sizes of its operands (its Table 3); FLOPs and bytes are added so that a roofline
+can be drawn under every time. One shape describes a convolution of a log, of a sweep and of a traced network alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+KERNELS_FILE = "kernels.jsonl"
+
+KernelStage = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "D2D", "H2D"]
+"""FW, BW and its two halves, weight update of an optimizer, and copies inside a device and from the host to it."""
+
+
+class KernelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a regressor knows of one kernel.
+
+    Attributes:
+        kind: the layer kind (``conv``, ``linear``, ...), ``optimizer`` or ``copy``.
+        sizes: operand sizes by name, the batch among them; the same names for all kernels of a kind and stage.
+        settings: what else picks a kernel and is no number (``{"function": "relu"}``).
+        flops: of the call; a multiply-add counts 2.
+        bytes: that the call has to read and write at least, parameters included.
+    """
+
+    kind: str
+    stage: KernelStage
+    sizes: dict[str, int]
+    settings: dict[str, str] = {}
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            raise ValueError("a kernel needs a kind")
+        if min(self.sizes.values(), default=0) < 0:
+            raise ValueError(f"sizes of {self.kind} have to be at least 0, not {self.sizes}")
+        for label in ("flops", "bytes"):
+            value = getattr(self, label)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{label} of {self.kind} have to be finite and not negative, not {value}")
+
+
+class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Raw times of one kernel in one block (file ``kernels.jsonl``).
+
+    Attributes:
+        calls_per_sample: how many calls each value is the mean of; 1 for raw times.
+    """
+
+    shape: KernelShape
+    dtype: str
+    block: int
+    samples_s: tuple[float, ...]
+    calls_per_sample: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.samples_s:
+            raise ValueError(f"{self.shape.stage} of {self.shape.kind} holds no samples")
+        if not all(math.isfinite(value) and value >= 0 for value in self.samples_s):
+            raise ValueError(f"{self.shape.stage} of {self.shape.kind} holds times that are not finite or negative")
+        if self.calls_per_sample < 1:
+            raise ValueError(f"calls_per_sample has to be at least 1, not {self.calls_per_sample}")
