@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paradl_bench.measure.tracing import trace_network
+from paradl_bench.memory.of_plan import memory_of_plan
+from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.measurement import TrainingRun, read_run
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.strategies.mesh import degree_of
-from predict.memory import MemoryUse, planned_memory
-from predict.pipeline_memory import pipelined_memory
 
 
 class Subject(NamedTuple):
@@ -78,9 +77,7 @@ def network_of(subject: Subject) -> Network:
 
 def predicted(subject: Subject, run: TrainingRun) -> MemoryUse:
     """What memory a run like this is predicted to need."""
-    strategy = parse_strategy(run.strategy)
-    predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
-    return predict(network_of(subject), strategy, run.settings)
+    return memory_of_plan(network_of(subject), parse_strategy(run.strategy), run.settings)
 
 
 def by_category(parts: dict[str, int]) -> dict[str, int]:

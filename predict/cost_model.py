@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.profile import CopyTime, Profile
+from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
+from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
@@ -106,6 +108,18 @@ class CostModel:
         times = np.bincount(self._serial.roles[0].work, minlength=len(self._serial.works)).tolist()
         self._operations = _counts_between(self._serial.works, times)
         self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
+
+    def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
+        """What the rank that needs most holds at its peak, on the kind of device that was measured."""
+        return memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self._device_kind)
+
+    def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
+        """The same by the paper's sum."""
+        return paradl_memory_of_plan(self.network, strategy, settings, dtype=self.dtype)
+
+    @property
+    def _device_kind(self) -> str:
+        return self.profile.devices[0].kind if self.profile.devices else "cpu"
 
     def place(self, strategy: Strategy, local_batch: int) -> Place:
         """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""

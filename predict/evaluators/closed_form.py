@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
@@ -14,7 +15,6 @@ from predict.assembly import join
 from predict.closed_forms import ClosedForm, gradient_exchange
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark, Remarks
-from predict.memory import MemoryUse
 from predict.workload import Point, Timing, Workload
 
 KINDS = ("serial", "data")

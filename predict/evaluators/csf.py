@@ -5,14 +5,12 @@ from __future__ import annotations
 from predict.closed_forms import csf
 from predict.cost_model import CostModel
 from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
-from predict.memory import planned_memory
 from predict.workload import Evaluator, Point, Workload
 
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The sums, time between operations included."""
-    memory = planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype)
-    return prepare_closed_form("csf", csf, model, point, memory)
+    return prepare_closed_form("csf", csf, model, point, model.memory(point.strategy, point.settings))
 
 
 EVALUATOR = Evaluator(

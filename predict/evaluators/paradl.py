@@ -9,26 +9,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.closed_forms import paradl
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import flat_exchange, has_closed_form, prepare_closed_form
 from predict.exposure import names_of_layer_communication
-from predict.memory import MemoryUse
-from predict.paradl_memory import paradl_memory, paradl_memory_of
 from predict.pipeline_closed_form import PipelineClosedForm
 from predict.shared_closed_form import sharing_kind, terms
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
 def prepare(model: CostModel, point: Point) -> Workload:
-    """The paper's sums, and its memory with a reuse factor rho of 1.
+    """The paper's sums, and its memory.
 
     Raises:
         UserError: the paper has no closed form of the strategy.
@@ -38,9 +36,9 @@ def prepare(model: CostModel, point: Point) -> Workload:
             f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
             f" of pipelines alone, not of {point.strategy}: take simulate"
         )
+    memory = model.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
-        return _pipelined(model, point)
-    memory = paradl_memory_of(model.network, point.strategy, point.settings, dtype=model.dtype)
+        return _pipelined(model, point, memory)
     if sharing_kind(point.strategy) is not None:
         return _shared(model, point, memory)
     return prepare_closed_form("paradl", paradl, model, point, memory)
@@ -109,7 +107,7 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
     )
 
 
-def _pipelined(model: CostModel, point: Point) -> Workload:
+def _pipelined(model: CostModel, point: Point, memory: MemoryUse) -> Workload:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
     stages_given = point.settings.stages if schedule.stages_per_rank == 1 else ()
@@ -130,13 +128,11 @@ def _pipelined(model: CostModel, point: Point) -> Workload:
         )
     costs = priced.costs
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
-    stages = cut_into_stages(model.network, len(plan.roles), settings)
-    uses = [paradl_memory(stage.network, point.local_batch, dtype=model.dtype) for stage in stages]
     return Workload(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=max(uses, key=lambda use: use.peak_bytes),
+        memory=memory,
         limits=tuple(map(str, planner.limits(model.network, settings))),
         time=time,
         iteration_s=lambda *costs: form(np.asarray(costs[0])).iteration_s,

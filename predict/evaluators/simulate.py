@@ -22,8 +22,6 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats, Remark
 from predict.exposure import exposed_seconds, names_of_layer_communication
-from predict.memory import planned_memory
-from predict.pipeline_memory import pipelined_memory
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -49,7 +47,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=planned_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
+        memory=model.memory(point.strategy, point.settings),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
@@ -66,7 +64,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=pipelined_memory(model.network, point.strategy, point.settings, dtype=model.dtype),
+        memory=model.memory(point.strategy, point.settings),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,

@@ -55,8 +55,8 @@ from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.mesh import degree_of
-from predict.memory import planned_memory
-from predict.pipeline_memory import pipelined_memory
+from paradl_bench.memory.peak import planned_memory
+from paradl_bench.memory.pipeline import pipelined_memory
 
 def peaks(case, context):
     name, text, *words = case.split()

@@ -11,8 +11,8 @@ from torch import nn
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.tracing import trace_network
+from paradl_bench.memory.peak import per_phase_memory
 from paradl_bench.models.catalog import LoadedModel, load_model
-from predict.memory import per_phase_memory
 
 BATCH = 6
 

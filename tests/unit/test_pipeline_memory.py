@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from network_factory import NetworkFactory
 
+from paradl_bench.memory.peak import per_phase_memory
+from paradl_bench.memory.pipeline import pipelined_memory
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
-from predict.memory import per_phase_memory
-from predict.pipeline_memory import pipelined_memory
 
 
 def chain() -> Network:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_factory import make_network
 
+from paradl_bench.memory.paradl import paradl_memory
+from paradl_bench.memory.peak import per_phase_memory
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
-from predict.memory import per_phase_memory
-from predict.paradl_memory import paradl_memory
 
 # 64 -> 128 -> 32, with relu in place after both.
 SMALL = make_network((64, 128, 32), buffers=True)

@@ -12,6 +12,8 @@ from network_factory import NetworkFactory
 from profile_factory import free_copies, make_profile, ring_fit
 
 from calibrate.profile import write_profile
+from paradl_bench.memory.peak import planned_memory
+from paradl_bench.memory.pipeline import pipelined_memory
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings, Transfer
 from paradl_bench.spec.strategy import parse_strategy
@@ -19,8 +21,6 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.terminal import run_command
 from predict.cli import group
 from predict.cost_model import CostModel
-from predict.memory import planned_memory
-from predict.pipeline_memory import pipelined_memory
 from predict.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named

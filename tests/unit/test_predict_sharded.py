@@ -15,6 +15,7 @@ from network_factory import NetworkFactory
 from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit
 
 from calibrate.profile import CommunicationFit, Profile, write_profile
+from paradl_bench.memory.peak import per_phase_memory, planned_memory
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective, HaloExchange, PlanSettings, WeightUpdate
@@ -23,7 +24,6 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.terminal import run_command
 from predict.cli import group
 from predict.cost_model import CostModel
-from predict.memory import per_phase_memory, planned_memory
 from predict.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named
 

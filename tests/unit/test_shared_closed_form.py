@@ -10,12 +10,12 @@ from profile_factory import layer_times, make_profile, model_times, ring_fit
 from recorded_logs import public_data
 
 from calibrate.profile import Profile
+from paradl_bench.memory.paradl import paradl_memory
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
-from predict.paradl_memory import paradl_memory
 from predict.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named
 

@@ -9,6 +9,7 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
 
+from paradl_bench.memory.peak import per_phase_memory
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import Collective, Compute, Phase, Plan, PlanSettings, Role, WeightUpdate
@@ -16,7 +17,6 @@ from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.zero.units import optimizer_parts, units_of
 from predict.cost_model import CostModel
-from predict.memory import per_phase_memory
 from predict.prediction import Predictor
 from predict.workload import Point, evaluator_named
 

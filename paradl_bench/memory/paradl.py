@@ -15,12 +15,12 @@ are split. Views are no layers to the paper. Optimizer state is not in it.
 from __future__ import annotations
 
 from paradl_bench.layers.kind import layer_kinds
+from paradl_bench.memory.peak import MemoryUse, memory_use
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.channel_shards import splittable
 from paradl_bench.strategies.mesh import degree_of
-from predict.memory import MemoryUse, memory_use
 
 
 def paradl_memory(
@@ -64,7 +64,9 @@ def _is_bias(name: str) -> bool:
     return name.rpartition(".")[2] == "bias"
 
 
-def paradl_memory_of(network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str) -> MemoryUse:
+def paradl_memory_of(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float = 1.0
+) -> MemoryUse:
     """The formula's row of a strategy without a pipeline."""
     return paradl_memory(
         network,
@@ -73,4 +75,5 @@ def paradl_memory_of(network: Network, strategy: Strategy, settings: PlanSetting
         positions=degree_of(strategy, "spatial"),
         weights=degree_of(strategy, "filter", "channel"),
         split=settings.split,
+        rho=rho,
     )

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from paradl_bench.memory.liveness import Gradient, Ledger, Liveness, Pass, Storage, hold
+from paradl_bench.memory.peak import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action, Schedule
 from paradl_bench.spec.network import DTYPE_BYTES, Network
@@ -28,8 +30,6 @@ from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
-from predict.liveness import Gradient, Ledger, Liveness, Pass, Storage, hold
-from predict.memory import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
 
 
 def pipelined_memory(

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from paradl_bench.memory.liveness import Gradient, Ledger, Liveness, Pass, Storage
 from paradl_bench.spec.network import Network, Tensor
 from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
-from predict.liveness import Gradient, Ledger, Liveness, Pass, Storage
 
 
 def held_network(network: Network, ranks: int) -> Network:

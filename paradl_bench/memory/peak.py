@@ -2,11 +2,12 @@
 
 Held throughout: parameters, buffers, optimizer state, the input, exchange buckets (DDP holds gradients a second time;
 ``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive into. Activations and gradients
-come and go as :mod:`predict.liveness` walks the plan's layers; gradients of parameters stay until the weight update,
-which releases them (``zero_grad``). Adam's update makes tensors of its own: two of the size of the largest parameter on
-a CPU, where it goes through parameters one by one, one of the size of all of them on a GPU.
+come and go as :mod:`paradl_bench.memory.liveness` walks the plan's layers; gradients of parameters stay until the
+weight update, which releases them (``zero_grad``). Adam's update makes tensors of its own: two of the size of the
+largest parameter on a CPU, where it goes through parameters one by one, one of the size of all of them on a GPU.
 
-Where ranks differ, the one that needs most is the answer. Pipelines are put together in :mod:`predict.pipeline_memory`.
+Where ranks differ, the one that needs most is the answer. Pipelines are put together in
+:mod:`paradl_bench.memory.pipeline`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from paradl_bench.memory.liveness import Ledger, Liveness
+from paradl_bench.memory.zero import ShardedLiveness, held_network, largest_part_bytes
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.partition import box_elements, cut_box
@@ -23,8 +26,6 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import LayerShard
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from paradl_bench.strategies.zero.plan import zero_stage
-from predict.liveness import Ledger, Liveness
-from predict.zero_memory import ShardedLiveness, held_network, largest_part_bytes
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
@@ -93,7 +94,7 @@ def per_phase_memory(
 
 
 def mask_bytes(device: str) -> int | None:
-    """Of an element of a mask, as :class:`~predict.liveness.Liveness` takes it."""
+    """Of an element of a mask, as :class:`~paradl_bench.memory.liveness.Liveness` takes it."""
     return None if device == "cpu" else _GPU_MASK_BYTES
 
 

@@ -1,0 +1,1 @@
+"""What a plan's ranks hold at their peak: the memory model, which fits and predictions both read."""
