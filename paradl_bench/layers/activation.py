@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 _FUNCTIONS = (
@@ -53,6 +53,26 @@ def saves(layer: Layer) -> Saved:
     return Saved(elements=layer.input_elements) if in_place else Saved(inputs=True)
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch and elements of a sample; None for one with a parameter (PReLU), whose channels count as well."""
+    if layer.parameters or len(layer.input_shapes) != 1:
+        return None
+    settings = {"function": str(layer.attributes["function"])}
+    if "approximate" in layer.attributes:
+        settings["approximate"] = str(layer.attributes["approximate"])
+    in_place = int(bool(layer.attributes["in_place"]))
+    return Operands({"batch": batch, "elements": layer.output_elements, "in_place": in_place}, settings)
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """The activation of its name."""
+    shape = (sizes["batch"], sizes["elements"])
+    approximate = {"approximate": settings["approximate"]} if "approximate" in settings else {}
+    return Call(
+        settings["function"], (TensorArgument(shape),), approximate, (shape,), sizes["batch"], bool(sizes["in_place"])
+    )
+
+
 KIND = LayerKind(
     name="activation",
     functions=_FUNCTIONS,
@@ -61,4 +81,6 @@ KIND = LayerKind(
     by_position=always,
     by_element=always,
     saves=saves,
+    operands=operands,
+    call=call,
 )

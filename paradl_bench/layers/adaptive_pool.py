@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.layers.operand_sizes import spatial, spatial_of
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -40,6 +41,22 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=any(extent != 1 for extent in output[-dims:]))
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, channels and extents."""
+    channels, *extents = layer.input_shapes[0]
+    of_output = layer.output_shape[1:]
+    sizes = {"batch": batch, "channels": channels, **spatial("in", tuple(extents)), **spatial("out", of_output)}
+    return Operands(sizes, {"function": str(layer.attributes["function"])})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """The adaptive pooling function of its name."""
+    dims = int(settings["function"][-2])
+    of_samples, output = (sizes["batch"], sizes["channels"]), spatial_of("out", sizes, dims)
+    tensor = TensorArgument((*of_samples, *spatial_of("in", sizes, dims)))
+    return Call(settings["function"], (tensor, output), {}, ((*of_samples, *output),), sizes["batch"])
+
+
 KIND = LayerKind(
     name="adaptive_pool",
     functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
@@ -47,4 +64,6 @@ KIND = LayerKind(
     build=build,
     by_channel=always,
     saves=saves,
+    operands=operands,
+    call=call,
 )

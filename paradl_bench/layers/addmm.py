@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -42,4 +43,30 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return run
 
 
-KIND = LayerKind(name="addmm", functions=("addmm",), facts=facts, build=build, splits_backward=True, saves=inputs_saved)
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """As a fully connected layer's; None where other operands than sum and second factor are parameters."""
+    if layer.attributes["weights"] != "sum-second" or len(layer.input_shapes) != 1:
+        return None
+    *rows, in_features = layer.input_shapes[0]
+    out_features = layer.output_shape[-1]
+    sizes = {"batch": batch * math.prod(rows), "in_features": in_features, "out_features": out_features}
+    return Operands(sizes, {"function": "addmm"}, out_features * (in_features + 1))
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """``addmm`` of a bias, rows and weights."""
+    batch, in_features, out_features = (sizes[name] for name in ("batch", "in_features", "out_features"))
+    bias, weight = TensorArgument((out_features,), "bias"), TensorArgument((in_features, out_features), "weight")
+    return Call("addmm", (bias, TensorArgument((batch, in_features)), weight), {}, ((batch, out_features),), batch)
+
+
+KIND = LayerKind(
+    name="addmm",
+    functions=("addmm",),
+    facts=facts,
+    build=build,
+    splits_backward=True,
+    saves=inputs_saved,
+    operands=operands,
+    call=call,
+)

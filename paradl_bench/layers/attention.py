@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, per_sample
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, per_sample
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -47,4 +47,38 @@ def saves(layer: Layer) -> Saved:
     return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)
 
 
-KIND = LayerKind(name="attention", functions=("scaled_dot_product_attention",), facts=facts, build=build, saves=saves)
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, heads, lengths and widths; None with a mask, or where query and key differ in heads."""
+    attributes = layer.attributes
+    if attributes["masked"] or len(layer.input_shapes) != 3 or any(len(shape) != 3 for shape in layer.input_shapes):
+        return None
+    query, key, value = layer.input_shapes
+    if query[0] != key[0] or layer.batchless_inputs:
+        return None
+    sizes = {"batch": batch, "heads": query[0], "queries": query[1], "keys": key[1], "width": query[2]}
+    own = {
+        "value_width": value[2],
+        "causal": int(bool(attributes["causal"])),
+        "drops": int(bool(attributes["dropout"])),
+    }
+    return Operands({**sizes, **own}, {"function": str(attributes["function"])})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """Attention of heads that are alike; with dropout, of a tenth."""
+    batch, heads, queries, keys = (sizes[name] for name in ("batch", "heads", "queries", "keys"))
+    pairs = ((queries, "width"), (keys, "width"), (keys, "value_width"))
+    tensors = tuple(TensorArgument((batch, heads, length, sizes[width])) for length, width in pairs)
+    given = {"dropout_p": 0.1 if sizes["drops"] else 0.0, "is_causal": bool(sizes["causal"])}
+    return Call(settings["function"], tensors, given, ((batch, heads, queries, sizes["value_width"]),), batch)
+
+
+KIND = LayerKind(
+    name="attention",
+    functions=("scaled_dot_product_attention",),
+    facts=facts,
+    build=build,
+    saves=saves,
+    operands=operands,
+    call=call,
+)

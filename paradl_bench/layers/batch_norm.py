@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.layers.kind import BUFFER, Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -50,6 +51,26 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=True, statistics=2 * layer.output_shape[0])
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, channels and positions."""
+    channels, *positions = layer.output_shape
+    settings = {name: int(bool(layer.attributes[name])) for name in ("affine", "training", "running")}
+    sizes = {"batch": batch, "channels": channels, "positions": math.prod(positions), **settings}
+    return Operands(sizes, {"function": "batch_norm"}, 2 * channels * settings["affine"])
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """``batch_norm`` of positions in a row."""
+    batch, channels, positions = (sizes[name] for name in ("batch", "channels", "positions"))
+    shape = (batch, channels, positions)
+    buffers = (f"{BUFFER}mean", f"{BUFFER}variance") if sizes["running"] else ()
+    parameters = ("weight", "bias") if sizes["affine"] else ()
+    running = tuple(TensorArgument((channels,), name) for name in buffers) or (None, None)
+    trained = tuple(TensorArgument((channels,), name) for name in parameters) or (None, None)
+    arguments = (TensorArgument(shape), *running, *trained, bool(sizes["training"]))
+    return Call("batch_norm", arguments, {}, (shape,), batch)
+
+
 KIND = LayerKind(
     name="batch_norm",
     functions=("batch_norm",),
@@ -58,4 +79,6 @@ KIND = LayerKind(
     by_position=always,
     by_channel=always,
     saves=saves,
+    operands=operands,
+    call=call,
 )

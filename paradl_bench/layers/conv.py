@@ -6,8 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, inputs_saved, windows_of
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import (
+    Call,
+    Facts,
+    LayerKind,
+    Operands,
+    TensorArgument,
+    as_tuple,
+    inputs_saved,
+    windows_of,
+)
+from paradl_bench.layers.operand_sizes import spatial_of, window_sizes
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -51,6 +61,43 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     )
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, channels, groups, windows and extents; convolutions of 1 and 2 dims have the others' extents at 1."""
+    windows = window_sizes(layer)
+    if windows is None:
+        return None
+    in_channels, out_channels = layer.input_shapes[0][0], layer.output_shape[0]
+    groups, bias = layer.attributes["groups"], layer.attributes["bias"]
+    kernel = layer.attributes["kernel"]
+    assert isinstance(kernel, tuple)
+    assert isinstance(groups, int)
+    sizes = {"batch": batch, "in_channels": in_channels, "out_channels": out_channels, "groups": groups, **windows}
+    return Operands(
+        {**sizes, "bias": int(bool(bias))},
+        {"function": f"conv{len(kernel)}d"},
+        out_channels * (in_channels // groups * math.prod(kernel) + bool(bias)),
+    )
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """conv1d, conv2d or conv3d."""
+    dims = int(settings["function"][-2])
+    batch, out_channels, groups = (sizes[name] for name in ("batch", "out_channels", "groups"))
+    weight = (out_channels, sizes["in_channels"] // groups, *spatial_of("kernel", sizes, dims))
+    given = {name: spatial_of(name, sizes, dims) for name in ("stride", "padding", "dilation")}
+    bias = {"bias": TensorArgument((out_channels,), "bias")} if sizes["bias"] else {}
+    return Call(
+        settings["function"],
+        (
+            TensorArgument((batch, sizes["in_channels"], *spatial_of("in", sizes, dims))),
+            TensorArgument(weight, "weight"),
+        ),
+        {**bias, **given, "groups": groups},
+        ((batch, out_channels, *spatial_of("out", sizes, dims)),),
+        batch,
+    )
+
+
 KIND = LayerKind(
     name="conv",
     functions=("conv1d", "conv2d", "conv3d"),
@@ -59,4 +106,6 @@ KIND = LayerKind(
     splits_backward=True,
     windows=windows_of,
     saves=inputs_saved,
+    operands=operands,
+    call=call,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -39,6 +39,23 @@ def saves(layer: Layer) -> Saved:
     return Saved(mask=drawn if layer.attributes["training"] and layer.attributes["p"] else 0)
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch and elements of a sample; how likely an element is dropped does not matter, but for never."""
+    if layer.attributes["function"] != "dropout":
+        return None
+    drops = int(bool(layer.attributes["training"] and layer.attributes["p"]))
+    in_place = int(bool(layer.attributes["in_place"]))
+    sizes = {"batch": batch, "elements": layer.output_elements, "drops": drops, "in_place": in_place}
+    return Operands(sizes, {"function": "dropout"})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """``dropout`` of a tenth of the elements, or of none."""
+    shape, p = (sizes["batch"], sizes["elements"]), 0.1 if sizes["drops"] else 0.0
+    given = {"p": p, "training": True, "inplace": bool(sizes["in_place"])}
+    return Call("dropout", (TensorArgument(shape),), given, (shape,), sizes["batch"])
+
+
 KIND = LayerKind(
     name="dropout",
     functions=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
@@ -47,4 +64,6 @@ KIND = LayerKind(
     by_position=always,
     by_element=always,
     saves=saves,
+    operands=operands,
+    call=call,
 )

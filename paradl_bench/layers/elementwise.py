@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 _OF_ONE = ("neg", "exp", "sqrt", "rsqrt", "log", "abs")
@@ -59,6 +60,32 @@ def passes_gradient(layer: Layer) -> bool:
     return layer.attributes["function"] in ("add", "radd") and len(set(layer.input_shapes)) == 1
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, elements of a sample, tensors read, and elements of the smaller tensor where it is spread (a gate)."""
+    shapes = layer.input_shapes
+    if layer.parameters or layer.batchless_inputs or not 1 <= len(shapes) <= 2:
+        return None
+    smaller, larger = (min(map(math.prod, shapes)), layer.output_elements)
+    if math.prod(max(shapes, key=math.prod)) != larger or not smaller or larger % smaller:
+        return None
+    settings = {"function": str(layer.attributes["function"])}
+    if "exponent" in layer.attributes:
+        settings["exponent"] = str(float(str(layer.attributes["exponent"])))
+    in_place = int(bool(layer.attributes["in_place"]))
+    sizes = {"batch": batch, "elements": larger, "smaller_elements": smaller, "tensors": len(shapes)}
+    return Operands({**sizes, "in_place": in_place}, settings)
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """The function of its name, on one tensor or two of which one may be spread over positions."""
+    batch, elements, smaller = (sizes[name] for name in ("batch", "elements", "smaller_elements"))
+    shape = (batch, smaller, elements // smaller)
+    tensors = (TensorArgument(shape), TensorArgument((batch, smaller, 1 if smaller < elements else shape[2])))
+    exponent = (float(settings["exponent"]),) if "exponent" in settings else ()
+    arguments = (*tensors[: sizes["tensors"]], *exponent)
+    return Call(settings["function"], arguments, {}, (shape,), batch, bool(sizes["in_place"]))
+
+
 KIND = LayerKind(
     name="elementwise",
     functions=(
@@ -85,4 +112,6 @@ KIND = LayerKind(
     by_element=always,
     saves=saves,
     passes_gradient=passes_gradient,
+    operands=operands,
+    call=call,
 )

@@ -15,9 +15,12 @@ from paradl_bench.spec.network import Attribute, Layer
 from paradl_bench.spec.partition import Window
 from paradl_bench.spec.registry import discover
 
+BUFFER = "buffer:"
+"""Before the name of a tensor that a module keeps and does not train."""
+
 
 class TensorArgument(NamedTuple):
-    """A tensor among the arguments of a call: shape with the batch, and the parameter's name where it is one."""
+    """A tensor among the arguments of a call: shape with the batch, and its name if a parameter or buffer."""
 
     shape: tuple[int, ...]
     parameter: str = ""
@@ -117,6 +120,20 @@ class Saved(NamedTuple):
     statistics: int = 0
 
 
+class Operands(NamedTuple):
+    """What the time of an operation's kernels depends on, besides the device: what regressors read.
+
+    Attributes:
+        sizes: whole numbers by name, the batch among them; the same names for all operations of the kind.
+        settings: what else picks a kernel and is no number.
+        parameter_elements: of the parameters that it reads.
+    """
+
+    sizes: dict[str, int]
+    settings: dict[str, str] = {}  # noqa: RUF012  (never changed)
+    parameter_elements: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """A kind of layer; a module under ``paradl_bench/layers`` declares one as ``KIND``.
@@ -140,6 +157,8 @@ class LayerKind:
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
             else it makes a tensor for each.
+        operands: from a layer and a local batch, its sizes for regressors; None for a layer that sizes don't describe.
+        call: from sizes and settings that ``operands`` gave, a call with the same ones, so that sweeps can run it.
     """
 
     name: str
@@ -155,6 +174,8 @@ class LayerKind:
     by_element: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
+    operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
+    call: Callable[[Mapping[str, int], Mapping[str, str]], Call] | None = None
     notes: str = field(default="")
 
 

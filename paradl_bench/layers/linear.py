@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, inputs_saved
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -30,6 +31,37 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: F.linear(inputs[0], *parameters)
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """``batch`` is the rows multiplied at once: samples, times tokens where a sample has several."""
+    *rows, in_features = layer.input_shapes[0]
+    out_features, bias = layer.output_shape[-1], bool(layer.attributes["bias"])
+    return Operands(
+        {
+            "batch": batch * math.prod(rows),
+            "in_features": in_features,
+            "out_features": out_features,
+            "bias": int(bias),
+        },
+        {"function": "linear"},
+        out_features * (in_features + bias),
+    )
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """``linear`` on rows."""
+    batch, in_features, out_features = (sizes[name] for name in ("batch", "in_features", "out_features"))
+    bias = {"bias": TensorArgument((out_features,), "bias")} if sizes["bias"] else {}
+    weight = TensorArgument((out_features, in_features), "weight")
+    return Call("linear", (TensorArgument((batch, in_features)), weight), bias, ((batch, out_features),), batch)
+
+
 KIND = LayerKind(
-    name="linear", functions=("linear",), facts=facts, build=build, splits_backward=True, saves=inputs_saved
+    name="linear",
+    functions=("linear",),
+    facts=facts,
+    build=build,
+    splits_backward=True,
+    saves=inputs_saved,
+    operands=operands,
+    call=call,
 )

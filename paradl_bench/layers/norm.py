@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -46,10 +46,42 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=True, output=True)
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Of layer and RMS normalisation ``batch`` is the rows and ``channels`` their width; None for other kinds."""
+    function, size = str(layer.attributes["function"]), layer.attributes["size"]
+    affine = int(bool(layer.attributes["affine"]))
+    if function in ("layer_norm", "rms_norm") and isinstance(size, tuple):
+        channels = math.prod(size)
+        sizes = {"batch": batch * layer.output_elements // channels, "channels": channels, "positions": 1, "groups": 1}
+    elif function == "group_norm" and isinstance(size, int):
+        channels, *positions = layer.output_shape
+        sizes = {"batch": batch, "channels": channels, "positions": math.prod(positions), "groups": size}
+    else:
+        return None
+    biased = 1 if function == "rms_norm" else 2
+    return Operands({**sizes, "affine": affine}, {"function": function}, biased * channels * affine)
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """``layer_norm`` or ``rms_norm`` of rows, or ``group_norm``."""
+    function = settings["function"]
+    batch, channels = sizes["batch"], sizes["channels"]
+    shape = (batch, channels, sizes["positions"]) if function == "group_norm" else (batch, channels)
+    size = sizes["groups"] if function == "group_norm" else (channels,)
+    names = ("weight",) if function == "rms_norm" else ("weight", "bias")
+    parameters = tuple(TensorArgument((channels,), name) for name in names if sizes["affine"])
+    named = "num_groups" if function == "group_norm" else "normalized_shape"
+    return Call(
+        function, (TensorArgument(shape),), {named: size, **{p.parameter: p for p in parameters}}, (shape,), batch
+    )
+
+
 KIND = LayerKind(
     name="norm",
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
     facts=facts,
     build=build,
     saves=saves,
+    operands=operands,
+    call=call,
 )

@@ -6,7 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved, always, as_tuple, windows_of
+from paradl_bench.layers.kind import (
+    Call,
+    Facts,
+    LayerKind,
+    Operands,
+    Saved,
+    TensorArgument,
+    always,
+    as_tuple,
+    windows_of,
+)
+from paradl_bench.layers.operand_sizes import spatial_of, window_sizes
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -56,6 +67,34 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=True, indices=layer.output_elements if maximum else 0)
 
 
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, channels, windows and extents."""
+    windows = window_sizes(layer)
+    if windows is None:
+        return None
+    sizes = {"batch": batch, "channels": layer.output_shape[0], **windows}
+    return Operands(
+        {**sizes, "ceil_mode": int(bool(layer.attributes["ceil_mode"]))},
+        {"function": str(layer.attributes["function"])},
+    )
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """The pooling function of its name."""
+    function = settings["function"]
+    dims = int(function[-2])
+    names = ("stride", "padding", *(("dilation",) if function.startswith("max") else ()))
+    given = {name: spatial_of(name, sizes, dims) for name in names}
+    of_samples = (sizes["batch"], sizes["channels"])
+    return Call(
+        function,
+        (TensorArgument((*of_samples, *spatial_of("in", sizes, dims))), spatial_of("kernel", sizes, dims)),
+        {**given, "ceil_mode": bool(sizes["ceil_mode"])},
+        ((*of_samples, *spatial_of("out", sizes, dims)),),
+        sizes["batch"],
+    )
+
+
 KIND = LayerKind(
     name="pool",
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -65,4 +104,6 @@ KIND = LayerKind(
     windows=windows_of,
     fill=fill,
     saves=saves,
+    operands=operands,
+    call=call,
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, nothing_saved
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, nothing_saved
+from paradl_bench.layers.operand_sizes import round_dims
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -35,4 +36,27 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], dim, keepdim=keepdim)
 
 
-KIND = LayerKind(name="reduction", functions=("mean", "sum"), facts=facts, build=build, saves=nothing_saved)
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """``batch`` is what lies before the dims that are summed, ``width`` those, ``inner`` what lies behind."""
+    if layer.batchless_inputs:
+        return None
+    sizes = round_dims(layer.input_shapes[0], batch, layer.attributes["dim"])
+    return None if sizes is None else Operands(sizes, {"function": str(layer.attributes["function"])})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """A reduction of the second dim of three."""
+    batch, width, inner = (sizes[name] for name in ("batch", "width", "inner"))
+    tensor = TensorArgument((batch, width, inner))
+    return Call(settings["function"], (tensor,), {"dim": 1}, ((batch, inner),), batch)
+
+
+KIND = LayerKind(
+    name="reduction",
+    functions=("mean", "sum"),
+    facts=facts,
+    build=build,
+    saves=nothing_saved,
+    operands=operands,
+    call=call,
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, output_saved
-from paradl_bench.spec.network import Attribute
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, output_saved
+from paradl_bench.layers.operand_sizes import round_dims
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -27,4 +28,24 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     return lambda inputs, parameters: function(inputs[0], dim=attributes["dim"])
 
 
-KIND = LayerKind(name="softmax", functions=("softmax", "log_softmax"), facts=facts, build=build, saves=output_saved)
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """``batch`` is what lies before the dim (samples, heads, rows), ``inner`` what lies behind it."""
+    sizes = round_dims(layer.input_shapes[0], batch, layer.attributes["dim"])
+    return None if sizes is None else Operands(sizes, {"function": str(layer.attributes["function"])})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """Softmax over the second dim of three."""
+    shape = (sizes["batch"], sizes["width"], sizes["inner"])
+    return Call(settings["function"], (TensorArgument(shape),), {"dim": 1}, (shape,), sizes["batch"])
+
+
+KIND = LayerKind(
+    name="softmax",
+    functions=("softmax", "log_softmax"),
+    facts=facts,
+    build=build,
+    saves=output_saved,
+    operands=operands,
+    call=call,
+)

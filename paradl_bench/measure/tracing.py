@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from paradl_bench.layers.kind import Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
+from paradl_bench.layers.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.layers.view import KIND as VIEW
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
@@ -40,7 +40,6 @@ _DTYPE_NAMES = {
 # takes no memory, and can be larger than any extent but a vocabulary's.
 _META_BATCH = 10007
 _CPU_BATCH = 7
-_BUFFER = "buffer:"
 
 
 class _TracingMode(TorchFunctionMode):
@@ -115,7 +114,7 @@ class _TracingMode(TorchFunctionMode):
             output_shape=call.output_shape,
             batchless=bool(call.output_shapes[0]) and batch_dim(call.output_shapes[0], self.batch) is None,
             batchless_inputs=tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None),
-            parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(_BUFFER)),
+            parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(BUFFER)),
             fw_flops=int(facts.fw_flops),
             bw_input_flops=int(facts.bw_input_flops),
             bw_weight_flops=int(facts.bw_weight_flops),
@@ -126,7 +125,7 @@ class _TracingMode(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             name = self._parameters.get(id(value), "")
             buffer = self._buffers.get(id(value))
-            return TensorArgument(tuple(value.shape), _BUFFER + buffer if buffer is not None else name)
+            return TensorArgument(tuple(value.shape), BUFFER + buffer if buffer is not None else name)
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             return tuple(self._argument(item) for item in value)
         return value
@@ -134,7 +133,7 @@ class _TracingMode(TorchFunctionMode):
     def _unique_name(self, call: Call) -> str:
         where = ".".join(part for part in (self.scope, self.path[-1] if self.path else "") if part)
         leaf = bool(self.leaf and self.leaf[-1])
-        buffers = [t.parameter.removeprefix(_BUFFER) for t in call.tensors if t.parameter.startswith(_BUFFER)]
+        buffers = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         if buffers and len(buffers) == len(call.tensors):
             name = f"{buffers[0]}.{call.function}"
         else:

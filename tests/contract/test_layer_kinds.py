@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from paradl_bench.layers.kernel_shape import kernel_shape, layer_of_sizes
 from paradl_bench.layers.kind import kind_of_function, layer_kinds
 from paradl_bench.measure.isolated import shapes_of_inputs
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.models.language_models import build_language_model
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.kernel import KernelShape, KernelStage
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 
 
 class Sentence(torch.nn.Module):
@@ -203,3 +205,81 @@ def test_forward_flops_are_at_least_the_products_that_torch_counts(networks: lis
         if products:
             assert products <= 2 * layer.fw_flops <= products + 2 * layer.output_elements, layer.operation
     assert counted
+
+
+STAGES: tuple[KernelStage, ...] = ("FW", "BW", "BW_input", "BW_weight")
+BATCH = 3
+
+
+def shapes(networks: list[Network], dtype: str = "fp32") -> Iterator[tuple[Layer, KernelShape]]:
+    """Kernels of all layers that sizes describe."""
+    for _, layer in met(networks):
+        for stage in STAGES:
+            shape = kernel_shape(layer, stage, BATCH, dtype)
+            if shape is not None:
+                yield layer, shape
+
+
+def test_what_can_be_built_has_sizes_and_is_made_from_them(networks: list[Network]) -> None:
+    sized = {layer.kind for layer, _ in shapes(networks)}
+    assert sized == {name for name, kind in layer_kinds().items() if kind.build is not None}
+    assert sized == {name for name, kind in layer_kinds().items() if kind.call is not None}
+
+
+def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[Network]) -> None:
+    names: dict[tuple[str, str], set[str]] = {}
+    for layer, shape in shapes(networks):
+        assert shape.kind == layer.kind
+        assert names.setdefault((shape.kind, shape.stage), set(shape.sizes)) == set(shape.sizes), layer.operation
+        assert "function" in shape.settings
+        assert shape.sizes["batch"] > 0
+
+
+def test_flops_are_the_layers_and_bytes_at_least_what_is_read_and_written(networks: list[Network]) -> None:
+    for layer, shape in shapes(networks):
+        batch = 1 if layer.batchless else BATCH
+        if shape.stage == "FW":
+            assert shape.flops == layer.fw_flops * batch
+            moved = layer.input_elements_of(batch) + layer.output_elements_of(batch)
+            assert shape.bytes >= moved * DTYPE_BYTES["fp32"] > 0, layer.operation
+        elif shape.bytes == 0:
+            assert layer_kinds()[layer.kind].passes_gradient(layer), layer.operation
+        else:
+            assert shape.bytes >= layer.output_elements_of(batch) * DTYPE_BYTES["fp32"], layer.operation
+
+
+def test_the_two_halves_of_backward_have_its_flops(networks: list[Network]) -> None:
+    for _, layer in met(networks):
+        halves = [kernel_shape(layer, stage, BATCH, "fp32") for stage in ("BW_input", "BW_weight")]
+        backward = kernel_shape(layer, "BW", BATCH, "fp32")
+        found = [half.flops for half in halves if half is not None]
+        if found:
+            assert backward is not None
+            assert sum(found) == backward.flops
+        if "input" in layer.inputs and layer_kinds()[layer.kind].splits_backward:
+            assert backward == halves[1], "the network's own input needs no gradient"
+
+
+def test_half_as_wide_numbers_take_half_the_bytes(networks: list[Network]) -> None:
+    for (_, whole), (layer, half) in zip(shapes(networks), shapes(networks, "bf16"), strict=True):
+        indices = 8 * BATCH * layer_kinds()[layer.kind].saves(layer).indices if whole.stage == "BW" else 0
+        assert half.bytes - indices == (whole.bytes - indices) / 2, layer.operation
+
+
+def test_a_layer_made_from_sizes_has_them_and_runs(networks: list[Network]) -> None:
+    seen = set()
+    for layer, shape in shapes(networks):
+        made, batch, parameter_shapes = layer_of_sizes(shape.kind, shape.sizes, shape.settings)
+        if "input" not in layer.inputs:
+            again = kernel_shape(made, shape.stage, batch, "fp32")
+            assert again == shape, layer.operation
+        key = (shape.kind, str(shape.sizes))
+        if key in seen:
+            continue
+        seen.add(key)
+        build = layer_kinds()[shape.kind].build
+        assert build is not None
+        inputs = [torch.rand(extents) for extents in shapes_of_inputs(made, batch)]
+        output = build(made.attributes)(inputs, [torch.rand(extents) for extents in parameter_shapes])
+        assert output.numel() == layer.output_elements_of(BATCH), layer.operation
+        assert tuple(output.shape) == (batch, *made.output_shape), layer.operation
