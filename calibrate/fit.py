@@ -12,6 +12,8 @@ from calibrate.interference_fit import fit_interference
 from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_times
 from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
 from calibrate.reading import Measurements, read_measurements
+from calibrate.roofline_fit import rated
+from calibrate.roofline_rates import fit_rates
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import NODE, Cluster, Level
 from paradl_bench.spec.errors import UserError
@@ -55,7 +57,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
             *_without_iterations(measured),
         ),
     )
-    if not (profile.layer_times or profile.communication or profile.model_times):
+    if not (profile.layer_times or profile.communication or profile.model_times or measured.rates):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile
@@ -64,19 +66,20 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
 def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device, ...]:
     reached = rates_reached(times, measured.networks)
     devices: dict[str, Device] = {}
-    for environment in measured.environments:
-        devices.setdefault(
-            environment.device_name,
-            Device(
-                name=environment.device_name,
-                kind=environment.device,
-                memory_bytes=environment.memory_bytes,
-                devices_per_host=environment.device_count,
-                # Of devices merged by force nobody can say which of them reached it.
-                peak_flops=reached.peak_flops if not devices else None,
-                memory_bandwidth_bytes_per_s=reached.memory_bandwidth_bytes_per_s if not devices else None,
-            ),
+    for index, environment in enumerate(measured.environments):
+        if environment.device_name in devices:
+            continue
+        own = {i for i, each in enumerate(measured.environments) if each.device_name == environment.device_name}
+        rates = fit_rates(record for place, record in measured.rates if measured.sources[place].environment in own)
+        device = Device(
+            name=environment.device_name,
+            kind=environment.device,
+            memory_bytes=environment.memory_bytes,
+            devices_per_host=environment.device_count,
+            rates=rates,
         )
+        # Of devices merged by force nobody can say which of them layers reached it on.
+        devices[device.name] = rated(device, reached if index == 0 else None)
     return tuple(devices.values())
 
 

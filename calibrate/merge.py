@@ -15,6 +15,7 @@ import msgspec
 
 from calibrate.profile import SCHEMA_VERSION, LayerTime, Profile, Source
 from calibrate.reading import same_work
+from calibrate.roofline_fit import merged_devices
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
@@ -57,7 +58,7 @@ def merge_profiles(
         command_line=command_line,
         environments=tuple(by_text[text] for text in environments),
         sources=tuple(_moved(source, profile, environments) for profile in profiles for source in profile.sources),
-        devices=tuple({device.name: device for profile in reversed(profiles) for device in profile.devices}.values()),
+        devices=merged_devices([profile.devices for profile in profiles]),
         cluster=_cluster(profiles),
         network={name: network for profile in profiles for name, network in profile.network.items()},
         layer_times=_layer_times(profiles),

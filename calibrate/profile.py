@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
@@ -75,7 +76,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device that was measured. Peak and bandwidth are what measured layers reached, the roofline's basis."""
+    """A device that was measured.
+
+    Attributes:
+        peak_flops, memory_bandwidth_bytes_per_s: the roofline's basis, in fp32 with one rank on the host.
+        rates_from: where these two come from; empty where there are none, or in a profile of before (from layers then).
+        layers_reached: the most FLOP/s and bytes/s of any measured layer, beside what doctor measured.
+        rates: that doctor measured, by dtype and ranks on the host.
+    """
 
     name: str
     kind: str
@@ -83,9 +91,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     devices_per_host: int
     peak_flops: float | None = None
     memory_bandwidth_bytes_per_s: float | None = None
+    rates_from: RatesFrom = ""
+    layers_reached: tuple[float | None, float | None] = (None, None)
+    rates: tuple[DeviceRate, ...] = ()
 
     def __post_init__(self) -> None:
         _check_finite(self, "peak_flops", "memory_bandwidth_bytes_per_s")
+        if not all(value is None or (math.isfinite(value) and value >= 0) for value in self.layers_reached):
+            raise ValueError("layers_reached has to be finite and not negative")
 
 
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

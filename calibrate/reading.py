@@ -29,6 +29,7 @@ from paradl_bench.spec.measurement import (
     read_records,
 )
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.roofline_record import RATES_FILE, RateSamples
 from paradl_bench.spec.storage import not_a_number
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -66,6 +67,7 @@ class Measurements:
     interference: tuple[Placed[InterferenceSamples], ...]
     notes: tuple[str, ...]
     imported: frozenset[int] = frozenset()
+    rates: tuple[Placed[RateSamples], ...] = ()
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -102,6 +104,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         interference=_records(directories, INTERFERENCE_FILE, InterferenceSamples),
         notes=tuple(notes),
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
+        rates=_records(directories, RATES_FILE, RateSamples),
     )
 
 

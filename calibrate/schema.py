@@ -20,6 +20,7 @@ from paradl_bench.spec.measurement import (
     TrainingRun,
 )
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.roofline_record import RateSamples
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "profile": Profile,
@@ -31,6 +32,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "copies": CopySamples,
     "collectives": CollectiveSamples,
     "interference": InterferenceSamples,
+    "rates": RateSamples,
     "training": TrainingIterations,
     "run": TrainingRun,
 }

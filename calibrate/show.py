@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calibrate.diff import Difference
 from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
 from calibrate.profile import CommunicationFit, Profile
+from calibrate.roofline_show import device_lines
 from paradl_bench.spec.measurement import Environment
 from paradl_bench.spec.units import format_bytes, format_seconds
 
@@ -61,14 +62,8 @@ def _print_origin(profile: Profile, console: Console) -> None:
     console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}", markup=False)
     for environment in profile.environments:
         console.print(f"Measured on {_environment(environment)}", markup=False)
-    for device in profile.devices:
-        rates = []
-        if device.peak_flops:
-            rates.append(f"{device.peak_flops / 1e9:.3g} GFLOP/s")
-        if device.memory_bandwidth_bytes_per_s:
-            rates.append(f"{device.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s of memory")
-        if rates:
-            console.print(f"Layers reached {' and '.join(rates)} on {device.name}: at least so much", markup=False)
+    for line in device_lines(profile.devices):
+        console.print(line, markup=False)
     table = _table("Measurements", ("directory", "kind", "when", "complete", "command"))
     for source in profile.sources:
         complete = "yes" if source.complete else "no"

@@ -7,14 +7,16 @@ The order for one operation, phase and local batch:
 2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
 3. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
    ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
-4. The roofline: the larger of FLOPs over the highest rate, and bytes over the highest bandwidth, that any layer of the
-   profile reached. How far layers stay above it is read from the measured ones.
+4. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
+   sustained in this dtype with as many ranks on the host, or else that any layer of the profile reached. How far layers
+   stay above it is read from the measured ones.
 
 An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -22,7 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.profile import Device, LayerTime, Profile
+from calibrate.profile import LayerTime, Profile
+from calibrate.roofline_rates import roofline_rates
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
@@ -54,6 +57,7 @@ class LayerCosts:
     def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
         self._profile = profile
         self._network = network
+        self._dtype = dtype
         self._in_situ: dict[Key, Series] = {}
         self._isolated: dict[Key, Series] = {}
         for time in profile.layer_times:
@@ -70,7 +74,7 @@ class LayerCosts:
     @cached_property
     def _roofline(self) -> Roofline:
         # Only where something was not measured: to go through all networks takes as long as a prediction.
-        return Roofline(self._profile, self._network)
+        return Roofline(self._profile, self._network, self._dtype)
 
     def learn(self, layers: Sequence[tuple[Layer, int]]) -> None:
         """Operations that the network lacks, with the bytes of their parameters: shards of its layers."""
@@ -172,7 +176,7 @@ class LayerCosts:
         neighbour = self._neighbour(layer, phase)
         if neighbour is not None:
             return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
-        bound_s = self._roofline.seconds(layer, phase, batch)
+        bound_s = self._roofline.seconds(layer, phase, batch, ranks_on_host)
         if bound_s is None:
             raise UserError(
                 f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
@@ -262,7 +266,7 @@ class Roofline:
         layers: by operation, of the predicted network first, then of the profile's.
     """
 
-    def __init__(self, profile: Profile, network: Network) -> None:
+    def __init__(self, profile: Profile, network: Network, dtype: str = "fp32") -> None:
         self.layers: dict[str, Layer] = {}
         self._parameter_bytes: dict[str, int] = {}
         for each in (network, *profile.network.values()):
@@ -271,25 +275,26 @@ class Roofline:
                 if layer.operation not in self.layers:
                     self.layers[layer.operation] = layer
                     self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
-        self._device = _rated_device(profile.devices)
+        self._rates = functools.cache(functools.partial(roofline_rates, profile.devices, dtype))
 
     def learn(self, layer: Layer, parameter_bytes: int) -> None:
         """Know an operation that no network holds."""
         self.layers.setdefault(layer.operation, layer)
         self._parameter_bytes.setdefault(layer.operation, parameter_bytes)
 
-    def seconds(self, layer: Layer, phase: PhaseName, batch: int) -> float | None:
+    def seconds(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int = 1) -> float | None:
         """max(FLOPs / rate, bytes / bandwidth) on a local batch; None where the profile has neither."""
-        if self._device is None:
+        rates = self._rates(ranks_on_host)
+        if rates is None:
             return None
         flops, moved = self._work(layer, phase, batch)
-        peak, bandwidth = self._device
+        peak, bandwidth = rates
         return max(flops / peak, moved / bandwidth)
 
     def ratio(self, layer: Layer, other: Layer, phase: PhaseName) -> float:
         """How much longer one layer should take than another; by FLOPs, else bytes, where no device rates are known."""
-        if self._device is not None:
-            mine, theirs = self.seconds(layer, phase, 1) or 0.0, self.seconds(other, phase, 1) or 0.0
+        mine, theirs = self.seconds(layer, phase, 1), self.seconds(other, phase, 1)
+        if mine is not None and theirs is not None:
             return mine / theirs if mine and theirs else 1.0
         pairs = zip(self._work(layer, phase, 1), self._work(other, phase, 1), strict=True)
         return next((mine / theirs for mine, theirs in pairs if mine and theirs), 1.0)
@@ -315,13 +320,6 @@ def _unlike_settings(layer: Layer, other: Layer) -> int:
 def nearest_count(measured: Mapping[int, object] | Sequence[int], wanted: int) -> int:
     """The number nearest to ``wanted`` by ratio; the smaller of two as near."""
     return min(sorted(measured), key=lambda count: abs(math.log(count / wanted)))
-
-
-def _rated_device(devices: Sequence[Device]) -> tuple[float, float] | None:
-    for device in devices:
-        if device.peak_flops and device.memory_bandwidth_bytes_per_s:
-            return device.peak_flops, device.memory_bandwidth_bytes_per_s
-    return None
 
 
 def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:

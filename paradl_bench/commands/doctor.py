@@ -1,16 +1,121 @@
-"""``paradl-bench doctor``: what this machine can measure."""
+"""``paradl-bench doctor``: what this machine can measure; with ``--measure``, the rates of its device."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
+from paradl_bench.spec.errors import UserError
 from paradl_bench.terminal import open_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paradl_bench.measure.doctor import Finding
+
+_OF_MEASURE = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "ranks": "--ranks",
+    "blocks": "--blocks",
+    "point_seconds": "--point-seconds",
+    "timeout_s": "--timeout",
+    "output": "-o",
+}
+"""Options that say how to measure, by parameter."""
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def COMMAND(as_json: bool) -> None:  # noqa: N802
-    """Show devices, backends, tools and versions, what is missing, and what that costs."""
+@click.option("--measure", is_flag=True, help="Measure peak FLOP/s and memory bandwidth into the directory -o names.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    metavar="D[,D...]",
+    help="fp32, tf32 (a GPU's) and bf16. Default: fp32,bf16 on a CPU, all three on a GPU.",
+)
+@click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Measure one rank alone, then so many of this host at once, which share its memory.",
+)
+@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
+@click.option(
+    "--point-seconds", default=0.2, show_default=True, type=click.FloatRange(min=0.001), help="A kernel in a block."
+)
+@click.option(
+    "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
+)
+@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Measurement directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rates, as JSON.")
+@click.pass_context
+def COMMAND(  # noqa: N802
+    context: click.Context,
+    measure: bool,
+    device: str,
+    dtype: str | None,
+    ranks: int,
+    blocks: int,
+    point_seconds: float,
+    timeout_s: float,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Show devices, backends, tools and versions, what is missing, and what that costs.
+
+    With --measure: the best sustained FLOP/s of matrix products and convolutions in each dtype, and bytes/s of copies
+    and triads beyond the caches and inside of them, which calibrate fit makes the roofline's basis. An interrupted
+    measurement goes on when the same command is given again.
+    """
+    if measure:
+        if output is None:
+            raise UserError("--measure needs -o DIR: the directory to measure into")
+        dtypes = dtype or ("fp32,bf16" if device == "cpu" else "fp32,tf32,bf16")
+        _measure(output, device, tuple(dtypes.split(",")), ranks, blocks, point_seconds, timeout_s, as_json=as_json)
+        return
+    for name, option in _OF_MEASURE.items():
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise UserError(f"{option} says how to measure: give --measure with it")
+    _examine(as_json=as_json)
+
+
+def _measure(
+    output: Path,
+    device: str,
+    dtypes: tuple[str, ...],
+    ranks: int,
+    blocks: int,
+    point_seconds: float,
+    timeout_s: float,
+    *,
+    as_json: bool,
+) -> None:
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.measure.roofline import RooflineRequest, measure_roofline
+    from paradl_bench.measure.roofline_summary import print_rates
+
+    request = RooflineRequest(device=device, dtypes=dtypes, blocks=blocks, point_s=point_seconds)
+    place = launcher_of_environment(None)
+    if place is None:
+        check_ranks_fit(ranks, device)
+        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
+        launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s)
+        print_rates(output, as_json=as_json)
+        return
+    backend = NO_BACKEND if place.ranks == 1 else "gloo"
+    with join_ranks(backend, device, timeout_s=timeout_s) as context:
+        measure_roofline(request, context, output, ("paradl-bench", *sys.argv[1:]))
+    if place.launcher != "own" and place.rank == 0:
+        print_rates(output, as_json=as_json)
+
+
+def _examine(*, as_json: bool) -> None:
     import msgspec
 
     from paradl_bench.measure.doctor import examine
@@ -18,7 +123,11 @@ def COMMAND(as_json: bool) -> None:  # noqa: N802
     findings = examine()
     if as_json:
         click.echo(msgspec.json.encode(findings).decode())
-        return
+    else:
+        _print_findings(findings)
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
     from rich.markup import escape
     from rich.table import Table
 

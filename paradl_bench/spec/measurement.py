@@ -40,7 +40,7 @@ TRACE_FILE = "trace.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 RUN_NAME = "run.json"
 
-MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input"]
+MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""
 Mode = Literal["in_situ", "isolated"]
