@@ -23,13 +23,20 @@ def group() -> None:
 @group.command()
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=_PATH)
 @click.option("-o", "--output", required=True, metavar="PROFILE", help="Where to write the profile; - for stdout.")
+@click.option(
+    "--memory-runs",
+    metavar="RUN_DIR",
+    type=_PATH,
+    multiple=True,
+    help="Fit memory factors to the peaks of this training run, or of all runs inside of it; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Merge unlike environments, and replace an existing profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was fitted as JSON.")
-def fit(directories: tuple[Path, ...], output: str, force: bool, as_json: bool) -> None:
+def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...], force: bool, as_json: bool) -> None:
     """Fit measurement directories of paradl-bench layers and collectives to one profile.
 
     Directories measured in unlike environments are refused, training runs always: predictions are checked against
-    those.
+    those. Of --memory-runs nothing is taken but how much memory they held, and a validation leaves their memory out.
     """
     if as_json and output == "-":
         raise click.UsageError("-o - and --json both want standard output; give one of them")
@@ -37,7 +44,7 @@ def fit(directories: tuple[Path, ...], output: str, force: bool, as_json: bool) 
     from calibrate.fit import fit_profile
     from paradl_bench.spec.storage import encode_pretty
 
-    profile = fit_profile(directories, command_line=("calibrate", *sys.argv[1:]), force=force)
+    profile = fit_profile(directories, command_line=("calibrate", *sys.argv[1:]), force=force, memory_runs=memory_runs)
     write_output(output, encode_pretty(profile), force=force)
     for note in profile.notes:
         say(f"note: {note}")

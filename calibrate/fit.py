@@ -10,6 +10,8 @@ from calibrate.communication_fit import fit_communication
 from calibrate.copy_fit import fit_copies
 from calibrate.interference_fit import fit_interference
 from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_times
+from calibrate.memory_fit import fit_memory
+from calibrate.memory_runs import read_memory_runs
 from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
 from calibrate.reading import Measurements, read_measurements
 from calibrate.roofline_fit import rated
@@ -19,17 +21,22 @@ from paradl_bench.spec.cluster import NODE, Cluster, Level
 from paradl_bench.spec.errors import UserError
 
 
-def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], force: bool) -> Profile:
+def fit_profile(
+    directories: Sequence[Path], *, command_line: tuple[str, ...], force: bool, memory_runs: Sequence[Path] = ()
+) -> Profile:
     """Fit a profile to directories of ``paradl-bench layers`` and ``collectives``.
 
     Args:
         command_line: kept in the profile.
         force: merge directories that were measured in unlike environments.
+        memory_runs: training runs, or directories of them, of which peaks of memory are used and nothing else.
 
     Raises:
         UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record.
     """
     measured = read_measurements(directories, force=force)
+    of_memory = read_memory_runs(memory_runs, measured.environments, measured.networks, force=force)
+    memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
     communication = fit_communication((record for _, record in measured.collectives), operations())
     interference, kernel_notes = fit_interference(measured.interference)
@@ -37,7 +44,7 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         schema_version=SCHEMA_VERSION,
         created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command_line=command_line,
-        environments=measured.environments,
+        environments=of_memory.environments,
         sources=measured.sources,
         devices=_devices(measured, times),
         cluster=_cluster(measured),
@@ -49,10 +56,15 @@ def fit_profile(directories: Sequence[Path], *, command_line: tuple[str, ...], f
         communication=communication.fits,
         communication_choices=communication.choices,
         interference=interference,
+        memory_runs=of_memory.runs,
+        memory_factors=memory.factors,
+        memory_reuse=memory.reuse,
         notes=(
             *measured.notes,
             *communication.notes,
             *kernel_notes,
+            *of_memory.notes,
+            *memory.notes,
             *_untraced(measured),
             *_without_iterations(measured),
         ),

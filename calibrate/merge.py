@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from calibrate.profile import SCHEMA_VERSION, LayerTime, Profile, Source
-from calibrate.reading import same_work
+from calibrate.reading import same_work, unlike
 from calibrate.roofline_fit import merged_devices
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
@@ -22,7 +22,6 @@ from paradl_bench.spec.measurement import Environment
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_IN_RECORDS = "settings.dtype"
 _SHOWN = 3
 
 
@@ -91,7 +90,7 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     first = profiles[0].environments
     for profile, name in zip(profiles[1:], names[1:], strict=True):
         # Layers and collectives record settings of their own: each is held against the one that it is most like.
-        found = [min((_differences(one, other) for one in first), key=len) for other in profile.environments if first]
+        found = [min((unlike(one, other) for one in first), key=len) for other in profile.environments if first]
         worst = max(found, key=len, default=[])
         if not worst:
             continue
@@ -101,15 +100,6 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
             raise UserError(f"{text}; give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
     return notes
-
-
-def _differences(one: Environment, other: Environment) -> list[str]:
-    shared = one.settings.keys() & other.settings.keys()
-    one, other = (
-        msgspec.structs.replace(each, settings={key: each.settings[key] for key in sorted(shared)})
-        for each in (one, other)
-    )
-    return [text for text in one.differences(other) if not text.startswith(_IN_RECORDS)]
 
 
 def _check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:

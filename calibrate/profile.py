@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
@@ -343,6 +344,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         environments: distinct ones of the sources; several only where they were merged by force.
         network: by model name.
         shard_times: as model_times, of what one rank of a strategy runs of a model.
+        memory_runs: training runs whose peaks of memory, and nothing else, the memory factors were fitted to.
         notes: what was left out of the profile or merged by force, in words.
     """
 
@@ -361,10 +363,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     communication: tuple[CommunicationFit, ...] = ()
     communication_choices: tuple[CommunicationChoice, ...] = ()
     interference: tuple[Interference, ...] = ()
+    memory_runs: tuple[MemoryRun, ...] = ()
+    memory_factors: tuple[MemoryFactor, ...] = ()
+    memory_reuse: tuple[MemoryReuse, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for source in self.sources:
+        placed: tuple[Source | MemoryRun, ...] = (*self.sources, *self.memory_runs)
+        for source in placed:
             if not 0 <= source.environment < len(self.environments):
                 raise ValueError(f"source {source.path} names environment {source.environment}, which is not there")
         for name, network in self.network.items():

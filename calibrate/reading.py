@@ -113,7 +113,8 @@ def _manifest_of(directory: Path) -> Manifest:
     if manifest.kind == "training":
         raise UserError(
             f"{directory} holds a training run: predictions are never fitted to the runs that they are checked "
-            "against; give directories of paradl-bench layers and collectives"
+            "against; give directories of paradl-bench layers and collectives (and runs whose memory alone is to be"
+            " used as --memory-runs)"
         )
     return manifest
 
@@ -137,12 +138,18 @@ def _differences(one: Manifest, other: Manifest) -> list[str]:
     """What makes two measurements unlike; between kinds, a setting that only one of them has makes none."""
     mine, theirs = one.environment, other.environment
     if one.kind != other.kind:
-        shared = mine.settings.keys() & theirs.settings.keys()
-        mine, theirs = (
-            msgspec.structs.replace(each, settings={key: each.settings[key] for key in sorted(shared)})
-            for each in (mine, theirs)
-        )
+        return unlike(mine, theirs)
     return [text for text in mine.differences(theirs) if text.split(" ")[0] not in _IN_RECORDS]
+
+
+def unlike(one: Environment, other: Environment) -> list[str]:
+    """What makes environments of measurements of two kinds unlike; a setting that only one records makes none."""
+    shared = one.settings.keys() & other.settings.keys()
+    one, other = (
+        msgspec.structs.replace(each, settings={key: each.settings[key] for key in sorted(shared)})
+        for each in (one, other)
+    )
+    return [text for text in one.differences(other) if text.split(" ")[0] not in _IN_RECORDS]
 
 
 def _source(directory: Path, manifest: Manifest, environment: int) -> Source:

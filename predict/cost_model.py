@@ -14,7 +14,6 @@ import numpy as np
 
 from calibrate.profile import CopyTime, Profile
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
-from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
@@ -37,6 +36,7 @@ from predict.assembly import Priced, add_up, assemble
 from predict.communication_costs import CommunicationCosts
 from predict.costs import Cost, Costs, Remark, Remarks, Source
 from predict.layer_costs import LayerCosts, nearest_count
+from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread, Straggler
 
 
@@ -109,13 +109,15 @@ class CostModel:
         self._operations = _counts_between(self._serial.works, times)
         self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
 
-    def memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
-        """What the rank that needs most holds at its peak, on the kind of device that was measured."""
-        return memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self._device_kind)
+    def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
+        """What the rank that needs most holds at its peak, on the device that was measured."""
+        use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self._device_kind)
+        return with_factor(self.profile, use)
 
-    def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> MemoryUse:
+    def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """The same by the paper's sum."""
-        return paradl_memory_of_plan(self.network, strategy, settings, dtype=self.dtype)
+        use = paradl_memory_of_plan(self.network, strategy, settings, dtype=self.dtype)
+        return with_reuse(self.profile, self.network.name, use)
 
     @property
     def _device_kind(self) -> str:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from calibrate.memory_factors import MemoryMeasure
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.units import format_bytes
 from predict.cost_model import CostModel
 from predict.interval import interval
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -31,7 +33,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         overlap_s: both at once.
         straggler: the slowest rank's compute over a median one's.
         speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks.
-        memory_bytes: peak of one rank. fits: in the cluster's memory per rank; null where that is not known.
+        memory_bytes: peak of one rank. memory_interval_bytes: its 90% interval; null where the profile has no memory
+            factor. memory_of: whose peak: the tensors', or what the factor was fitted to (allocator, device).
+        fits: in the cluster's memory per rank; null where that is not known. ``notes`` say where the limit lies inside
+            of the interval.
         sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
         spread_s: half-width of the interval that each source of error alone would give.
     """
@@ -62,6 +67,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     efficiency: float
     speedup_batch: int
     memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
+    memory_of: MemoryMeasure
     memory_parts_bytes: dict[str, int]
     fits: bool | None
     limits: tuple[str, ...]
@@ -126,18 +133,27 @@ class Predictor:
             efficiency=speedup / point.strategy.ranks,
             speedup_batch=reference,
             memory_bytes=workload.memory.peak_bytes,
+            memory_interval_bytes=workload.memory.interval_bytes,
+            memory_of=workload.memory.measured,
             memory_parts_bytes=workload.memory.parts_bytes,
             fits=self._fits(workload),
             limits=workload.limits,
             sources=costs.source_shares(),
             extrapolated=workload.remarks.extrapolated(),
-            notes=(*workload.remarks.notes(), *notes),
+            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload)),
             spread_s=bounds.spread_s,
         )
 
     def _fits(self, workload: Workload) -> bool | None:
         limit = self.model.communication.cluster.memory_bytes_per_rank
         return None if limit is None else workload.memory.peak_bytes <= limit
+
+    def _memory_notes(self, workload: Workload) -> tuple[str, ...]:
+        limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, workload.memory.interval_bytes
+        if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
+            return ()
+        held = " to ".join(map(format_bytes, bounds))
+        return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
 
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings

@@ -29,7 +29,7 @@ def flat_row(record: msgspec.Struct) -> dict[str, object]:
     """A record's fields in one level."""
     flat: dict[str, object] = {}
     for name, value in msgspec.structs.asdict(record).items():
-        if name in ("interval_s", "predicted_interval_s"):
+        if name in ("interval_s", "predicted_interval_s") or (name.endswith("interval_bytes") and value is not None):
             flat |= {f"{name}.low": value[0], f"{name}.high": value[1]}
         elif name == "input_shape":
             flat[name] = "x".join(map(str, value))
@@ -98,6 +98,14 @@ def print_table(predictions: Sequence[Prediction]) -> None:
         console.print(escape(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}"), highlight=False)
 
 
+def _memory_cell(prediction: Prediction) -> str:
+    low, high = prediction.memory_interval_bytes or (prediction.memory_bytes,) * 2
+    around = (
+        f" {low / prediction.memory_bytes - 1:+.0%} {high / prediction.memory_bytes - 1:+.0%}" if low < high else ""
+    )
+    return format_bytes(prediction.memory_bytes) + around + (" (too much)" if prediction.fits is False else "")
+
+
 def _of_layers_s(prediction: Prediction) -> float:
     """Seconds of the iteration that compute waits for communication for layers."""
     others = ("FW", "BW", "GE", "WU", "exposed_communication")
@@ -107,7 +115,7 @@ def _of_layers_s(prediction: Prediction) -> float:
 def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool) -> list[str]:
     low, high = prediction.interval_s
     parts = prediction.breakdown_s
-    memory = format_bytes(prediction.memory_bytes) + (" (too much)" if prediction.fits is False else "")
+    memory = _memory_cell(prediction)
     epoch = [format_seconds(prediction.epoch_s) if prediction.epoch_s is not None else ""] if with_epoch else []
     return [
         prediction.strategy,

@@ -10,6 +10,7 @@ import click
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console, refuse_overwrite, write_output
+from predict.memory_validation import MemoryScore
 from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
 from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report, Unfit
@@ -81,7 +82,8 @@ def markdown(report: Report) -> str:
         f"Profile: `{report.profile}`. Every run is predicted by `{PREDICTOR}`; {', '.join(_baselines(report))} are "
         "baselines from the same profile, where they have something to say. Error is (predicted - measured) / measured "
         "and accuracy 1 - |error|; measured is the median over iterations of the slowest rank, the noise floor its "
-        "run-to-run spread; memory is the error of the predicted peak.",
+        "run-to-run spread; memory is the error of the predicted peak, marked "
+        "where the profile's memory factors were fitted to the run or a repetition of it.",
         "",
         *_markdown_table(_run_titles(report), _run_rows(report)),
         "",
@@ -160,12 +162,18 @@ def _run_rows(report: Report) -> list[list[str]]:
             " to ".join(map(format_seconds, pair.interval_s)),
             f"{pair.error:+.1%}",
             "yes" if pair.covered else "no",
-            "" if pair.memory is None else f"{pair.memory.error:+.1%}",
+            _memory_cell(pair),
             *(f"{of_run[name].error:+.1%}" if name in of_run else "" for name in names),
         ]
         for of_run in by_run.values()
         for pair in (of_run[PREDICTOR],)
     ]
+
+
+def _memory_cell(pair: Pair) -> str:
+    if pair.memory is None:
+        return ""
+    return f"{pair.memory.error:+.1%}" + (" (fitted)" if pair.memory.fitted_to else "")
 
 
 def _score_rows(report: Report) -> list[list[str]]:
@@ -210,6 +218,7 @@ def _findings(report: Report) -> list[str]:
     floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
     return [
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
+        *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
         *map(_outlier_line, report.outliers),
         *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
@@ -223,6 +232,17 @@ def _ranking_line(evaluator: str, ranking: Ranking) -> str:
     correlation = "" if ranking.rank_correlation is None else f"rank correlation {ranking.rank_correlation:.2f}, "
     regret = "" if ranking.top1_regret is None else f"regret of the strategy chosen {ranking.top1_regret:.1%}, "
     return f"{evaluator}: {correlation}{regret}over {ranking.groups} (model, batch) with several strategies"
+
+
+def _memory_line(evaluator: str, memory: MemoryScore) -> str:
+    left_out = f"{memory.left_out} left out, to which the profile's memory factors were fitted"
+    if memory.mean_absolute_error is None or memory.worst_error is None:
+        return f"memory by {evaluator}: no run to test it on; {left_out}"
+    held = "" if memory.interval_coverage is None else f", interval holds {memory.interval_coverage:.0%}"
+    return (
+        f"memory by {evaluator}: mean error {memory.mean_absolute_error:.1%}, worst {memory.worst_error:+.1%}{held}, "
+        f"over {memory.runs} runs" + (f"; {left_out}" if memory.left_out else "")
+    )
 
 
 def _unfit_line(unfit: Unfit) -> str:

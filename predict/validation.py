@@ -15,6 +15,7 @@ from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
 from predict.costs import Floats
 from predict.inputs import choose_network, read_cluster
+from predict.memory_validation import MemoryPair, MemoryScore, memory_pair, memory_score
 from predict.prediction import Prediction, Predictor
 from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
 from predict.workload import Point, evaluators
@@ -31,14 +32,6 @@ class PhasePair(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float
     measured_s: float
     error: float | None
-
-
-class MemoryPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak memory of the rank that held most, predicted and tracked."""
-
-    predicted_bytes: int
-    measured_bytes: int
-    error: float
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +125,11 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluator's score and ranking over all runs."""
+    """An evaluator's score and ranking over all runs; memory over those that it was not fitted to."""
 
     score: Score
     ranking: Ranking
+    memory: MemoryScore | None = None
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +206,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
     predictors = _Predictors(profile, cluster)
     pairs = tuple(
-        _pair(run, runs, predictors.predict(run, evaluator))
+        _pair(run, runs, profile, predictors.predict(run, evaluator))
         for run in runs
         for evaluator in EVALUATORS
         if predictors.covers(run, evaluator)
@@ -223,7 +217,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         profile=str(profile_path),
         pairs=pairs,
         strategies={strategy: _scores([p for p in pairs if p.strategy == strategy]) for strategy in strategies},
-        overall={name: Overall(score=_score(_of(pairs, name)), ranking=rank(list(_of(pairs, name)))) for name in known},
+        overall={name: _overall(list(_of(pairs, name))) for name in known},
         reruns={
             strategy: rerun
             for strategy in strategies
@@ -304,7 +298,7 @@ class _Predictors:
         return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)
 
 
-def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
+def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = prediction.interval_s
     error = predicted_s / measured_s - 1
@@ -339,7 +333,7 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
         phases=phases,
         explained_by=max(phases, key=lambda name: sign * (phases[name].predicted_s - phases[name].measured_s)),
         issued_equals_plan=about.issued_equals_plan,
-        memory=_memory(prediction.memory_bytes, run),
+        memory=memory_pair(profile, run, prediction),
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
     )
@@ -348,13 +342,6 @@ def _pair(run: Run, runs: Sequence[Run], prediction: Prediction) -> Pair:
 def _phase(predicted_s: float, measured_s: float) -> PhasePair:
     error = predicted_s / measured_s - 1 if measured_s > 0 else None
     return PhasePair(predicted_s=predicted_s, measured_s=measured_s, error=error)
-
-
-def _memory(predicted_bytes: int, run: Run) -> MemoryPair | None:
-    measured = max((peak.tracked_bytes for peak in run.description.memory), default=0)
-    if not measured:
-        return None
-    return MemoryPair(predicted_bytes=predicted_bytes, measured_bytes=measured, error=predicted_bytes / measured - 1)
 
 
 def rerun_of(runs: Sequence[Run]) -> Rerun | None:
@@ -371,6 +358,11 @@ def rerun_of(runs: Sequence[Run]) -> Rerun | None:
         mean_accuracy=float(1 - np.mean(deviations)),
         half_width_85=float(np.quantile(deviations, 0.85)),
     )
+
+
+def _overall(pairs: Sequence[Pair]) -> Overall:
+    of_memory = [pair.memory for pair in pairs if pair.memory is not None]
+    return Overall(score=_score(pairs), ranking=rank(pairs), memory=memory_score(of_memory) if of_memory else None)
 
 
 def _scores(pairs: Sequence[Pair]) -> dict[str, Score]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.registry import discover, lookup
 from paradl_bench.spec.strategy import Strategy
 from predict.cost_model import CostModel
 from predict.costs import Costs, Floats, Remarks
+from predict.memory_estimate import EstimatedMemory
 from predict.model_costs import Spread
 
 
@@ -98,7 +98,7 @@ class Workload:
     costs: Costs
     spread: Spread
     remarks: Remarks
-    memory: MemoryUse
+    memory: EstimatedMemory
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]

@@ -22,7 +22,8 @@ from paradl_bench.spec.measurement import (
     stored_version,
     write_manifest,
 )
-from paradl_bench.spec.storage import append_lines
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -106,6 +107,12 @@ def _check_same(
     different = manifest.environment.differences(environment)
     if different:
         raise UserError(f"{path} was measured elsewhere ({different[0]}); give another directory")
+
+
+def write_network(directory: Path, network: Network) -> None:
+    """Keep the graph that was measured: ``network-resnet18.json``, with _ for what a file name can't hold."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in network.name)
+    write_bytes_atomically(directory / f"network-{name}.json", encode_pretty(network))
 
 
 def now_utc() -> str:

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from paradl_bench.measure.clocks import Clock, clock_for
-from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
 from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
@@ -49,7 +49,6 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused, shard_label
 from paradl_bench.terminal import progress, say
@@ -160,7 +159,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
-            write_bytes_atomically(output / network_file_name(network.name), encode_pretty(network))
+            write_network(output, network)
     done = context.share(_finished(directory))
     cost = measure_probe_cost(clock, context.device)
     plan = _block_plan(request, len(subjects))
@@ -174,11 +173,6 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     if directory is not None:
         directory.finish()
     return output
-
-
-def network_file_name(model: str) -> str:
-    """``network-resnet18.json``; characters that a file name can't hold become underscores."""
-    return "network-" + "".join(c if c.isalnum() or c in "-_." else "_" for c in model) + ".json"
 
 
 def _open(

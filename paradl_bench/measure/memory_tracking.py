@@ -1,9 +1,12 @@
 """Peak memory of one iteration on this rank, by category, as torch saw it.
 
 torch's tracker watches every storage that an operator makes or reads, on the dispatcher, and says what it is for; on a
-GPU the allocator's own peak is kept as well, which holds rounding and fragments too. What was made before the iteration
+GPU the allocator's own peak and what it took of the device are kept as well. What was made before the iteration
 and is read or written in it, as the exchange's buckets and the buffers that a pipeline receives into, was held
 throughout, and counts so. Tracking is slow: the iteration is not timed.
+
+torch adds up gradients in another way while it is tracked, so the allocator is asked about an iteration of its own,
+with nothing cached from before (the model was run whole to see whether it runs).
 """
 
 from __future__ import annotations
@@ -187,8 +190,7 @@ def track_memory(
         module: what is trained, wrapped as it is. inputs: the batch and its targets.
     """
     device = inputs[0].device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    of_device = _device_peak(iterate, device) if device.type == "cuda" else {}
     standing_bytes = 0
     tracker: MemTracker
     if isinstance(module, FSDPModule):
@@ -212,6 +214,21 @@ def track_memory(
     return MemoryPeak(
         rank=rank,
         tracked_bytes=sum(parts.values()),
-        allocator_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         parts_bytes={name: size for name, size in sorted(parts.items()) if size},
+        **of_device,
     )
+
+
+def _device_peak(iterate: Callable[[], object], device: torch.device) -> dict[str, int]:
+    """The allocator's peak in an iteration, what it holds for that, and all that is taken of the device."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    iterate()
+    torch.cuda.synchronize(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return {
+        "allocator_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "device_bytes": total_bytes - free_bytes,
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.training_request import TrainingRequest
@@ -89,7 +89,8 @@ class TrainingWriter:
         planned: tuple[IssuedCollective, ...],
         memory: tuple[MemoryPeak, ...],
     ) -> None:
-        """Set what is known of the run before its timed iterations."""
+        """Set what is known of the run before its timed iterations, and keep its network beside it."""
+        write_network(self.directory.path, network)
         request, settings = self.request, self.request.settings
         self.run = TrainingRun(
             model=request.model,

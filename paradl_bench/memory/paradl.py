@@ -22,6 +22,8 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.channel_shards import splittable
 from paradl_bench.strategies.mesh import degree_of
 
+_SHARING = {"filter", "channel", "spatial"}
+
 
 def paradl_memory(
     network: Network,
@@ -62,6 +64,15 @@ def paradl_memory(
 
 def _is_bias(name: str) -> bool:
     return name.rpartition(".")[2] == "bias"
+
+
+def has_papers_row(strategy: Strategy) -> bool:
+    """Whether the paper's table has a row for a strategy: one kind, or data parallelism outside of one that shares."""
+    kinds = [axis.kind for axis in strategy.axes if axis.degree > 1]
+    if any(axis.zero_stage for axis in strategy.axes):
+        return False
+    others = [kind for kind in kinds if kind != "data"]
+    return kinds == ["pipeline"] or (len(others) <= 1 and {*others} <= _SHARING and len(kinds) - len(others) <= 1)
 
 
 def paradl_memory_of(

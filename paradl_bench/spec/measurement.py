@@ -429,7 +429,10 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         tracked_bytes: of the tensors that torch's tracker saw; the sum of ``parts_bytes``.
-        allocator_bytes: the CUDA allocator's own peak; None on a CPU.
+        allocator_bytes: the CUDA allocator's own peak, which holds rounding and workspaces; reserved_bytes: what it
+            had taken of the device for that, fragments included; device_bytes: all that was taken of the device after
+            it, by the context and the communication library too, and by other processes. None on a CPU, and in runs of
+            before.
         parts_bytes: parameters, buffers, gradients, optimizer, activations, communication, temporary, input, other.
     """
 
@@ -437,6 +440,8 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tracked_bytes: int
     parts_bytes: dict[str, int]
     allocator_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 
-from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
@@ -15,6 +14,7 @@ from predict.assembly import join
 from predict.closed_forms import ClosedForm, gradient_exchange
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark, Remarks
+from predict.memory_estimate import EstimatedMemory
 from predict.workload import Point, Timing, Workload
 
 KINDS = ("serial", "data")
@@ -25,7 +25,9 @@ def has_closed_form(strategy: Strategy) -> bool:
     return strategy.name in KINDS and not any(axis.zero_stage for axis in strategy.axes)
 
 
-def prepare_closed_form(name: str, form: ClosedForm, model: CostModel, point: Point, memory: MemoryUse) -> Workload:
+def prepare_closed_form(
+    name: str, form: ClosedForm, model: CostModel, point: Point, memory: EstimatedMemory
+) -> Workload:
     """A workload of six sums.
 
     Raises:

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Phase, Plan, RoleBuilder, Stream
@@ -20,6 +19,7 @@ from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import flat_exchange, has_closed_form, prepare_closed_form
 from predict.exposure import names_of_layer_communication
+from predict.memory_estimate import EstimatedMemory
 from predict.pipeline_closed_form import PipelineClosedForm
 from predict.shared_closed_form import sharing_kind, terms
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -52,7 +52,7 @@ def _covers(strategy: Strategy) -> bool:
     return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_kind(strategy) is not None
 
 
-def _shared(model: CostModel, point: Point, memory: MemoryUse) -> Workload:
+def _shared(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload:
     """A sum over works: each phase's layers and communication, one after the other."""
     planner = planner_for(point.strategy)
     planner.check(model.network, point.strategy, point.settings)
@@ -107,7 +107,7 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
     )
 
 
-def _pipelined(model: CostModel, point: Point, memory: MemoryUse) -> Workload:
+def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
     stages_given = point.settings.stages if schedule.stages_per_rank == 1 else ()
