@@ -8,6 +8,7 @@ from pathlib import Path
 
 from calibrate.communication_fit import fit_communication
 from calibrate.copy_fit import fit_copies
+from calibrate.input_fit import fit_input
 from calibrate.interference_fit import fit_interference
 from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_times
 from calibrate.memory_fit import fit_memory
@@ -59,6 +60,7 @@ def fit_profile(
         memory_runs=of_memory.runs,
         memory_factors=memory.factors,
         memory_reuse=memory.reuse,
+        input_side=fit_input(measured.input),
         notes=(
             *measured.notes,
             *communication.notes,
@@ -69,7 +71,7 @@ def fit_profile(
             *_without_iterations(measured),
         ),
     )
-    if not (profile.layer_times or profile.communication or profile.model_times or measured.rates):
+    if not (profile.layer_times or profile.communication or profile.model_times or measured.rates or measured.input):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile

@@ -66,6 +66,7 @@ def merge_profiles(
         copies=joined("copies", lambda copy: (copy.direction, copy.ranks_on_host)),
         communication=joined("communication", _communication_key),
         communication_choices=joined("communication_choices", _communication_key),
+        input_side=joined("input_side", lambda side: (side.source,)),
         interference=joined("interference", lambda entry: (entry.library, entry.operation, entry.level, entry.ranks)),
         notes=tuple(dict.fromkeys(notes)),
     )

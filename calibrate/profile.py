@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from calibrate.input_side import InputSide
 from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.cluster import Cluster
@@ -345,6 +346,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         network: by model name.
         shard_times: as model_times, of what one rank of a strategy runs of a model.
         memory_runs: training runs whose peaks of memory, and nothing else, the memory factors were fitted to.
+        input_side: by source of samples.
         notes: what was left out of the profile or merged by force, in words.
     """
 
@@ -366,6 +368,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_runs: tuple[MemoryRun, ...] = ()
     memory_factors: tuple[MemoryFactor, ...] = ()
     memory_reuse: tuple[MemoryReuse, ...] = ()
+    input_side: tuple[InputSide, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

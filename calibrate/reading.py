@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from calibrate.input_fit import InputRecords
 from calibrate.profile import Source
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.input_record import (
+    BATCHES_FILE,
+    FILES_FILE,
+    LOADER_FILE,
+    UNREADABLE_FILE,
+    BatchSamples,
+    FileSamples,
+    LoaderSamples,
+    UnreadableFile,
+)
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     COPIES_FILE,
@@ -68,6 +79,7 @@ class Measurements:
     notes: tuple[str, ...]
     imported: frozenset[int] = frozenset()
     rates: tuple[Placed[RateSamples], ...] = ()
+    input: Mapping[str, InputRecords] = field(default_factory=dict)
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -105,6 +117,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         notes=tuple(notes),
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
         rates=_records(directories, RATES_FILE, RateSamples),
+        input=_input(directories, manifests),
     )
 
 
@@ -190,6 +203,27 @@ def _records(directories: Sequence[Path], name: str, of: type[T]) -> tuple[Place
         for index, directory in enumerate(directories)
         for record in read_records(directory, name, of)
     )
+
+
+def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, InputRecords]:
+    """What was measured of the input side, by the source that samples were read from."""
+    found: dict[str, list[Path]] = {}
+    for directory, manifest in zip(directories, manifests, strict=True):
+        found.setdefault(manifest.arguments.get("source", ""), []).append(directory)
+
+    def of(places: Sequence[Path], name: str, kind: type[T]) -> tuple[T, ...]:
+        return tuple(record for _, record in _records(places, name, kind))
+
+    read = {
+        source: InputRecords(
+            of(places, FILES_FILE, FileSamples),
+            of(places, BATCHES_FILE, BatchSamples),
+            of(places, LOADER_FILE, LoaderSamples),
+            of(places, UNREADABLE_FILE, UnreadableFile),
+        )
+        for source, places in found.items()
+    }
+    return {source: records for source, records in read.items() if any(records)}
 
 
 def _networks(directories: Sequence[Path]) -> dict[str, Network]:

@@ -9,6 +9,7 @@ import msgspec
 from calibrate.profile import Profile
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import unknown_choice
+from paradl_bench.spec.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
 from paradl_bench.spec.measurement import (
     CollectiveSamples,
     CopySamples,
@@ -33,6 +34,10 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "collectives": CollectiveSamples,
     "interference": InterferenceSamples,
     "rates": RateSamples,
+    "files": FileSamples,
+    "batches": BatchSamples,
+    "loader": LoaderSamples,
+    "unreadable": UnreadableFile,
     "training": TrainingIterations,
     "run": TrainingRun,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.diff import Difference
 from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
+from calibrate.input_show import print_input_side
 from calibrate.profile import CommunicationFit, Profile
 from calibrate.roofline_show import device_lines
 from paradl_bench.spec.measurement import Environment
@@ -34,6 +35,7 @@ def explanation(profile: Profile) -> dict[str, object]:
         "communication": profile.communication,
         "communication_choices": profile.communication_choices,
         "interference": profile.interference,
+        "input_side": profile.input_side,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
     }
@@ -53,6 +55,7 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_choices(profile, console)
     if profile.interference:
         _print_interference(profile, console)
+    print_input_side(profile.input_side, console)
     for note in profile.notes:
         console.print(f"note: {note}", markup=False)
     _print_weaknesses(weaknesses(profile), console)

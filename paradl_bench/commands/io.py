@@ -1,0 +1,100 @@
+"""``paradl-bench io``: reading, decoding, and the copy to the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.units import parse_counts
+
+
+@click.command("io")
+@click.argument("source", metavar="PATH|synthetic")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--batch", default="32", show_default=True, metavar="N[,N...]", help="Batches that are collated, loaded.")
+@click.option(
+    "--workers", default="0,1,2", show_default=True, metavar="W[,W...]", help="Processes of the loader; 0: none."
+)
+@click.option("--samples", default=128, show_default=True, type=click.IntRange(1), help="Files that are timed.")
+@click.option("--crop", default=224, show_default=True, type=click.IntRange(1), help="Pixels of a sample's sides.")
+@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
+@click.option(
+    "--loader-batches", default=6, show_default=True, type=click.IntRange(1), help="Of each loader in a block."
+)
+@click.option(
+    "--start-method",
+    "start",
+    type=click.Choice(["fork", "spawn"]),
+    default="fork",
+    show_default=True,
+    help="How the loader starts its workers.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the files chosen or made, their order and crops.")
+@click.option("--keep", is_flag=True, help="Leave the images that synthetic made in DIR/.images.")
+@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until it is ended.")
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def COMMAND(  # noqa: N802
+    source: str,
+    device: str,
+    batch: str,
+    workers: str,
+    samples: int,
+    crop: int,
+    blocks: int,
+    loader_batches: int,
+    start: Literal["fork", "spawn"],
+    seed: int,
+    keep: bool,
+    timeout_s: float,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Measure what feeding a model with images takes: reading (from disk, from the page cache), decoding, the usual
+    ImageNet transforms, collation, the copy to the device; and samples a second of torch's DataLoader.
+
+    PATH is a folder of images, nested however deep; synthetic makes JPEGs of ImageNet's sizes in DIR, and removes them
+    afterwards. Files that can't be decoded are counted and named. An interrupted measurement goes on when the same
+    command is given again.
+    """
+    batches, counts = parse_counts(batch, "--batch"), _worker_counts(workers)
+    from paradl_bench.measure.input_summary import print_input
+    from paradl_bench.measure.launcher import launch_ranks
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+
+    if launcher_of_environment(None) is None:
+        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
+        launch_ranks(command, ranks=1, device=device, timeout_s=timeout_s)
+        print_input(output, as_json=as_json)
+        return
+    from paradl_bench.measure.input import InputRequest, measure_input
+
+    cores = frozenset(os.sched_getaffinity(0))
+    request = InputRequest(
+        source=source,
+        device=device,
+        batches=batches,
+        workers=counts,
+        samples=samples,
+        crop=crop,
+        blocks=blocks,
+        loader_batches=loader_batches,
+        start=start,
+        keep=keep,
+        seed=seed,
+    )
+    with join_ranks(NO_BACKEND, device, timeout_s=timeout_s) as context:
+        measure_input(request, context, cores, output, ("paradl-bench", *sys.argv[1:]))
+
+
+def _worker_counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= 1024 for part in parts):
+        raise UserError(f"--workers {text}: give whole numbers from 0 on, as 0,1,2")
+    return tuple(sorted({int(part) for part in parts}))
