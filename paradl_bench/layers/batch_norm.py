@@ -35,10 +35,8 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     def run(inputs: list[Any], parameters: list[Any]) -> Any:
         channels = inputs[0].shape[1]
         if attributes["running"] and channels not in state:
-            state[channels] = (
-                torch.zeros(channels, device=inputs[0].device),
-                torch.ones(channels, device=inputs[0].device),
-            )
+            made = {"device": inputs[0].device, "dtype": inputs[0].dtype}
+            state[channels] = (torch.zeros(channels, **made), torch.ones(channels, **made))
         mean, variance = state.get(channels, (None, None))
         weight, bias = parameters if attributes["affine"] else (None, None)
         return F.batch_norm(inputs[0], mean, variance, weight, bias, bool(attributes["training"]))

@@ -6,7 +6,8 @@ parts apart, so they are measured one by one here, with autograd asked for one o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,44 @@ from paradl_bench.measure.clocks import Clock
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
 
+_DRAWN = 2**18
 CHOICES = ("none", "split", "all")
+
+Settle = Callable[[Sequence[torch.Tensor]], None]
+"""Brings caches into the state that a call is to find, given the tensors that were written right before it."""
+
+
+def leave_warm(written: Sequence[torch.Tensor]) -> None:
+    """Leave caches as the call before left them."""
+
+
+class _NodeStamps:
+    """Stamps as the first node of an operation's backward begins and as the last one ends.
+
+    Starting autograd's engine takes longer than a small kernel; training starts it once an iteration, not once a layer.
+    """
+
+    def __init__(self, root: Any, clock: Clock) -> None:
+        self._begins: list[Any] = []
+        self._ends: list[Any] = []
+        begins, ends, stamp = self._begins, self._ends, clock.stamp
+        seen, waiting = set(), [root]
+        while waiting:
+            node = waiting.pop()
+            # A node with a variable hands its gradient to the parameter; asked for gradients, the engine leaves it out.
+            if node is None or node in seen or hasattr(node, "variable"):
+                continue
+            seen.add(node)
+            node.register_prehook(lambda _: begins.append(stamp()))
+            node.register_hook(lambda _, __: ends.append(stamp()))
+            waiting.extend(child for child, _ in node.next_functions)
+
+    def taken(self) -> tuple[Any, Any] | None:
+        """First and last stamp since the last time; None where no node ran."""
+        pair = (self._begins[0], self._ends[-1]) if self._begins and self._ends else None
+        self._begins.clear()
+        self._ends.clear()
+        return pair
 
 
 class IsolatedOperation:
@@ -24,43 +62,59 @@ class IsolatedOperation:
 
     Args:
         layer: the first of the layers that share the operation.
-        split: whether to measure backward's two parts (else backward as a whole).
+        parameter_shapes: of the parameters that it reads, in order.
+        settle: called before every timed call.
     """
 
-    def __init__(self, layer: Layer, network: Network, kind: LayerKind, batch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        parameter_shapes: Sequence[tuple[int, ...]],
+        batch: int,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        settle: Settle = leave_warm,
+    ) -> None:
+        kind: LayerKind = layer_kinds()[layer.kind]
         assert kind.build is not None
         self.layer = layer
         self._split = kind.splits_backward
+        self._settle = settle
         self._run: Callable[[list[Any], list[Any]], Any] = kind.build(layer.attributes)
-        shapes = {tensor.name: tensor.shape for tensor in network.parameters}
         # The network's own input needs no gradient: its layer has no input gradient to compute.
         self._input_gradient = "input" not in layer.inputs
         self._inputs = [
-            torch.randn(shape, device=device, requires_grad=self._input_gradient)
+            random_tensor(shape, device, dtype).requires_grad_(self._input_gradient)
             for shape in shapes_of_inputs(layer, batch)
         ]
-        self._parameters = [torch.randn(shapes[name], device=device, requires_grad=True) for name in layer.parameters]
+        self._parameters = [random_tensor(shape, device, dtype).requires_grad_() for shape in parameter_shapes]
         self._warm = False
 
-    def measure(self, clock: Clock) -> dict[str, list[float]]:
-        """One sample in seconds of FW, and of BW_input and BW_weight, or BW; the first call warms up."""
+    def measure(self, clock: Clock, samples: int = 1) -> dict[str, list[float]]:
+        """Samples in seconds of FW, and of BW_input and BW_weight, or BW; the first call warms up."""
         if not self._warm:
             self._measure_once(clock)
             self._warm = True
-        return {phase: [value] for phase, value in self._measure_once(clock).items()}
+        measured = [self._measure_once(clock) for _ in range(samples)]
+        return {phase: [once[phase] for once in measured] for phase in measured[0]}
 
     def _measure_once(self, clock: Clock) -> dict[str, float]:
         # In-place operations may not write to a leaf that needs its gradient.
         inputs = [tensor.clone() if self.layer.attributes.get("in_place") else tensor for tensor in self._inputs]
+        self._settle(inputs)
         begin = clock.stamp()
         output = self._run(inputs, self._parameters)
         end = clock.stamp()
         stamps = {"FW": (begin, end)}
         gradient = torch.ones_like(output)
+        nodes = _NodeStamps(output.grad_fn, clock)
         for phase, wanted in self._gradients_wanted().items():
+            self._settle([gradient])
             begin = clock.stamp()
             torch.autograd.grad(output, wanted, gradient, retain_graph=True)
-            stamps[phase] = (begin, clock.stamp())
+            end = clock.stamp()
+            stamps[phase] = nodes.taken() or (begin, end)
         clock.synchronise()
         return {phase: clock.seconds(*pair) for phase, pair in stamps.items()}
 
@@ -71,6 +125,13 @@ class IsolatedOperation:
         else:
             parts = {"BW": [*inputs, *self._parameters]}
         return {phase: wanted for phase, wanted in parts.items() if wanted}
+
+
+def random_tensor(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, the same again and again: drawing each would take longer than the kernel that reads them."""
+    elements = math.prod(shape)
+    drawn = torch.randn(min(elements, _DRAWN), device=device, dtype=dtype)
+    return drawn.repeat(math.ceil(elements / max(1, len(drawn))))[:elements].view(tuple(shape))
 
 
 def shapes_of_inputs(layer: Layer, batch: int) -> list[tuple[int, ...]]:
@@ -92,6 +153,7 @@ def isolated_operations(network: Network, batch: int, device: torch.device, *, w
     if which not in CHOICES:
         raise UserError(f"isolated {which!r}: choices are {', '.join(CHOICES)}")
     kinds = layer_kinds()
+    shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     chosen: dict[tuple[str, bool], IsolatedOperation] = {}
     for layer in network.layers if which != "none" else ():
         kind = kinds.get(layer.kind)
@@ -99,5 +161,5 @@ def isolated_operations(network: Network, batch: int, device: torch.device, *, w
         if kind is None or kind.build is None or key in chosen or not layer.input_shapes:
             continue
         if which == "all" or kind.splits_backward:
-            chosen[key] = IsolatedOperation(layer, network, kind, batch, device)
+            chosen[key] = IsolatedOperation(layer, [shapes[name] for name in layer.parameters], batch, device)
     return list(chosen.values())

@@ -21,6 +21,8 @@ _SUFFIX_BYTES = {
     **{u + "ib": 1024 ** (i + 1) for i, u in enumerate("kmgt")},
     **{u + "b": 1000 ** (i + 1) for i, u in enumerate("kmgt")},
 }
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)")
+_SUFFIX_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
 
@@ -150,6 +152,19 @@ def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[i
     if input_shape and sequence:
         raise UserError("--input-shape and --sequence exclude each other: images have a shape, texts a length")
     return (sequence,) if sequence else parse_shape(input_shape) if input_shape else None
+
+
+def parse_duration(text: str, where: str) -> float:
+    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h``.
+
+    Raises:
+        UserError: the text is no positive time.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match.group(1)) * _SUFFIX_SECONDS[match.group(2)] if match else 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{where}: {text.strip()!r} is no time; write 90s, 10m or 1.5h")
+    return seconds
 
 
 def format_seconds(seconds: float) -> str:
