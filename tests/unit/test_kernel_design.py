@@ -47,7 +47,7 @@ def convolutions() -> Design:
 
 def test_a_smaller_design_is_the_first_part_of_a_larger_one() -> None:
     kinds = ("conv", "linear", "activation")
-    large = planner(*kinds).design(budget_s=None, samples=150)
+    large = planner(*kinds).design(budget_s=None, samples=60)
     small = planner(*kinds).design(budget_s=None, samples=40)
     assert small.kernels == large.kernels[:40]
     assert planner(*kinds, seed=1).design(budget_s=None, samples=40).kernels != small.kernels

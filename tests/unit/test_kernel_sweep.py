@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from paradl_bench.measure import kernel_runs
 from paradl_bench.measure import kernels as sweeping
 from paradl_bench.measure.kernel_design import Design, SweptKernel, shapes_of
 from paradl_bench.measure.kernel_request import (
@@ -42,6 +43,13 @@ REQUEST = KernelsRequest(
 CONTEXT = RankContext(
     rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
 )
+
+
+@pytest.fixture(autouse=True)
+def quick_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's speeds only order kernels here."""
+    monkeypatch.setitem(kernel_runs._MATRIX, "cpu", 64)
+    monkeypatch.setitem(kernel_runs._STREAM_BYTES, "cpu", 2**20)
 
 
 def sweep(output: Path, request: KernelsRequest = REQUEST) -> list[KernelSamples]:
