@@ -202,6 +202,23 @@ class Joined(nn.Module):
         return self.fc(F.silu(self.conv2(x)).flatten(1))
 
 
+class Recalling(nn.Module):
+    """Reads its own input again, alone and beside what was made of it, where positions are no longer cut."""
+
+    input_shape = (4, 11, 10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 5), nn.Linear(4, 5), nn.Linear(110, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.conv1(x))
+        scores = torch.einsum("bchw,bdhw->bcd", y, x).sum(2)
+        again = F.relu(self.conv2(x)).mean((2, 3))
+        return self.fc1(scores + again) + self.fc2(x.mean((2, 3))) + self.fc3(torch.tanh(x.flatten(2)).sum(1))
+
+
 class Tokens(nn.Module):
     """Features last, behind other dims; a flatten that moves them."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,14 @@ def norm_cuts(strategy: Strategy) -> list[tuple[int, int]]:
     return cuts
 
 
-def take_statistics_apart(module: nn.Module, cuts: Sequence[tuple[int, int]]) -> None:
-    """Make batch norms those that local ones are defined to be: each part by its own statistics."""
+def take_statistics_apart(
+    module: nn.Module, cuts: Sequence[tuple[int, int]], within: Container[str] | None = None
+) -> None:
+    """Make batch norms those that local ones are defined to be: each part by its own statistics.
+
+    Args:
+        within: names of the norms that run in parts; None for all.
+    """
 
     def forward(norm: Any, x: torch.Tensor, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
         if not cuts:
@@ -91,8 +97,8 @@ def take_statistics_apart(module: nn.Module, cuts: Sequence[tuple[int, int]]) ->
         (dim, parts), *rest = cuts
         return torch.cat([forward(norm, part, rest) for part in x.tensor_split(parts, dim)], dim)
 
-    for norm in module.modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+    for name, norm in module.named_modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (within is None or name in within):
             norm.forward = functools.partial(forward, norm, cuts=cuts)  # type: ignore[method-assign]
 
 

@@ -1,14 +1,17 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward.
+with :scatter for a reduce-scatter in filter's backward. Instead of cases, @FILE names a file with one a line.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
+import drawn_networks
 import torch
 from equality_program import assert_close, norm_cuts, own_parts, take_statistics_apart
 from torch import nn
@@ -22,6 +25,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.parallel import ParallelModule, build_parallel
+from paradl_bench.strategies.spatial.region import region_of
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -68,6 +72,12 @@ def case_of(text: str) -> Case:
     return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages)
 
 
+def layers_on_blocks(case: Case, network: Network) -> set[str]:
+    """Names of the layers that run on blocks of positions; those behind read whole activations."""
+    axis = next(axis for axis in case.strategy.axes if axis.kind == "spatial")
+    return {network.layers[index].name for index in region_of(network, axis, case.settings).layers}
+
+
 def run_serially(serial: LoadedModel, inputs: torch.Tensor, targets: torch.Tensor, parts: int) -> torch.Tensor:
     """The mini-batch's loss and gradients, part by part: batch norms see each replica's micro-batches."""
     pairs = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
@@ -84,7 +94,7 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
     serial.module.double()
     blocks = [(dim, parts) for dim, parts in norm_cuts(case.strategy) if dim >= 2]
     if blocks:
-        take_statistics_apart(serial.module, blocks)
+        take_statistics_apart(serial.module, blocks, within=layers_on_blocks(case, network))
     inputs, targets = model.make_batch(case.settings.batch, seed=7)
     places = zip(case.strategy.axes, case.strategy.coordinates(context.rank), strict=True)
     replica = next((at for axis, at in places if axis.kind == "data"), 0)
@@ -152,8 +162,15 @@ def main(cases: list[str]) -> None:
                 compare_with_serial(case_of(text), context)
                 compare_with_plan(case_of(text), context)
             except BaseException as error:
-                raise AssertionError(f"{text}, rank {context.rank}: {error}") from error
+                raise AssertionError(f"{text}{_drawn(text)}, rank {context.rank}: {error}") from error
+
+
+def _drawn(text: str) -> str:
+    """What a network looks like that was drawn."""
+    place, _, name = text.partition(":")[0].rpartition(".")
+    return f" {json.dumps(drawn_networks.kept(name))}" if place == "drawn_networks" else ""
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    given = sys.argv[1:]
+    main(Path(given[0][1:]).read_text().split() if given[0].startswith("@") else given)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from paradl_bench.measure.launcher import launch_ranks
 
 pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+from drawn_networks import drawn_networks
 
 pytestmark = pytest.mark.distributed
 
@@ -33,7 +33,7 @@ CASES = {
         "DroppedInside:s2:alike DroppedInside:f2:alike DroppedInside:c2:alike "
         "Plain:f2:split=conv2+fc1 Grouped:f2:split=conv* Plain:c2:split=fc* Grouped:c2:split=conv[12] "
         "Plain:s2:until=conv2 Plain:s1x2:until=conv3 Grouped:s2:until=pool2 Normed:s2:until=conv2:sync "
-        "Dropped:s2:until=conv2:seeded "
+        "Dropped:s2:until=conv2:seeded Recalling:s2 Recalling:s1x2:until=conv2 Recalling:f2 Recalling:c2 "
         "Plain:f2:scatter Grouped:f2:scatter Line:f2:scatter Volume:f2:scatter Normed:f2:scatter Asking:f2:scatter "
         "Dropped:f2:scatter:seeded Tokens:f2:scatter:seeded Tokens:c2:seeded Volume:f2:scatter:split=*1 "
         "Joined:f2:scatter "
@@ -60,7 +60,7 @@ CASES = {
         "Plain:z1d4 Plain:z2d4 Plain:z3d4 Normed:z1d4 Normed:z3d4 Woven:z1d4 Woven:z3d4 "
         "Plain:d4:leader@2 Plain:d4:2leaders@2 Plain:d4:segmented@2 Woven:d4:leader@2 Woven:d4:segmented@2 "
         "Normed:d4:2leaders@2:sync Plain:z1d4:segmented@2 Plain:d2s2:leader@2 Normed:d2s2:2leaders@2 "
-        "Plain:s2d2:segmented@2"
+        "Plain:s2d2:segmented@2 Recalling:s2x2 Recalling:d2s2:until=conv2"
     ),
     # Data groups that stride over the ranks of a node, and nodes whose ranks do not all lead.
     8: (
@@ -70,9 +70,9 @@ CASES = {
 }
 
 DRAWN_STRATEGIES = {
-    2: ("f2", "c2", "s2", "z1d2", "z2d2", "z3d2"),
-    3: ("f3", "c3", "s3", "z3d3"),
-    4: ("s4", "s2x2", "d2f2", "d2c2", "d2s2", "z2d4"),
+    2: ("f2", "c2", "s2", "t2", "z1d2", "z2d2", "z3d2"),
+    3: ("f3", "c3", "s3", "t3", "z3d3"),
+    4: ("s4", "s2x2", "t4", "d2f2", "d2c2", "d2s2", "d2t2", "z2d4"),
 }
 
 
@@ -108,109 +108,6 @@ def compare(where: Path, ranks: int, cases: list[dict[str, Any]]) -> dict[str, A
 def test_sharded_is_serial(tmp_path: Path, ranks: int) -> None:
     cases = [named(text) for text in CASES[ranks].split()]
     assert compare(tmp_path, ranks, cases) == {"ran": len(cases), "refused": []}
-
-
-def output_extent(extent: int, arguments: dict[str, Any], dim: int) -> int:
-    """Positions that a window operation writes (the formula in torch's documentation)."""
-
-    def of(name: str, default: int) -> int:
-        value = arguments.get(name, default)
-        return int(value[dim]) if isinstance(value, list) else int(value)
-
-    kernel, stride, padding, dilation = of("kernel_size", 1), of("stride", 1), of("padding", 0), of("dilation", 1)
-    free = extent + 2 * padding - dilation * (kernel - 1) - 1
-    if free < 0:
-        return 0
-    if not arguments.get("ceil_mode"):
-        return free // stride + 1
-    count = -(-free // stride) + 1
-    # The last window has to start inside the input or the padding before it.
-    return count - 1 if (count - 1) * stride >= extent + padding else count
-
-
-@st.composite
-def convolutions(draw: st.DrawFn, channels: int, dims: int) -> tuple[str, dict[str, Any], int]:
-    """Its name, arguments and filters."""
-    groups = draw(st.sampled_from([1, 1, channels, *(g for g in (2, 3) if channels % g == 0)]))
-    filters = groups * draw(st.integers(1, max(1, 10 // groups)))
-    kernel = [draw(st.sampled_from([1, 2, 3, 3, 5, 7])) for _ in range(dims)]
-    dilation = draw(st.sampled_from([1, 1, 1, 2]))
-    arguments = {
-        "in_channels": channels,
-        "out_channels": filters,
-        "kernel_size": kernel,
-        "stride": [draw(st.sampled_from([1, 1, 2, 3])) for _ in range(dims)],
-        "padding": [draw(st.integers(0, dilation * (size - 1))) for size in kernel],
-        "dilation": dilation,
-        "groups": groups,
-        "bias": draw(st.booleans()),
-    }
-    return "conv", arguments, filters
-
-
-@st.composite
-def pools(draw: st.DrawFn, channels: int, dims: int) -> tuple[str, dict[str, Any], int]:
-    """Its name, arguments and channels."""
-    maximum = draw(st.booleans())
-    kernel = [draw(st.integers(1, 4)) for _ in range(dims)]
-    arguments: dict[str, Any] = {
-        "kernel_size": kernel,
-        "stride": [draw(st.integers(1, size)) for size in kernel],
-        "padding": [draw(st.integers(0, size // 2)) for size in kernel],
-        "ceil_mode": draw(st.booleans()),
-    }
-    if maximum:
-        arguments["dilation"] = draw(st.sampled_from([1, 1, 2]))
-    else:
-        arguments["count_include_pad"] = draw(st.booleans())
-    return "max" if maximum else "avg", arguments, channels
-
-
-@st.composite
-def networks(draw: st.DrawFn) -> dict[str, Any]:
-    """What ``Drawn`` takes."""
-    dims = draw(st.sampled_from([1, 2, 2, 2, 3]))
-    smallest, largest = {1: (9, 40), 2: (8, 24), 3: (6, 11)}[dims]
-    extents = [draw(st.integers(smallest, largest)) for _ in range(dims)]
-    channels = draw(st.integers(1, 6))
-    input_shape = [channels, *extents]
-    layers: list[list[Any]] = []
-    for index in range(draw(st.integers(2, 5))):
-        kind = convolutions if index == 0 or draw(st.booleans()) else pools
-        name, arguments, filters = draw(kind(channels, dims))
-        written = [output_extent(extent, arguments, dim) for dim, extent in enumerate(extents)]
-        if min(written) < 1:
-            continue
-        layers.append([name, arguments])
-        extents, channels = written, filters
-        if draw(st.integers(0, 3)) == 0:
-            layers.append(["norm", {"num_features": channels, "affine": draw(st.booleans())}])
-        if draw(st.booleans()):
-            layers.append([draw(st.sampled_from(["relu", "relu_in_place", "tanh"])), {}])
-    features = channels
-    for extent in extents:
-        features *= extent
-    return {"input_shape": input_shape, "layers": layers, "features": features}
-
-
-def drawn_networks(count: int, of: int) -> list[dict[str, Any]]:
-    """As many networks as asked for; ``of`` is the draw's seed."""
-    found: list[dict[str, Any]] = []
-
-    @seed(of)
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
-    @given(networks())
-    def collect(network: dict[str, Any]) -> None:
-        found.append(network)
-
-    collect()
-    return found
 
 
 @pytest.mark.parametrize("ranks", DRAWN_STRATEGIES)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from paradl_bench.measure.launcher import launch_ranks
 
-pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+import drawn_networks
+from pipeline_program import Case, case_of
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.strategies.catalog import planner_for
 
 pytestmark = pytest.mark.distributed
 
@@ -50,9 +59,18 @@ DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
 }
 
+# By number of ranks; each network takes the next strategy, and the next schedule.
+DRAWN = {
+    2: ("p2",),
+    4: ("p4", "d2p2", "p2f2", "p2c2", "p2s2", "p2t2"),
+    8: ("d2p2f2", "d2p2c2", "d2p2s2", "p2d2t2", "p2s2x2", "p4f2", "f2p2d2"),
+}
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
-def run(ranks: int, cases: list[str]) -> None:
-    launch_ranks([sys.executable, str(PROGRAM), *cases], ranks=ranks, device="cpu", timeout_s=300)
+
+def run(ranks: int, cases: list[str], timeout_s: int = 300, environment: Mapping[str, str] | None = None) -> None:
+    command = [sys.executable, str(PROGRAM), *cases]
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=environment)
 
 
 @pytest.mark.parametrize("ranks", CASES)
@@ -69,3 +87,47 @@ def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", DEEP)
 def test_three_deep_is_serial(ranks: int) -> None:
     run(ranks, DEEP[ranks])
+
+
+def drawn_cases(strategies: tuple[str, ...], numbers: range, schedules: int) -> Iterator[str]:
+    """Every network under every strategy, each with as many of the schedules, taken in turn."""
+    for turn, (number, strategy) in enumerate(itertools.product(numbers, strategies)):
+        for chosen in range(schedules):
+            schedule = SCHEDULES[(turn + number // len(SCHEDULES) + chosen) % len(SCHEDULES)]
+            yield f"drawn_networks.kept{number}:{strategy}:{schedule}:{2 + number % 2}"
+
+
+def can_run(case: Case) -> bool:
+    """Whether torch runs it alone, no limit refuses it, and no maximum is of padding alone, which is infinite."""
+    try:
+        model, network = case.load()
+        planner_for(case.strategy).plan(network, case.strategy, case.settings)
+    except UserError:
+        return False
+    inputs, _ = model.make_batch(case.settings.batch, seed=7)
+    return bool(model.module(inputs).isfinite().all())
+
+
+def run_drawn(where: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: int, schedules: int) -> None:
+    environment = drawn_networks.keep(drawn_networks.drawn_networks(count, of=10 + ranks), where / "networks.json")
+    monkeypatch.setitem(os.environ, *next(iter(environment.items())))
+    asked = list(drawn_cases(DRAWN[ranks], range(count), schedules))
+    cases = [text for text in asked if can_run(case_of(text))]
+    # Some networks have fewer layers than stages, or fewer filters than ranks, or lose their positions at once.
+    assert len(cases) >= len(asked) / 3
+    (where / "cases").write_text("\n".join(cases))
+    run(ranks, [f"@{where / 'cases'}"], timeout_s=3000, environment=environment)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_drawn_networks_in_stages_are_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    run_drawn(tmp_path, monkeypatch, ranks, count={2: 4, 4: 2}[ranks], schedules=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("ranks", "count", "schedules"), [(2, 40, 3), (4, 40, 1), (8, 10, 1)])
+def test_many_drawn_networks_in_stages_are_serial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: int, schedules: int
+) -> None:
+    run_drawn(tmp_path, monkeypatch, ranks, count, schedules)

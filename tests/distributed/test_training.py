@@ -55,6 +55,16 @@ class Biased(nn.Module):
         x = nn.functional.interpolate(x, (4, 4))
         return self.head(torch.relu(self.hidden(x.flatten(1))))
 
+class Recalling(nn.Module):
+    "Reads its own input again, beside what was made of it, and by a convolution that may come behind the last block."
+    input_shape = (3, 12, 12)
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 3), nn.Linear(11, 10)
+    def forward(self, x):
+        y = torch.einsum("bchw,bdhw->bcd", self.one(x), x).sum(2) + torch.relu(self.two(x)).mean((2, 3))
+        return self.head(torch.cat([y, x.amax((2, 3))], 1))
+
 class Shared(nn.Module):
     "One layer that is used twice."
     input_shape = (6,)
@@ -247,6 +257,8 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
     cases += [f"Biased {s} - local split=two+h*" for s in strategies.split() if "s" not in s]
     cases += [f"Biased {s} - local filter_backward=reduce-scatter" for s in strategies.split() if "f" in s]
     cases += [f"BatchNormed {s} - sync spatial_until=two" for s in strategies.split() if "s" in s]
+    cases += [f"Recalling {s} - local" for s in strategies.split()]
+    cases += [f"Recalling {s} - local spatial_until=two" for s in strategies.split() if "s" in s]
     for found in issued_and_planned(workplace, cases, ranks):
         for case, result in found.items():
             chunk, timed = result["chunk"], {}

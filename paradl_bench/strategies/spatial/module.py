@@ -29,7 +29,7 @@ from paradl_bench.strategies.group_functions import (
 )
 from paradl_bench.strategies.own_randomness import OwnRandomness
 from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, bind
-from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
+from paradl_bench.strategies.spatial.region import INPUT, BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
 _WHOLE = "_paradl_whole"
@@ -70,7 +70,7 @@ RUNNER = SpatialRunner()
 def _shard(network: Network, region: Region, group: Group) -> Sharding:
     kinds = layer_kinds()
     end, random = _RegionEnd(group), OwnRandomness(group)
-    cut = {network.layers[index].name for index in region.layers}
+    cut = {INPUT, *(network.layers[index].name for index in region.layers)}
     rules = {}
     for index, layer in enumerate(network.layers):
         if index in region.layers:
@@ -86,7 +86,10 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
         # Inside the region gradients are as many times larger as there are blocks; the input's shall not be.
-        return _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
+        block = _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
+        # What is outside of the region and reads the input reads what every rank has.
+        setattr(block, _WHOLE, inputs)
+        return block
 
     def receive(index: int, value: torch.Tensor) -> torch.Tensor:
         block = region.layers.get(index)
