@@ -29,6 +29,7 @@ from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
@@ -37,9 +38,6 @@ from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, wri
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import format_bytes, parse_size
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.mesh import degree_of
-from predict.memory import planned_memory
-from predict.pipeline_memory import pipelined_memory
 
 SHAPES = {
     "alexnet": (3, 64, 64),
@@ -131,8 +129,7 @@ def plan_of(case: Case) -> Plan:
 def needed_bytes(case: Case) -> int:
     """Of all ranks together; each begins with the whole model."""
     request, network = case.request, network_of(case.model, case.input_shape)
-    predict = pipelined_memory if degree_of(request.strategy, "pipeline") > 1 else planned_memory
-    peak = predict(network, request.strategy, request.settings).peak_bytes
+    peak = memory_of_plan(network, request.strategy, request.settings).peak_bytes
     return request.strategy.ranks * (max(peak, 2 * network.parameter_bytes) + PROCESS_BYTES)
 
 
@@ -203,6 +200,7 @@ def compare(case: Case, context: RankContext) -> dict[str, Any]:
     trainer = Trainer(load_model(case.model, case.input_shape), case.request, context)
     issued = trainer.prepare(network_of(case.model, case.input_shape))
     lines = differences(issued, planned_collectives(plan_of(case), context.rank))
+    trainer.close()
     return {
         "differences": lines,
         "issued": [(item.operation, item.message_bytes, item.count) for item in issued if item.when == "iteration"],

@@ -1,18 +1,18 @@
 """What every rank of a pipeline's test runs: its training beside the serial one, then every message against the plan.
 
 Usage: pipeline_program.py CASE...; a case is network:strategy:schedule:micro-batches[:first layer of a stage]...,
-with :scatter for a reduce-scatter in filter's backward. Instead of cases, @FILE names a file with one a line.
+with :scatter for a reduce-scatter in filter's backward.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import drawn_networks
 import torch
+import torch.distributed as dist
 from equality_program import assert_close, norm_cuts, own_parts, take_statistics_apart
 from torch import nn
 
@@ -100,7 +100,8 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
     replica = next((at for axis, at in places if axis.kind == "data"), 0)
     local = SAMPLES * case.count
     own = slice(replica * local, (replica + 1) * local)
-    pipeline = case.build(model, network, context).pipeline
+    built = case.build(model, network, context)
+    pipeline = built.pipeline
     assert pipeline is not None
     modules = (model.module, serial.module)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
@@ -120,6 +121,7 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
         exact_buffers = dict(serial.module.named_buffers())
         for name, buffer in model.module.named_buffers():
             assert_close(buffer, exact_buffers[name])
+    close(built, context)
 
 
 def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: dict[str, tuple[slice, ...]]) -> None:
@@ -139,7 +141,8 @@ def compare_with_plan(case: Case, context: RankContext) -> None:
     model, network = case.load()
     plan = planner_for(case.strategy).plan(network, case.strategy, case.settings)
     with CollectiveRecorder() as recorder:
-        pipeline = case.build(model, network, context).pipeline
+        built = case.build(model, network, context)
+    pipeline = built.pipeline
     assert pipeline is not None
     issued = list(recorder.issued("setup"))
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
@@ -153,6 +156,14 @@ def compare_with_plan(case: Case, context: RankContext) -> None:
     found = differences(issued, planned_collectives(plan, context.rank))
     assert not found, "; ".join(found)
     assert any(item.when == "iteration" and item.operation == "send_recv" for item in issued)
+    close(built, context)
+
+
+def close(built: ParallelModule, context: RankContext) -> None:
+    """Let the groups go: those of hundreds of cases would leave thousands of threads."""
+    context.barrier()
+    for group in built.groups[1:]:
+        dist.destroy_process_group(group)
 
 
 def main(cases: list[str]) -> None:
@@ -172,5 +183,4 @@ def _drawn(text: str) -> str:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(Path(given[0][1:]).read_text().split() if given[0].startswith("@") else given)
+    main(sys.argv[1:])

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.memory_tracking import track_memory
@@ -206,6 +207,7 @@ class Trainer:
             tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
         self._parallel = model.module
+        self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter = SequenceCounter()
         self._spans = Spans()
         self._pipeline: RankPipeline | None = None
@@ -227,6 +229,7 @@ class Trainer:
                 model, network, request.strategy, request.settings, self._context.device, self._model.loss
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
+        self._groups = built.groups
         if built.pipeline is not None and built.pipeline.stages[0].receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
@@ -250,6 +253,12 @@ class Trainer:
         if group_axes(request.strategy, *REPLICATING):
             self._watch(last)
         return tuple(issued)
+
+    def close(self) -> None:
+        """Let its process groups go, but for that of all ranks: they keep threads. A collective."""
+        self._context.barrier()
+        for group in self._groups[1:]:
+            dist.destroy_process_group(group)
 
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once."""
