@@ -94,3 +94,18 @@ schedule_options = together(
     click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved."),
 )
 """How a pipeline takes turns."""
+
+input_options = together(
+    click.option(
+        "--preset",
+        metavar="P",
+        help="Of --evaluator dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow, cntk, pytorch"
+        " (the default).",
+    ),
+    click.option("--io-seconds", type=click.FloatRange(0), help="Reading one rank's mini-batch. Default: the profile."),
+    click.option("--h2d-seconds", type=click.FloatRange(0), help="Copying it to its device. Default: the profile."),
+    click.option("--io-workers", type=click.IntRange(0), help="Loading for all ranks of a host. Default: the fastest."),
+    click.option("--from-disk", is_flag=True, help="Files are read from disk, not from the page cache."),
+    click.option("--input", "input_source", metavar="SOURCE", help="Which input, where the profile holds several."),
+)
+"""How the model is fed."""

@@ -14,6 +14,7 @@ from paradl_bench.options import (
     batch_norm_option,
     bucket_option,
     exchange_options,
+    input_options,
     schedule_options,
     sharing_options,
 )
@@ -38,7 +39,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe.")
 @click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch.")
 @click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
-@click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl or csf.")
+@click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, csf or dag.")
 @click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
 @click.option("--dtype", help="fp32, ... Default: the one that was measured.")
 @click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device.")
@@ -52,6 +53,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     metavar="measured|LAYER[,...]",
     help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
 )
+@input_options
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")

@@ -35,6 +35,7 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
 from predict.communication_costs import CommunicationCosts
 from predict.costs import Cost, Costs, Remark, Remarks, Source
+from predict.input_terms import InputOptions
 from predict.layer_costs import LayerCosts, nearest_count
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread, Straggler
@@ -80,6 +81,8 @@ class CostModel:
         cluster: of a cluster file; None takes the profile's own, and goes on beyond its ranks.
         backend: library of the collectives; None takes the one that suits the profile's device.
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
+        input_options: what was asked of the input side, for evaluators that know it.
+        layers_alone: take a profile that has layer times and no iterations.
     """
 
     profile: Profile
@@ -89,6 +92,8 @@ class CostModel:
     cluster: Cluster | None = None
     backend: str | None = None
     proportional: bool = False
+    input_options: InputOptions = field(default_factory=InputOptions)
+    layers_alone: bool = False
     communication: CommunicationCosts = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
@@ -100,7 +105,13 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
-        self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
+        self._model = ModelCosts(
+            self.profile,
+            self.network,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            layers_alone=self.layers_alone,
+        )
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)

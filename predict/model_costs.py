@@ -51,12 +51,15 @@ class ModelCosts:
 
     Args:
         network: of the model; where the profile has no times of a model of this name, other models stand for it.
+        layers_alone: where the profile holds no iteration, take what is no layer's as nothing, and say so.
 
     Raises:
-        UserError: the profile holds no iteration of any model in this dtype.
+        UserError: the profile holds no iteration of any model in this dtype, and is not taken so.
     """
 
-    def __init__(self, profile: Profile, network: Network, *, dtype: str, optimizer: str) -> None:
+    def __init__(
+        self, profile: Profile, network: Network, *, dtype: str, optimizer: str, layers_alone: bool = False
+    ) -> None:
         self._network = network
         self._networks = profile.network
         self._optimizer = optimizer
@@ -65,7 +68,7 @@ class ModelCosts:
         self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
         self._times = [time for time in profile.model_times if time.dtype == dtype]
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
-        if not self._times:
+        if not self._times and not layers_alone:
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
@@ -77,6 +80,9 @@ class ModelCosts:
         Args:
             shard: what a rank runs of the model; where that was not measured the whole model stands for it.
         """
+
+        if not self._times:
+            return _not_there("time between operations")
 
         def summary(time: ModelTime) -> Summary:
             return time.fw_between if phase == "FW" else time.bw_between
@@ -99,6 +105,8 @@ class ModelCosts:
         Raises:
             UserError: the optimizer was not measured for any model.
         """
+        if not self._times:
+            return _not_there("weight update")
         updated = [time for time in self._times if time.optimizer == self._optimizer]
         if not updated:
             measured = ", ".join(sorted({time.optimizer for time in self._times}))
@@ -121,6 +129,8 @@ class ModelCosts:
     def spread(self, batch: int, ranks_on_host: int) -> Spread:
         """Spread at the nearest measured batch; of the median model where this one was not measured."""
         near = self.nearest(batch, ranks_on_host)
+        if not self._times:
+            return Spread(0.0, (0.0,), (1.0, 1.0), 1)
         if near is not None:
             remainders = (near.remainder_relative,)
         else:
@@ -204,6 +214,11 @@ class ModelCosts:
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
         remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)
         return Cost(seconds, Source.SCALED, method_sd_s=seconds * relative_sd, remarks=(remark,))
+
+
+def _not_there(what: str) -> Cost:
+    text = f"{what}: the profile holds layers alone (imported?), it is taken as none and the interval does not cover it"
+    return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
 
 
 def _estimate(

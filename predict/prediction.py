@@ -175,6 +175,7 @@ def _breakdown(timing: Timing) -> dict[str, float]:
         "GE": timing.ge_s,
         "WU": timing.wu_s,
         **({"pipeline_idle": timing.idle_s} if timing.idle_s else {}),
+        **({"input": timing.input_s} if timing.input_s else {}),
         **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
         "exposed_communication": timing.exposed_communication_s,
     }

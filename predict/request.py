@@ -12,6 +12,7 @@ from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, 
 from paradl_bench.spec.units import parse_layers
 from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
+from predict.input_terms import input_options
 from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
@@ -43,6 +44,8 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         dtype=dtype,
         cluster=read_cluster(cluster) if cluster else None,
         backend=options["backend"],
+        input_options=input_options(evaluator.name, options),
+        layers_alone=not evaluator.needs_iterations and not profile.model_times,
     )
     settings = _settings_of(model, options)
     chosen = expand_points(

@@ -25,7 +25,7 @@ class Timing(NamedTuple):
 
     ``fw_s``, ``bw_s``, ``ge_s`` and ``wu_s`` follow each other and add up to the iteration: forward; backward until
     the last gradient is there; what is left of the gradient exchange after it; the rest. In a pipeline forward and
-    backward take turns, and ``idle_s`` adds to the sum.
+    backward take turns, and ``idle_s`` adds to the sum, as ``input_s`` does.
 
     Attributes:
         fw_of_layers_s, bw_of_layers_s: inside of forward and of backward, communication for layers while compute is
@@ -33,6 +33,7 @@ class Timing(NamedTuple):
         exposed_communication_s: communication active while compute is not, anywhere in the iteration.
         overlap_s: both active.
         idle_s: waiting for other stages of a pipeline.
+        input_s: waiting for the next mini-batch to be read and copied.
     """
 
     fw_s: float
@@ -44,11 +45,12 @@ class Timing(NamedTuple):
     fw_of_layers_s: Mapping[str, float] = {}
     bw_of_layers_s: Mapping[str, float] = {}
     idle_s: float = 0.0
+    input_s: float = 0.0
 
     @property
     def iteration_s(self) -> float:
         """Seconds of the iteration."""
-        return self.fw_s + self.bw_s + self.ge_s + self.wu_s + self.idle_s
+        return self.fw_s + self.bw_s + self.ge_s + self.wu_s + self.idle_s + self.input_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +119,15 @@ class Evaluator:
         name: as ``--evaluator`` takes it. summary: one line for help.
         prepare: raises UserError where it has nothing to say on the point's strategy.
         covers: whether it has something to say on a strategy.
+        needs_iterations: whether a profile without whole iterations (an imported trace) has too little for it; else the
+            time between operations and the weight update count as none there, flagged.
     """
 
     name: str
     summary: str
     prepare: Callable[[CostModel, Point], Workload]
     covers: Callable[[Strategy], bool] = lambda strategy: True
+    needs_iterations: bool = True
 
 
 def evaluators() -> dict[str, Evaluator]:

@@ -47,7 +47,7 @@ def profile(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("evaluator", ["simulate", "paradl"])
+@pytest.mark.parametrize("evaluator", ["simulate", "paradl", "dag"])
 def test_a_prediction_loads_numpy_and_nothing_heavy(profile: str, evaluator: str) -> None:
     options = ("--strategy", "serial,data", "--ranks", "2:8:x2", "--batch", "8", "--evaluator", evaluator)
     loaded = loaded_by("--from-profile", profile, "--model", "chain", *options)

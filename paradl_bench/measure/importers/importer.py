@@ -18,6 +18,7 @@ from typing import Literal
 
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, TraceTimes
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.units import format_bytes
@@ -105,6 +106,7 @@ class Imported:
         versions: of the tool (``nccl-tests``) and of the libraries it names.
         settings: what changes the times: validation, graph, buffers.
         variables: of the environment, where the file holds them.
+        batches: reading a mini-batch inside of training.
         notes: in words, what cannot be used and why.
     """
 
@@ -114,6 +116,7 @@ class Imported:
     networks: list[Network] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
     traces: list[TraceTimes] = field(default_factory=list)
+    batches: list[BatchSamples] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     device: str | None = None
     device_names: set[str] = field(default_factory=set)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, PhaseName
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor
 
@@ -33,7 +34,7 @@ class TracedLayer:
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a trace: layer times of every iteration, exchanges where ranks and level are given.
+    """Read a trace: layer times and input of every iteration, exchanges where ranks and level are given.
 
     Raises:
         UserError: the file is none, or the mini-batch is not given.
@@ -48,8 +49,12 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     operations = {layer.name: layer.operation for layer in network.layers}
     for layer in layers:
         if layer.name == DATA_LAYER:
-            mean_ms = 1e3 * sum(layer.forward_s) / len(layer.forward_s)
-            result.notes.append(f"{log.path}: reading a mini-batch took {mean_ms:.4g} ms; no place in a profile")
+            times = tuple(layer.forward_s)
+            mean_ms = 1e3 * sum(times) / len(times)
+            result.notes.append(f"{log.path}: reading a mini-batch took {mean_ms:.4g} ms, kept as the model's input")
+            result.batches.append(
+                BatchSamples(block=0, stage="io", batch=options.batch, bytes=0, samples_s=times, model=model)
+            )
             continue
         phases: tuple[tuple[PhaseName, list[float]], ...] = (("FW", layer.forward_s), ("BW", layer.backward_s))
         result.layers += [

@@ -17,6 +17,7 @@ from paradl_bench.measure.directory import now_utc
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     DROPPED_FILE,
@@ -183,7 +184,8 @@ def write_import(
     layers = _layers_numbered([record for file in files for record in file.held.layers])
     clusters = [cluster for file in files for cluster in file.held.clusters]
     traces = [trace for file in files for trace in file.held.traces]
-    if not (records or layers or networks or clusters or traces):
+    batches = _batches_numbered([record for file in files for record in file.held.batches])
+    if not (records or layers or networks or clusters or traces or batches):
         raise UserError(_nothing(summary))
     if records:
         append_lines(output / COLLECTIVES_FILE, records)
@@ -191,6 +193,8 @@ def write_import(
         append_lines(output / LAYERS_FILE, layers)
     if traces:
         append_lines(output / TRACE_FILE, traces)
+    if batches:
+        append_lines(output / BATCHES_FILE, batches)
     if summary.dropped:
         append_lines(output / DROPPED_FILE, summary.dropped)
     for network in networks:
@@ -257,6 +261,16 @@ def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:
             record.dtype,
             record.buffers,
         )
+        result.append(msgspec.structs.replace(record, block=met[key]))
+        met[key] += 1
+    return result
+
+
+def _batches_numbered(records: Sequence[BatchSamples]) -> list[BatchSamples]:
+    met: Counter[tuple[object, ...]] = Counter()
+    result = []
+    for record in records:
+        key = record.stage, record.model, record.batch
         result.append(msgspec.structs.replace(record, block=met[key]))
         met[key] += 1
     return result

@@ -1,0 +1,137 @@
+"""``dag``: an iteration with its input, as S-SGD's DAG has it: reading, copying, and an exchange for every layer.
+
+Closed forms of :mod:`predict.input_closed_form`. Each layer with parameters has an exchange of its own, as soon as its
+gradient is there, in order. As in the paper overlap is free, and no rank is later than another; what ``simulate`` adds
+(buckets, their copies, interference, the slowest rank) is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import Collective, Phase, Plan, RoleBuilder, Stream
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.compute import NetworkCompute, gradient_order, weight_update
+from predict.assembly import join
+from predict.cost_model import CostModel
+from predict.costs import Floats, Remark
+from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form
+from predict.input_closed_form import PRESETS, Preset, exposed_exchange_seconds, iteration_seconds
+from predict.input_terms import HostBatch, input_terms
+from predict.workload import Evaluator, Point, Timing, Workload
+
+
+def prepare(model: CostModel, point: Point) -> Workload:
+    """Plan, price, and add the input.
+
+    Raises:
+        UserError: the strategy is neither serial nor data, or the preset is none.
+    """
+    if not has_closed_form(point.strategy):
+        raise UserError(f"dag has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+    options = model.input_options
+    if options.preset not in PRESETS:
+        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
+    planner = planner_for(point.strategy)
+    planner.check(model.network, point.strategy, point.settings)
+    plan = layerwise_plan(model.network, point)
+    priced = model.price(plan)
+    batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
+    terms = input_terms(model.profile, model.network, model.dtype, batch, options)
+    priced.remarks.add(*terms.remarks, *flat_exchange(point.settings))
+    if point.strategy.ranks > 1:
+        text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
+        priced.remarks.add(Remark(text, False))
+    form = ClosedForm(plan, PRESETS[options.preset])
+    return Workload(
+        costs=join([priced.costs, terms.costs]),
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=model.memory(point.strategy, point.settings),
+        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        time=lambda seconds, *_: form.timing(np.asarray(seconds)),
+        iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
+    )
+
+
+def layerwise_plan(network: Network, point: Point) -> Plan:
+    """Forward, backward with an exchange of every layer as its gradient is ready, weight update."""
+    builder = RoleBuilder()
+    compute = NetworkCompute(builder, network)
+    compute.add_forward()
+    sizes = _exchanged_bytes(network, compute.backward_layers)
+    ranks = point.strategy.ranks
+    exchanges = []
+    for layer, task in compute.add_backward():
+        if ranks > 1 and sizes.get(layer):
+            work = Collective(operation="all_reduce", message_bytes=sizes[layer], ranks=ranks)
+            exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
+    after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
+    builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
+    return Plan(
+        strategy=point.strategy,
+        network=network.name,
+        local_batch=point.local_batch,
+        works=tuple(builder.works),
+        roles=(builder.build("rank", ranks),),
+    )
+
+
+def _exchanged_bytes(network: Network, backward: Sequence[int]) -> dict[int, int]:
+    """Bytes of the parameters whose gradient is complete with backward of a layer: of the last one that reads them."""
+    if not backward:
+        return {}
+    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
+    sizes = {parameter.name: parameter.bytes for parameter in network.parameters}
+    found: dict[int, int] = {}
+    for name in gradient_order(network):
+        layer = last.get(name, backward[-1])
+        found[layer] = found.get(layer, 0) + sizes[name]
+    return found
+
+
+class ClosedForm:
+    """The closed form over one plan's works; behind them, in the costs, come reading and copying."""
+
+    def __init__(self, plan: Plan, preset: Preset) -> None:
+        role = plan.roles[0]
+        self._preset, self._work, self._works = preset, role.work, len(plan.works)
+        self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
+        self._backward, self._exchange = role.phase == Phase.BW, role.phase == Phase.GE
+
+    def timing(self, seconds: Floats) -> Timing:
+        """Seconds per work, then of reading and of copying, to where they stand in an iteration."""
+        tasks = seconds[self._work]
+        io_s, h2d_s = map(float, seconds[self._works :])
+        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
+        forward, backward = float(tasks[self._forward].sum()), float(in_backward[-1])
+        exchange, update = tasks[self._exchange], float(tasks[self._update].sum())
+        exposed = exposed_exchange_seconds(
+            in_backward[self._exchange], exchange, backward, wait_free=self._preset.wait_free
+        )
+        rest = forward + backward + exposed + update
+        return Timing(
+            fw_s=forward,
+            bw_s=backward,
+            ge_s=exposed,
+            wu_s=update,
+            exposed_communication_s=exposed,
+            overlap_s=self._beside(exchange, exposed),
+            input_s=max(iteration_seconds(self._preset, io_s, h2d_s, rest) - rest, 0.0),
+        )
+
+    def _beside(self, exchange: Floats, exposed: float) -> float:
+        return max(float(exchange.sum()) - exposed, 0.0)
+
+
+EVALUATOR = Evaluator(
+    name="dag",
+    summary="S-SGD's DAG: reading and copying the input, an exchange for every layer, overlap for free",
+    prepare=prepare,
+    covers=has_closed_form,
+    needs_iterations=False,
+)
