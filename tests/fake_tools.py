@@ -2,7 +2,7 @@
 
 ``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``hang`` prints two sizes and sleeps, ``wrong`` has a wrong
 result, ``silent`` prints nothing, ``json`` can write a report, ``alone`` knows no
-MPI.
+MPI; ``unsplit`` one that the variable for groups did not reach.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ if "--help" in arguments:
     print("USAGE: [-b,--minbytes] " + ("[-J,--output_file <file>]" if mode == "json" else ""))
     sys.exit(1)
 options = dict(zip(arguments[::2], arguments[1::2]))
-ranks = int(options["-g"]) * int(os.environ.get("FAKE_RANKS", "1") if mode != "alone" else 1)
+started = int(options["-g"]) * int(os.environ.get("FAKE_RANKS", "1") if mode != "alone" else 1)
+groups = int(os.environ.get("NCCL_TESTS_SPLIT", "MOD 1").split()[1]) if mode != "unsplit" else 1
+ranks = started // groups
 name = os.path.basename(sys.argv[0])
 print("# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807")
 print(f"# Collective test starting: {name}")
 print("# nThread 1 nGpus 1 minBytes 1 maxBytes 2 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1")
 print("# Using devices")
-for rank in range(ranks):
-    print(f"#  Rank {rank:2d} Group  0 Pid 1 on fakehost device {rank:2d} [0000:00:00] Fake GPU")
+for rank in range(started):
+    print(f"#  Rank {rank // groups:2d} Group {rank % groups:2d} Pid 1 on fakehost device {rank:2d} [0000:00:00] Fake GPU")
 print("#  size  count  type  redop  root" + "  time  algbw  busbw  #wrong" * 2)
 parted = "gather" in name or "scatter" in name
 factor = (ranks - 1) / ranks * (1 if parted else 2) if "send" not in name and "broad" not in name else 1
@@ -38,7 +40,7 @@ while size <= int(options["-e"]):
     if printed == 2 and mode == "hang":
         sys.stdout.flush()
         time.sleep(600)
-    us = round(20 + size / 1000, 2)
+    us = round(20 + groups * size / 1000, 2)
     alg = size / us / 1e3
     count = size // 4 // (ranks if parted else 1)
     wrong = 3 if mode == "wrong" and printed == 1 else 0
@@ -76,13 +78,16 @@ while first <= last:
 
 _IMB = r"""
 import sys
-benchmark, ranks, sizes = sys.argv[1], sys.argv[3], open(sys.argv[5]).read().split()
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+benchmark, ranks, sizes = sys.argv[1], options["-npmin"], open(options["-msglen"]).read().split()
+groups = int(__import__("os").environ["FAKE_RANKS"]) // int(ranks) if "-multi" in options else 1
 print("#    Intel(R) MPI Benchmarks 2021.7, MPI-1 part")
-print(f"# Benchmarking {benchmark}\n# #processes = {ranks}")
+several = f"# ( {groups} groups of {ranks} processes each running simultaneous ) "
+print(f"# Benchmarking {benchmark}\n# #processes = {ranks}" if groups == 1 else f"# Benchmarking Multi-{benchmark}\n{several}")
 pair = benchmark == "PingPong"
 print("#bytes #repetitions " + ("t[usec] Mbytes/sec" if pair else "t_min[usec] t_max[usec] t_avg[usec]"))
 for size in sizes:
-    us = 3 + int(size) / 400
+    us = 3 + groups * int(size) / 400
     print(size, 1000, *([f"{us:.2f}", "1.00"] if pair else [f"{us * 0.9:.2f}", f"{us:.2f}", f"{us * 0.95:.2f}"]))
 """
 

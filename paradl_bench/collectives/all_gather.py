@@ -10,7 +10,7 @@ from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 
 def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
@@ -46,12 +46,12 @@ def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
     contents.write_period(buffers.input, contents.rank_period(rank))
 
 
-def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
     # Renamed in torch 2.13; the old name warns there.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: Work | None = gather(buffers.output, buffers.input, async_op=True)
+    work: Work | None = gather(buffers.output, buffers.input, group=group, async_op=True)
     return work
 
 

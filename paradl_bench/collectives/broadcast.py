@@ -11,7 +11,7 @@ from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 _ROOT = 0
 
@@ -70,10 +70,10 @@ def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
     contents.write_period(buffers.output, contents.rank_period(rank))
 
 
-def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
-    work: Work | None = dist.broadcast(buffers.output, src=_ROOT, async_op=True)
+    work: Work | None = dist.broadcast(buffers.output, group=group, group_src=_ROOT, async_op=True)
     return work
 
 

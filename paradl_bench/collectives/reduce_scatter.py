@@ -10,7 +10,7 @@ from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 
 def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
@@ -59,12 +59,12 @@ def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
     contents.write_period(buffers.input, contents.rank_period(rank))
 
 
-def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
     # Renamed in torch 2.13; the old name warns there.
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: Work | None = scatter(buffers.output, buffers.input, async_op=True)
+    work: Work | None = scatter(buffers.output, buffers.input, group=group, async_op=True)
     return work
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 ELEMENT_BYTES = 4
 """Buffers hold fp32."""
@@ -42,7 +42,8 @@ class Routine:
         name: the operation's.
         elements: (elements of a message, ranks) to the elements of a rank's input and output.
         fill: initial contents, by (buffers, rank, ranks).
-        call: start the operation, by (buffers, rank, ranks); what to wait for, or None on a rank that takes no part.
+        call: start the operation, by (buffers, rank, ranks, process group); ranks are those of the group, None of which
+            is the default one. What to wait for, or None on a rank that takes no part.
         correct: whether the output is what the operation has to leave there, by (buffers, rank, ranks).
         sides: of a number of ranks, those that take part.
     """
@@ -50,7 +51,7 @@ class Routine:
     name: str
     elements: Callable[[int, int], tuple[int, int]]
     fill: Callable[[Buffers, int, int], None]
-    call: Callable[[Buffers, int, int], Work | None]
+    call: Callable[[Buffers, int, int, ProcessGroup | None], Work | None]
     correct: Callable[[Buffers, int, int], bool]
     sides: Callable[[int], tuple[int, ...]] = lambda ranks: tuple(range(ranks))
 

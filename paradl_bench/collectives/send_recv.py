@@ -13,7 +13,7 @@ from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 _SENDER = 0
 
@@ -39,13 +39,13 @@ def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
     contents.write_period(buffers.output, contents.rank_period(rank))
 
 
-def _call(buffers: Buffers, rank: int, ranks: int) -> Work | None:
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
     if rank == _SENDER:
-        return dist.isend(buffers.output, dst=ranks - 1)
+        return dist.isend(buffers.output, group=group, group_dst=ranks - 1)
     if rank == ranks - 1:
-        return dist.irecv(buffers.output, src=_SENDER)
+        return dist.irecv(buffers.output, group=group, group_src=_SENDER)
     return None
 
 

@@ -21,6 +21,7 @@ _OVER_MPI = "mpi4py"
 _OF_TORCH = {
     "device": "--device",
     "beside_compute": "--beside-compute",
+    "behind_compute": "--behind-compute",
     "point_seconds": "--point-seconds",
     "seed": "--seed",
 }
@@ -69,6 +70,19 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     " to all_gather, what each keeps of reduce_scatter.",
 )
 @click.option("--beside-compute", is_flag=True, help="Measure too how compute and all_reduce slow each other.")
+@click.option(
+    "--behind-compute",
+    is_flag=True,
+    help="Measure too what a collective takes right behind compute, once the last rank has arrived, as in a run.",
+)
+@click.option(
+    "--concurrent",
+    default=1,
+    metavar="K",
+    type=click.IntRange(1),
+    help="Run K disjoint groups of --ranks each at once, and each alone, in turn: what they cost each other."
+    " K times as many ranks are started; rank r is in group r modulo K.",
+)
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(1), help="Sweeps spread over time.")
 @click.option(
     "--point-seconds",
@@ -101,6 +115,8 @@ def COMMAND(  # noqa: N802
     ops: str,
     sizes: str,
     beside_compute: bool,
+    behind_compute: bool,
+    concurrent: int,
     blocks: int,
     point_seconds: float,
     seed: int,
@@ -126,6 +142,7 @@ def COMMAND(  # noqa: N802
                 launcher=launcher_of_tool(tools()[tool], launcher),
                 launcher_arguments=launcher_arguments,
                 ranks=_required(ranks),
+                concurrent=concurrent,
                 operations=names,
                 sizes=parse_size_sweep(sizes),
                 blocks=blocks,
@@ -152,6 +169,8 @@ def COMMAND(  # noqa: N802
         point_s=point_seconds,
         seed=seed,
         beside_compute=beside_compute,
+        behind_compute=behind_compute,
+        concurrent=concurrent,
     )
 
 
@@ -164,6 +183,7 @@ def _sweep_with_torch(
     wanted_ranks: int | None,
     backend: str,
     device: str,
+    concurrent: int,
     **settings: Any,
 ) -> None:
     from paradl_bench.measure.collective_request import CollectivesRequest
@@ -173,10 +193,15 @@ def _sweep_with_torch(
     from paradl_bench.measure.rank_place import launcher_of_environment
 
     place = launcher_of_environment(launcher)
-    if place is not None and wanted_ranks not in (None, place.ranks):
-        raise UserError(f"--ranks {wanted_ranks}: {place.launcher} started {place.ranks} ranks")
-    started = _required(wanted_ranks if place is None else place.ranks)
-    request = CollectivesRequest(ranks=started, backend=backend, device=device, **settings)
+    if place is None:
+        ranks = _required(wanted_ranks)
+    else:
+        ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
+        if ranks * concurrent != place.ranks:
+            wanted = f"--ranks {ranks}" if concurrent == 1 else f"--concurrent {concurrent} groups of {ranks}"
+            raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
+    request = CollectivesRequest(ranks=ranks, backend=backend, device=device, concurrent=concurrent, **settings)
+    started = request.all_ranks
     if place is None:
         _check_gpus(device, started)
         check_ranks_fit(started, device)

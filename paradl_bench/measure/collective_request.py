@@ -17,9 +17,10 @@ Point = tuple[str, int]
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep, and whether to measure interference with compute too.
+    """A sweep, and whether to measure interference with compute and what follows compute too.
 
     Attributes:
+        ranks: of one group. concurrent: how many disjoint groups of so many ranks there are.
         operations: names; sizes: message bytes as each operation defines them.
         blocks: how often the whole sweep is repeated, so that drift over time is seen.
         point_s: seconds that the repetitions of one operation and size take in one block, about.
@@ -37,6 +38,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     point_s: float
     seed: int
     beside_compute: bool
+    behind_compute: bool = False
+    concurrent: int = 1
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -47,14 +50,29 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
             )
+        if self.concurrent < 1:
+            raise UserError(f"--concurrent {self.concurrent}: give how many groups run at once, at least 2")
+        if self.concurrent > 1 and (self.beside_compute or self.behind_compute):
+            raise UserError(
+                "--concurrent measures what groups cost each other, not compute: give --beside-compute and"
+                " --behind-compute to a sweep of one group"
+            )
         for name in self.operations:
             lookup(operations(), name, "operation")
         for size in self.sizes:
             if size % ELEMENT_BYTES:
                 raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
 
+    @property
+    def all_ranks(self) -> int:
+        """Ranks of all groups together."""
+        return self.ranks * self.concurrent
+
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
+        # Directories of before know neither of the two.
+        later = {"behind_compute": "true"} if self.behind_compute else {}
+        later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
         return {
             "ranks": str(self.ranks),
             "backend": self.backend,
@@ -65,6 +83,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             "point_s": str(self.point_s),
             "seed": str(self.seed),
             "beside_compute": str(self.beside_compute).lower(),
+            **later,
         }
 
     def order(self, block: int) -> list[Point]:

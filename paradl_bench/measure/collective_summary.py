@@ -1,4 +1,4 @@
-"""What a collectives directory shows at once: times, bandwidths, and interference with compute; torch-free."""
+"""What a collectives directory shows at once: times, bandwidths, and what was measured beside; torch-free."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ import msgspec
 import numpy as np
 
 from paradl_bench.collectives.catalog import operations
+from paradl_bench.measure.group_summary import (
+    BehindRow,
+    ConcurrentRow,
+    behind_rows,
+    behind_table,
+    concurrent_rows,
+    concurrent_table,
+)
+from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     INTERFERENCE_FILE,
@@ -73,6 +82,8 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     collectives: tuple[SweepRow, ...]
     interference: tuple[InterferenceRow, ...]
+    concurrent: tuple[ConcurrentRow, ...] = ()
+    behind_compute: tuple[BehindRow, ...] = ()
 
 
 def summarise_collectives(directory: Path) -> CollectivesSummary:
@@ -81,9 +92,12 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
     Raises:
         UserError: a record that is not valid.
     """
+    sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
     return CollectivesSummary(
-        collectives=sweep_rows(read_records(directory, COLLECTIVES_FILE, CollectiveSamples)),
+        collectives=sweep_rows(record for record in sweeps if record.concurrent == 1),
         interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
+        concurrent=concurrent_rows(sweeps),
+        behind_compute=behind_rows(read_records(directory, BEHIND_FILE, BehindComputeSamples)),
     )
 
 
@@ -163,6 +177,12 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     if summary.interference:
         console.print()
         console.print(_interference_table(summary.interference))
+    if summary.concurrent:
+        console.print()
+        console.print(concurrent_table(summary.concurrent))
+    if summary.behind_compute:
+        console.print()
+        console.print(behind_table(summary.behind_compute))
 
 
 def _sweep_table(rows: tuple[SweepRow, ...]) -> object:

@@ -3,6 +3,9 @@
 Ranks meet in a barrier before each repetition, then each times its own call. All ranks' times are kept; whose counts is
 the operation's to say. A block visits all operations and sizes in shuffled order, so that a slow spell of the machine
 does not fall on neighbouring sizes.
+
+Where several groups of ranks run at once, repetitions in which all of them call alternate with such in which one calls
+and the others wait, so that what the groups cost each other is told within one run.
 """
 
 from __future__ import annotations
@@ -11,20 +14,22 @@ import itertools
 import re
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import Literal, NamedTuple
 
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.measure.agreement import everyones, largest, of_first, ranks_of_hosts
-from paradl_bench.measure.clocks import clock_for
+from paradl_bench.measure.behind_compute import BehindBench, behind_order
+from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment, host_memory_bytes
 from paradl_bench.measure.interference import InterferenceBench, interference_order
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.teams import form_teams
+from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
 from paradl_bench.spec.units import format_bytes, format_seconds
@@ -37,14 +42,25 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
+Sort = Literal["sweep", "beside", "behind"]
+_FILES: dict[Sort, str] = {"sweep": COLLECTIVES_FILE, "beside": INTERFERENCE_FILE, "behind": BEHIND_FILE}
+Records = list[CollectiveSamples] | list[InterferenceSamples] | list[BehindComputeSamples]
+
 
 class Step(NamedTuple):
-    """One thing to measure in one block: an operation, or a kernel beside the collective, at one size."""
+    """One thing to measure in one block, at one size: an operation, one behind compute, or a kernel beside one."""
 
     block: int
-    beside: bool
+    sort: Sort
     name: str
     message_bytes: int
+
+
+class Bench(NamedTuple):
+    """Who measures a sort of step, and about how long the steps of that sort take."""
+
+    measure: Callable[[str, int, int], Records]
+    estimate_s: Callable[[list[Step]], float]
 
 
 def measure_collectives(
@@ -53,7 +69,7 @@ def measure_collectives(
     """Measure on this rank together with all others; rank 0 writes.
 
     Args:
-        request: what to measure; ``request.ranks`` ranks have joined.
+        request: what to measure; ``request.all_ranks`` ranks have joined.
         output: measurement directory, new or left by an interrupted run of the same command.
 
     Raises:
@@ -64,54 +80,65 @@ def measure_collectives(
     if context.device.type == "cpu":
         request.check_memory(ranks_on_host=max(hosts), memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    level = "node" if len(hosts) == 1 else "system"
-    sweep = CollectiveSweep(request, context, level)
-    accepted = {name for name in request.operations if sweep.accepts(name)}
-    steps = _unmeasured(_steps(request, accepted), directory, context)
-    bench = InterferenceBench(context, level) if any(step.beside for step in steps) else None
-    estimate_s = _estimate_s(steps, sweep, bench)
+    sweep = CollectiveSweep(request, Calls(request, context, form_teams(context, request.concurrent)))
+    accepted = tuple(name for name in request.operations if sweep.accepts(name))
+    steps = _unmeasured(request, _steps(request, accepted), directory, context)
+    benches = {sort: _bench(sort, request, sweep) for sort in dict.fromkeys(step.sort for step in steps)}
+    estimate_s = sum(
+        benches[sort].estimate_s([step for step in steps if step.sort == sort]) for sort in sorted(benches)
+    )
     if directory is not None:
         _announce(request, directory, steps, estimate_s)
     with progress("collectives", len(steps)) as bar:
         for _, block in itertools.groupby(steps, key=lambda step: step.block):
-            _measure_block(list(block), sweep, bench, directory, bar)
+            _measure_block(list(block), benches, directory, bar)
     if directory is not None:
         directory.finish()
         _check_verified(directory)
 
 
-def _steps(request: CollectivesRequest, accepted: set[str]) -> list[Step]:
+def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]:
     steps = []
     for block in range(request.blocks):
-        steps += [Step(block, False, name, size) for name, size in request.order(block) if name in accepted]
+        steps += [Step(block, "sweep", name, size) for name, size in request.order(block) if name in accepted]
         if request.beside_compute:
-            steps += [Step(block, True, name, size) for name, size in interference_order(request.seed, block)]
+            steps += [Step(block, "beside", name, size) for name, size in interference_order(request.seed, block)]
+        if request.behind_compute:
+            points = behind_order(accepted, request.sizes, request.seed, block)
+            steps += [Step(block, "behind", name, size) for name, size in points]
     return steps
 
 
-def _unmeasured(steps: list[Step], directory: MeasurementDirectory | None, context: RankContext) -> list[Step]:
+def _unmeasured(
+    request: CollectivesRequest, steps: list[Step], directory: MeasurementDirectory | None, context: RankContext
+) -> list[Step]:
     """What an earlier, interrupted run did not measure: rank 0 looks, and all ranks agree."""
     done: set[Step] = set()
     if directory is not None and directory.resumed:
+        # A step of several groups is done when the record that is written last is there.
         sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
-        done = {Step(record.block, False, record.operation, record.message_bytes) for record in sweeps}
+        done = {
+            Step(record.block, "sweep", record.operation, record.message_bytes)
+            for record in sweeps
+            if (record.concurrent, record.group) == (request.concurrent, request.concurrent - 1)
+        }
         beside = directory.records(INTERFERENCE_FILE, InterferenceSamples)
-        done |= {Step(record.block, True, record.kernel, record.message_bytes) for record in beside}
+        done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
+        behind = directory.records(BEHIND_FILE, BehindComputeSamples)
+        done |= {Step(record.block, "behind", record.operation, record.message_bytes) for record in behind}
     wanted = of_first(context, [int(step not in done) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
 
-def _estimate_s(steps: list[Step], sweep: CollectiveSweep, bench: InterferenceBench | None) -> float:
-    """About how long all steps take, from calls of each operation at its smallest and largest size."""
-    total = 0.0
-    for name in sorted({step.name for step in steps if not step.beside}):
-        sizes = [step.message_bytes for step in steps if step.name == name and not step.beside]
-        small_s, large_s = (sweep.point_s(name, size) for size in (min(sizes), max(sizes)))
-        # Between the two, time goes by bytes; a small message's is the least of any.
-        total += sum(max(small_s, large_s * size / max(sizes)) for size in sizes)
-    if bench is not None:
-        total += bench.step_s() * sum(step.beside for step in steps)
-    return total
+def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep) -> Bench:
+    calls = sweep.calls
+    if sort == "beside":
+        beside = InterferenceBench(calls.context, calls.team.level)
+        return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
+    if sort == "behind":
+        behind = BehindBench(calls, request.point_s)
+        return Bench(lambda *step: [behind.measure(*step)], lambda steps: behind.step_s() * len(steps))
+    return Bench(sweep.measure, sweep.estimate_s)
 
 
 def _announce(
@@ -121,31 +148,25 @@ def _announce(
         say(f"going on in {directory.path}: {len(steps)} measurements are left")
     if steps:
         what = f"{len(request.operations)} operations, {len(request.sizes)} sizes, {request.blocks} blocks"
-        say(f"collectives over {request.backend} on {request.ranks} ranks: {what}; about {format_seconds(estimate_s)}")
+        groups = f"{request.concurrent} groups of " if request.concurrent > 1 else ""
+        about = format_seconds(estimate_s)
+        say(f"collectives over {request.backend} on {groups}{request.ranks} ranks: {what}; about {about}")
 
 
 def _measure_block(
-    steps: list[Step],
-    sweep: CollectiveSweep,
-    bench: InterferenceBench | None,
-    directory: MeasurementDirectory | None,
-    bar: Progress,
+    steps: list[Step], benches: dict[Sort, Bench], directory: MeasurementDirectory | None, bar: Progress
 ) -> None:
     """Measure the steps of one block; what is measured when it is interrupted is kept."""
-    swept: list[CollectiveSamples] = []
-    beside: list[InterferenceSamples] = []
+    measured: dict[Sort, list[Records]] = {sort: [] for sort in benches}
     try:
         for step in steps:
             bar.describe(f"{step.name} {format_bytes(step.message_bytes)}")
-            if bench is not None and step.beside:
-                beside += bench.measure(step.name, step.message_bytes, step.block)
-            else:
-                swept.append(sweep.measure(step.name, step.message_bytes, step.block))
+            measured[step.sort].append(benches[step.sort].measure(step.name, step.message_bytes, step.block))
             bar.advance()
     finally:
         if directory is not None:
-            directory.append(COLLECTIVES_FILE, swept)
-            directory.append(INTERFERENCE_FILE, beside)
+            for sort, found in measured.items():
+                directory.append(_FILES[sort], [record for records in found for record in records])
 
 
 def _check_verified(directory: MeasurementDirectory) -> None:
@@ -159,91 +180,115 @@ def _check_verified(directory: MeasurementDirectory) -> None:
 
 
 class CollectiveSweep:
-    """Measures single points; buffers are made once, as large as the largest needs, and reused.
+    """Measures single points by one or several teams of ranks."""
 
-    Args:
-        level: of the cluster, that the ranks span.
-    """
-
-    def __init__(self, request: CollectivesRequest, context: RankContext, level: str) -> None:
+    def __init__(self, request: CollectivesRequest, calls: Calls) -> None:
         self._request = request
-        self._context = context
-        self._clock = clock_for(context.device)
-        inputs, outputs = request.pool_elements()
-        self._pool = Buffers(torch.zeros(inputs, device=context.device), torch.zeros(outputs, device=context.device))
-        self._level = level
+        self.calls = calls
 
     def accepts(self, operation: str) -> bool:
         """Whether the backend has the operation: the smallest message is tried. Where not, says so."""
+        context, routine = self.calls.context, routines()[operation]
         try:
-            self._run_once(routines()[operation], min(self._request.sizes))
+            self.calls.seconds(routine, self.calls.buffers(routine, min(self._request.sizes)))
         except (RuntimeError, NotImplementedError) as error:
             if not is_refusal(error):
                 raise
-            if self._context.rank == 0:
+            if context.rank == 0:
                 reason = " ".join(str(error).split())
-                say(f"skipped {operation}: backend {self._context.backend} refuses it: {reason}")
+                say(f"skipped {operation}: backend {context.backend} refuses it: {reason}")
             return False
         return True
 
-    def point_s(self, operation: str, size: int) -> float:
+    def estimate_s(self, steps: list[Step]) -> float:
+        """About how long steps take, from calls of each operation at its smallest and largest size."""
+        total = 0.0
+        for name in sorted({step.name for step in steps}):
+            sizes = [step.message_bytes for step in steps if step.name == name]
+            small_s, large_s = (self._point_s(name, size) for size in (min(sizes), max(sizes)))
+            # Between the two, time goes by bytes; a small message's is the least of any.
+            total += sum(max(small_s, large_s * size / max(sizes)) for size in sizes)
+        return total
+
+    def _point_s(self, operation: str, size: int) -> float:
         """About how long one point takes, from one verified call and a few that are timed with their barrier."""
-        routine = routines()[operation]
-        buffers = routine.buffers(self._pool, size, self._context.ranks)
+        calls, routine = self.calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
         start = time.perf_counter()
-        self._verify(routine, buffers)
+        calls.verify(routine, buffers)
         verified = time.perf_counter()
-        call_s = statistics.median(self._timed_call(routine, buffers) for _ in range(ESTIMATE_CALLS))
+        call_s = statistics.median(calls.seconds(routine, buffers) for _ in range(ESTIMATE_CALLS))
         with_barrier_s = (time.perf_counter() - verified) / ESTIMATE_CALLS
-        count = WARMUP_CALLS + repetitions(largest(self._context, call_s), self._request.point_s)
+        count = WARMUP_CALLS + self._count(largest(calls.context, call_s)) * (1 if calls.team.count == 1 else 2)
         return verified - start + count * with_barrier_s
 
-    def measure(self, operation: str, size: int, block: int) -> CollectiveSamples:
-        """One operation and size, verified, then repeated; the same record on all ranks."""
-        context, routine = self._context, routines()[operation]
-        buffers = routine.buffers(self._pool, size, context.ranks)
-        verified = self._verify(routine, buffers)
-        warm = [self._timed_call(routine, buffers) for _ in range(WARMUP_CALLS)]
-        count = repetitions(largest(context, statistics.median(warm)), self._request.point_s)
-        times = everyones(context, [self._timed_call(routine, buffers) for _ in range(count)])
+    def _count(self, call_s: float) -> int:
+        """Repetitions of one point; with several teams each of them calls alone equally often."""
+        teams, count = self.calls.team.count, repetitions(call_s, self._request.point_s)
+        return count if teams == 1 else teams * max(MIN_REPETITIONS, -(-count // teams))
+
+    def measure(self, operation: str, size: int, block: int) -> list[CollectiveSamples]:
+        """One operation and size, verified, then repeated; the same records on all ranks.
+
+        With several teams those that called alone come first, then those that called at once, one record a team.
+        """
+        calls, routine = self.calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        verified = calls.verify(routine, buffers)
+        warm = [calls.seconds(routine, buffers) for _ in range(WARMUP_CALLS)]
+        count = self._count(largest(calls.context, statistics.median(warm)))
+        if calls.team.count == 1:
+            times = everyones(calls.context, [calls.seconds(routine, buffers) for _ in range(count)])
+            return [self._record(operation, size, block, times, verified, team=0, concurrent=1)]
+        together, alone = self._in_turn(routine, buffers, count)
+        teams = range(calls.team.count)
+        return [
+            self._record(operation, size, block, times, verified, team=team, concurrent=concurrent)
+            for times, concurrent in ((alone, 1), (together, len(teams)))
+            for team in teams
+        ]
+
+    def _in_turn(
+        self, routine: Routine, buffers: Buffers, count: int
+    ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        """Every rank's times of all teams at once, and of its own team alone, in turn; a team is alone in its turn."""
+        calls = self.calls
+        together, alone = [], []
+        for index in range(count):
+            together.append(calls.seconds(routine, buffers))
+            own = calls.timed(routine, buffers, only=index % calls.team.count)
+            if own is not None:
+                alone.append(own)
+        return everyones(calls.context, together), everyones(calls.context, alone)
+
+    def _record(
+        self,
+        operation: str,
+        size: int,
+        block: int,
+        times: list[tuple[float, ...]],
+        verified: tuple[bool, ...],
+        *,
+        team: int,
+        concurrent: int,
+    ) -> CollectiveSamples:
+        mine = self.calls.team
+        of_team = times[team :: mine.count]
         return CollectiveSamples(
-            library=context.backend,
+            library=self.calls.context.backend,
             tool="torch",
             operation=operation,
-            level=self._level,
-            ranks=context.ranks,
+            level=mine.level,
+            ranks=mine.ranks,
             message_bytes=size,
             dtype="fp32",
             block=block,
-            samples_s=tuple(times[rank] for rank in routine.sides(context.ranks)),
-            verified=verified,
+            samples_s=tuple(of_team[rank] for rank in routines()[operation].sides(mine.ranks)),
+            verified=verified[team],
+            ranks_per_node=mine.ranks_per_node,
+            concurrent=concurrent,
+            group=team if concurrent > 1 else 0,
         )
-
-    def _verify(self, routine: Routine, buffers: Buffers) -> bool:
-        """Whether every rank ended with what the operation promises; leaves zeros."""
-        rank, ranks = self._context.rank, self._context.ranks
-        buffers.clear()
-        routine.fill(buffers, rank, ranks)
-        self._timed_call(routine, buffers)
-        right = routine.correct(buffers, rank, ranks)
-        buffers.clear()
-        return largest(self._context, float(not right)) == 0.0
-
-    def _run_once(self, routine: Routine, size: int) -> float:
-        return self._timed_call(routine, routine.buffers(self._pool, size, self._context.ranks))
-
-    def _timed_call(self, routine: Routine, buffers: Buffers) -> float:
-        """Seconds of one call on this rank, after a barrier."""
-        clock, context = self._clock, self._context
-        clock.synchronise()
-        context.barrier()
-        start = clock.stamp()
-        work = routine.call(buffers, context.rank, context.ranks)
-        if work is not None:
-            work.wait()
-        end = clock.stamp()
-        clock.synchronise()
-        return clock.seconds(start, end)
 
 
 def repetitions(call_s: float, point_s: float) -> int:

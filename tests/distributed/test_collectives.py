@@ -145,13 +145,13 @@ from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.terminal import run_command
 import click
 
-def lose_the_last_element(buffers, rank, ranks):
-    work = known["all_reduce"].call(buffers, rank, ranks)
+def lose_the_last_element(buffers, rank, ranks, group):
+    work = known["all_reduce"].call(buffers, rank, ranks, group)
     work.wait()
     if rank == 1:
         buffers.output[-1] += 1
 
-def refuse(buffers, rank, ranks):
+def refuse(buffers, rank, ranks, group):
     raise RuntimeError("this backend does not support broadcast")
 
 known = catalog.routines()

@@ -198,13 +198,14 @@ def test_imb_tables() -> None:
         ("all_reduce", 2, 4096, 640),
         ("all_reduce", 4, 4, 1000),
         ("all_reduce", 4, 4096, 640),
+        ("all_reduce", 2, 4, 1000),
         ("reduce_scatter", 4, 1024, 640),
     ]
+    assert [r.concurrent for r in held.collectives] == [1, 1, 1, 1, 1, 1, 2, 1]
     assert held.collectives[5].samples_s == ((pytest.approx(8.61e-6),),)
     assert held.versions["imb"] == "2021.7"
     assert sorted(why.split(":")[0].split(";")[0] for why in reasons(held).values()) == [
         "Barrier",
-        "Multi-Allreduce",
         "Sendrecv",
         "no bytes were sent",
         "no bytes were sent",

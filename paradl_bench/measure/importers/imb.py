@@ -68,7 +68,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     for number, line in enumerate(log.text.split("\n"), start=1):
         benchmark = _BENCHMARK.search(line)
         if benchmark:
-            table = _Table(number, benchmark.group(1))
+            table = _Table(number, benchmark.group(1).removeprefix("Multi-"))
             continue
         kind = _REDUCTION_TYPE.search(line)
         if kind:
@@ -95,7 +95,7 @@ def _read_heading(table: _Table, line: str) -> bool:
     processes = _PROCESSES.search(line)
     if processes:
         table.ranks = int(processes.group(2) or processes.group(3))
-        table.concurrent = int(processes.group(1) or 1)
+        table.concurrent = max(int(processes.group(1) or 1), 1)
         return True
     words = line.split()
     if "#repetitions" in words:
@@ -140,6 +140,8 @@ def _row(
             verified="defects" in values,
             calls_per_sample=int(values["#repetitions"]),
             source=f"{path}:{number}",
+            concurrent=table.concurrent,
+            group=int(values.get("Group", 0)),
         )
     )
 
@@ -147,8 +149,6 @@ def _row(
 def _refusal(table: _Table, line: str) -> str | None:
     if table.name.lower() not in _OPERATIONS:
         return f"{table.name}: no operation that is modelled"
-    if table.concurrent > 1:
-        return f"{table.concurrent} groups of ranks ran at once: the times hold their contention"
     failed = next((text for text in _FAILED if text in line), None)
     if failed:
         return f"not measured: {failed}"
@@ -162,6 +162,7 @@ def _time_us(values: dict[str, str]) -> float:
 
 
 def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | None:
+    concurrent = table.concurrent
     if len(words) != len(table.columns):
         return f"{len(words)} of {len(table.columns)} columns"
     values = dict(zip(table.columns, words, strict=True))
@@ -170,6 +171,9 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
         return "size or repetitions are no count"
     if any(decimal(word) is None for word in words):
         return "a column holds no number"
+    group = whole(values.get("Group", "0"))
+    if group is None or not 0 <= group < concurrent:
+        return "its group is none of those that ran at once"
     if size == 0 and "empty" not in options.keep:
         return "no bytes were sent; --keep empty takes it all the same"
     if _time_us(values) <= 0:

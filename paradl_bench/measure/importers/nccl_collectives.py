@@ -82,6 +82,7 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
                 calls_per_sample=1 if half.samples_s else (sweep.calls or options.iterations or 1),
                 buffers=half.buffers,
                 source=f"{path}:{row.line}",
+                concurrent=sweep.groups,
             )
             for half in records
         ]
@@ -95,8 +96,6 @@ def _note(result: Imported, text: str) -> None:
 def _refusal(sweep: Sweep, options: ImportOptions) -> str | None:
     if sweep.failure is not None and "failed" not in options.keep:
         return f"its run failed ({sweep.failure[:80]}); --keep failed takes it all the same"
-    if sweep.groups > 1:
-        return f"{sweep.groups} groups of ranks ran at once: the times hold their contention"
     return None
 
 

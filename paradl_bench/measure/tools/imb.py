@@ -1,4 +1,7 @@
-"""Intel MPI Benchmarks: one program for all operations, which reads its sizes from a file."""
+"""Intel MPI Benchmarks: one program for all operations, which reads its sizes from a file.
+
+Several groups at once are its ``-multi 0``, which prints the slowest group's times. They are of neighbouring ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ def _arguments(job: Job) -> list[str]:
     factor = job.ranks if job.operation == "reduce_scatter" else 1
     sizes = job.folder / f"{job.stem}.sizes"
     sizes.write_text("".join(f"{factor * size}\n" for size in job.message_bytes))
-    return [_BENCHMARKS[job.operation], "-npmin", str(job.ranks), "-msglen", str(sizes)]
+    multi = ["-multi", "0"] if job.concurrent > 1 else []
+    return [_BENCHMARKS[job.operation], "-npmin", str(job.ranks), *multi, "-msglen", str(sizes)]
 
 
 def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -36,4 +40,5 @@ TOOL = SweepTool(
     alone=False,
     arguments=_arguments,
     at_once=_runs,
+    groups="at once",
 )

@@ -1,8 +1,10 @@
 """The program that a launcher starts on every rank to sweep one collective over MPI.
 
-    mpirun -np R python -m paradl_bench.measure.tools.mpi_program OPERATION SIZE,... SECONDS FILE
+    mpirun -np R python -m paradl_bench.measure.tools.mpi_program OPERATION SIZE,... SECONDS GROUPS FILE
 
 Ranks meet at a barrier before each repetition; every rank's times are kept, and the first rank writes a line a size.
+Of several groups (rank r is in group r modulo their number) all call at once and one calls alone, in turn: a line for
+each group alone, then one for each of them at once.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,55 +95,89 @@ def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
     return Call(fill, call, correct)
 
 
+def _seconds(comm: Any, call: Callable[[], None]) -> float:
+    comm.Barrier()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 def _timed(comm: Any, call: Callable[[], None], calls: int) -> list[float]:
-    times = []
-    for _ in range(calls):
-        comm.Barrier()
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
+    return [_seconds(comm, call) for _ in range(calls)]
 
 
-def main(operation: str, sizes: tuple[int, ...], point_s: float, output: Path) -> None:
+def _in_turn(comm: Any, call: Callable[[], None], calls: int, groups: int) -> tuple[list[float], list[float]]:
+    """Times of this rank with all groups at once, and with its own alone, in turn."""
+    together, alone = [], []
+    for index in range(calls):
+        together.append(_seconds(comm, call))
+        if index % groups == comm.Get_rank() % groups:
+            alone.append(_seconds(comm, call))
+        else:
+            comm.Barrier()
+    return together, alone
+
+
+def _measure(comm: Any, call: Callable[[], None], point_s: float, groups: int) -> list[tuple[int, Any]]:
+    """(groups at once, times of every rank), the latter on the first rank only."""
+    usual_s = comm.bcast(max(float(np.median(_timed(comm, call, _WARMUP))), 1e-7), root=0)
+    calls = min(max(round(point_s / usual_s), _FEWEST_CALLS), _MOST_CALLS)
+    # Sums in place grow beyond fp32, in which adding takes no longer.
+    if groups == 1:
+        return [(1, comm.gather(_timed(comm, call, calls), root=0))]
+    # Every group is alone equally often.
+    together, alone = _in_turn(comm, call, groups * max(_FEWEST_CALLS, calls // groups), groups)
+    return [(1, comm.gather(alone, root=0)), (groups, comm.gather(together, root=0))]
+
+
+def main(operation: str, sizes: tuple[int, ...], point_s: float, groups: int, output: Path) -> None:
     """Sweep, and write what was measured on the first rank."""
     import mpi4py
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    ranks = comm.Get_size()
+    index = comm.Get_rank() % groups
+    group = comm.Split(index, comm.Get_rank()) if groups > 1 else comm
     hosts = comm.gather(MPI.Get_processor_name(), root=0)
-    # What is gathered arrives on the first rank alone.
-    level = comm.bcast("node" if hosts is not None and len(set(hosts)) == 1 else "system", root=0)
     if hosts is not None:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
         found = {"mpi": library, "mpi4py": mpi4py.__version__, "python": platform.python_version()}
         append_lines(output, [Head(hosts=tuple(hosts), device_name=cpu_name(), versions=found)])
     for size in sizes:
-        prepared = _prepare(comm, MPI, operation, size // _ELEMENT_BYTES)
+        prepared = _prepare(group, MPI, operation, size // _ELEMENT_BYTES)
         prepared.fill()
         comm.Barrier()
         prepared.call()
-        verified = comm.allreduce(prepared.correct(), op=MPI.LAND)
-        usual_s = comm.bcast(max(float(np.median(_timed(comm, prepared.call, _WARMUP))), 1e-7), root=0)
-        calls = min(max(round(point_s / usual_s), _FEWEST_CALLS), _MOST_CALLS)
-        # Sums in place grow beyond fp32, in which adding takes no longer.
-        times = comm.gather(_timed(comm, prepared.call, calls), root=0)
-        if times is not None:
-            record = CollectiveSamples(
-                library="mpi",
-                tool="mpi4py",
-                operation=operation,
-                level=level,
-                ranks=ranks,
-                message_bytes=size,
-                dtype="fp32",
-                block=0,
-                samples_s=tuple(map(tuple, times)),
-                verified=verified,
-            )
-            append_lines(output, [record])
+        right = comm.gather(prepared.correct(), root=0)
+        measured = _measure(comm, prepared.call, point_s, groups)
+        if hosts is not None and right is not None:
+            append_lines(output, _records(operation, size, groups, hosts, right, measured))
+
+
+def _records(
+    operation: str, size: int, groups: int, hosts: list[str], right: list[bool], measured: list[tuple[int, Any]]
+) -> list[CollectiveSamples]:
+    """A record for each group, alone and at once; ``hosts`` and ``right`` are of every rank."""
+    return [
+        CollectiveSamples(
+            library="mpi",
+            tool="mpi4py",
+            operation=operation,
+            level="node" if len(set(hosts[index::groups])) == 1 else "system",
+            ranks=len(hosts[index::groups]),
+            message_bytes=size,
+            dtype="fp32",
+            block=0,
+            samples_s=tuple(map(tuple, times[index::groups])),
+            verified=all(right[index::groups]),
+            ranks_per_node=max(Counter(hosts[index::groups]).values()),
+            concurrent=concurrent,
+            group=index if concurrent > 1 else 0,
+        )
+        for concurrent, times in measured
+        for index in range(groups)
+    ]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], tuple(map(int, sys.argv[2].split(","))), float(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], tuple(map(int, sys.argv[2].split(","))), float(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

@@ -1,4 +1,9 @@
-"""nccl-tests: one process drives all GPUs of a host, or a launcher starts one a GPU."""
+"""nccl-tests: one process drives all GPUs of a host, or a launcher starts one a GPU.
+
+Several groups at once are made of processes by the variable NCCL_TESTS_SPLIT (README, "Running multiple operations in
+parallel"); ``MOD K`` puts process r into group r modulo K. Where mpirun starts them on other hosts it has to be told to
+pass the variable on (Open MPI: -x NCCL_TESTS_SPLIT); that it was not is seen in the groups that the log lists.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,10 @@ def _arguments(job: Job) -> list[str]:
     gpus = job.ranks if job.own else 1
     report = ["-J", str(job.report_path)] if job.report else []
     return ["-b", str(first), "-e", str(last), "-f", str(step), "-g", str(gpus), *report]
+
+
+def _variables(job: Job) -> dict[str, str]:
+    return {"NCCL_TESTS_SPLIT": f"MOD {job.concurrent}"} if job.concurrent > 1 else {}
 
 
 TOOL = SweepTool(
@@ -32,5 +41,7 @@ TOOL = SweepTool(
     alone=True,
     arguments=_arguments,
     at_once=geometric_runs,
+    groups="at once",
+    variables=_variables,
     report_flag="--output_file",
 )

@@ -40,4 +40,5 @@ TOOL = SweepTool(
     alone=False,
     arguments=_arguments,
     at_once=_runs,
+    no_groups="its collectives run over all ranks that are started",
 )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,14 +107,20 @@ def can_report(program: Path, tool: SweepTool) -> bool:
     return tool.report_flag.encode() in done.stdout
 
 
-def run_program(command: Sequence[str], log: Path, *, timeout_s: float) -> Ended:
+def run_program(
+    command: Sequence[str], log: Path, *, timeout_s: float, variables: Mapping[str, str] | None = None
+) -> Ended:
     """Run a program to its end or to the limit; what it prints goes to ``log``. Its whole process group is ended.
+
+    Args:
+        variables: of the environment, beside this process's own.
 
     Raises:
         WorkError: it can't be started.
     """
     with open(log, "wb") as output:
-        output.write((" ".join(command) + "\n").encode())
+        words = [*(f"{name}='{value}'" for name, value in (variables or {}).items()), *command]
+        output.write((" ".join(words) + "\n").encode())
         output.flush()
         try:
             process = subprocess.Popen(
@@ -123,6 +129,7 @@ def run_program(command: Sequence[str], log: Path, *, timeout_s: float) -> Ended
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **(variables or {})},
             )
         except OSError as error:
             raise WorkError(f"{command[0]} does not start: {error.strerror or error}") from error

@@ -17,6 +17,7 @@ class ToolRequest:
     """A sweep by a tool.
 
     Attributes:
+        ranks: of one group. concurrent: how many groups of so many ranks run at once.
         sizes: message bytes as each operation defines them, ascending.
         blocks: how often every program is started, so that drift between starts is seen.
         level: that the ranks span, for tools that don't say where their ranks were.
@@ -36,13 +37,23 @@ class ToolRequest:
     level: str
     timeout_s: float
     point_s: float
+    concurrent: int = 1
 
     def __post_init__(self) -> None:
+        if self.concurrent > 1 and not self.tool.groups:
+            raise UserError(f"--concurrent: {self.tool.name} can't run groups of ranks at once: {self.tool.no_groups}")
+        if self.concurrent > 1 and self.launcher == "own":
+            raise UserError(
+                f"--concurrent with --tool {self.tool.name}: its groups are made of processes; give --launcher mpirun"
+                " or srun"
+            )
         for name in self.operations:
             lookup(operations(), name, "operation")
 
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
+        # Directories of before do not know it.
+        later = {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
         return {
             "tool": self.tool.name,
             "tool_path": str(self.tool_path or ""),
@@ -54,6 +65,7 @@ class ToolRequest:
             "blocks": str(self.blocks),
             "level": self.level,
             "point_s": str(self.point_s),
+            **later,
         }
 
 

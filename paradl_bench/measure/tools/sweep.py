@@ -6,11 +6,13 @@ A program that fails half way leaves its rows: they are read and kept, its last 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -22,6 +24,7 @@ from paradl_bench.measure.importers.writing import FileRead, environment_of
 from paradl_bench.measure.tools.processes import Ended, can_report, find_program, launch_prefix, run_program
 from paradl_bench.measure.tools.request import ToolRequest
 from paradl_bench.measure.tools.tool import Job
+from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
@@ -33,7 +36,7 @@ from paradl_bench.spec.measurement import (
     write_manifest,
 )
 from paradl_bench.spec.storage import append_lines, read_lines
-from paradl_bench.terminal import progress
+from paradl_bench.terminal import progress, say
 
 LOGS = "logs"
 DONE = "done.jsonl"
@@ -73,6 +76,7 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
         WorkError: a program or the launcher is not there.
     """
     launch_prefix(request.tool, request.launcher, request.ranks, request.launcher_arguments)
+    _say_shared_cores(request)
     programs = {name: find_program(request.tool, name, request.tool_path) for name in request.operations}
     reports = {path: can_report(path, request.tool) for path in sorted(set(programs.values()))}
     _open(output, request, programs, command_line)
@@ -129,9 +133,25 @@ def _hashes(programs: dict[str, Path]) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(set(programs.values()))}
 
 
-def _done(output: Path) -> set[tuple[str, int, int]]:
+def _say_shared_cores(request: ToolRequest) -> None:
+    """Say so where all ranks of an MPI are started here, and are more than there are cores."""
+    here = request.launcher == "mpirun" and request.level == NODE and not request.launcher_arguments
+    cores, started = len(os.sched_getaffinity(0)), request.ranks * request.concurrent
+    if request.tool.backend == "mpi" and here and started > cores:
+        say(f"{started} ranks share {cores} cores: times are not those of ranks with a core each")
+
+
+_Done = tuple[str, int, int] | tuple[str, int, int, int]
+"""(operation, size, block), and how many groups ran at once where several did."""
+
+
+def _done(output: Path) -> set[_Done]:
     path = output / LOGS / DONE
-    return set(read_lines(path, tuple[str, int, int])[0]) if path.exists() else set()
+    return {cast(_Done, tuple(row)) for row in read_lines(path, list[str | int])[0]} if path.exists() else set()
+
+
+def _mark(operation: str, size: int, block: int, concurrent: int) -> _Done:
+    return (operation, size, block) if concurrent == 1 else (operation, size, block, concurrent)
 
 
 def _jobs(
@@ -139,13 +159,16 @@ def _jobs(
     output: Path,
     programs: dict[str, Path],
     reports: dict[Path, bool],
-    done: set[tuple[str, int, int]],
+    done: set[_Done],
 ) -> Iterator[tuple[int, Job]]:
+    # Programs that measure groups at once alone are started without groups before that, in every block.
+    counts = (1, request.concurrent) if request.tool.groups == "at once" else (request.concurrent,)
     for block in range(request.blocks):
-        for operation in request.operations:
-            wanted = [size for size in request.sizes if (operation, size, block) not in done]
+        for operation, concurrent in itertools.product(request.operations, dict.fromkeys(counts)):
+            wanted = [size for size in request.sizes if _mark(operation, size, block, concurrent) not in done]
+            of_groups = f"-{concurrent}groups" if concurrent > 1 else ""
             for number, sizes in enumerate(request.tool.at_once(wanted)):
-                stem = _free_stem(output / LOGS, f"{operation}-{block}-{number}")
+                stem = _free_stem(output / LOGS, f"{operation}-{block}-{number}{of_groups}")
                 yield (
                     block,
                     Job(
@@ -158,6 +181,7 @@ def _jobs(
                         stem=stem,
                         report=reports[programs[operation]],
                         point_s=request.point_s,
+                        concurrent=concurrent,
                     ),
                 )
 
@@ -169,11 +193,12 @@ def _free_stem(folder: Path, stem: str) -> str:
 
 
 def _run(request: ToolRequest, output: Path, program: Path, job: Job, block: int) -> Failure | None:
-    prefix = launch_prefix(request.tool, request.launcher, job.ranks, request.launcher_arguments)
+    started = job.ranks * job.concurrent
+    prefix = launch_prefix(request.tool, request.launcher, started, request.launcher_arguments)
     log = job.folder / f"{job.stem}.log"
     command = [*prefix, str(program), *request.tool.arguments(job)]
     try:
-        ended = run_program(command, log, timeout_s=request.timeout_s)
+        ended = run_program(command, log, timeout_s=request.timeout_s, variables=request.tool.variables(job))
     except KeyboardInterrupt:
         _keep(request, output, job, block, log, whole=False)
         raise
@@ -196,7 +221,8 @@ def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *
         _describe(output, held, source)
     measured = {record.message_bytes for record in records}
     whole = whole and bool(records) and not _refused(held)
-    append_lines(output / LOGS / DONE, [(job.operation, s, block) for s in job.message_bytes if whole or s in measured])
+    ended = [size for size in job.message_bytes if whole or size in measured]
+    append_lines(output / LOGS / DONE, [_mark(job.operation, size, block, job.concurrent) for size in ended])
     return held
 
 
@@ -208,6 +234,12 @@ def _drop_other_ranks(held: Imported, job: Job) -> None:
         held.drop(0, job.operation, f"measured on {counts} ranks, not {job.ranks}: is the program built with MPI?")
         held.collectives = [record for record in held.collectives if record.ranks == job.ranks]
         held.rows = len({(record.message_bytes, record.source) for record in held.collectives})
+    most = max((record.concurrent for record in held.collectives), default=job.concurrent)
+    if most != job.concurrent:
+        held.drop(
+            0, job.operation, f"{most} groups at once, not {job.concurrent}: was the variable passed to all ranks?"
+        )
+        held.collectives, held.rows = [], 0
 
 
 def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:

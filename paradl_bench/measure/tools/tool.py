@@ -18,7 +18,8 @@ class Job:
 
     Attributes:
         operation: ours. message_bytes: as the operation defines them.
-        ranks: of the program; a send and receive has two.
+        ranks: of one group; a send and receive has two.
+        concurrent: how many groups of so many ranks the program runs at once.
         own: whether no launcher starts it, so that one process drives all ranks.
         folder: where it may keep files of its own (lists of sizes, reports), by a name that begins with ``stem``.
         report: whether the program can write a JSON report.
@@ -33,6 +34,7 @@ class Job:
     stem: str
     report: bool
     point_s: float
+    concurrent: int = 1
 
     @property
     def report_path(self) -> Path:
@@ -53,6 +55,9 @@ class SweepTool:
         arguments: of a job, everything behind the program.
         at_once: splits sizes into runs that one start of the program can sweep.
         read: reads what a program of our own wrote; None for others.
+        groups: whether one start runs several groups of ranks at once (``at once``), and whether it measures them alone
+            as well, in turn (``with alone``); empty for tools that can't, of which ``no_groups`` says why.
+        variables: of the environment, that a job needs beside its arguments.
         report_flag: what a program's help names where it can write a JSON report; empty where none can.
     """
 
@@ -64,6 +69,9 @@ class SweepTool:
     alone: bool
     arguments: Callable[[Job], list[str]]
     at_once: Callable[[Sequence[int]], list[tuple[int, ...]]]
+    groups: Literal["", "at once", "with alone"] = ""
+    no_groups: str = ""
+    variables: Callable[[Job], Mapping[str, str]] = lambda _job: {}
     report_flag: str = ""
     read: Callable[[LogFile, ImportOptions], Imported] | None = None
 

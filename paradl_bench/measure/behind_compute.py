@@ -1,0 +1,139 @@
+"""Collectives behind compute: what a layer's communication takes once the last rank has arrived.
+
+A repetition is a pair. A: the call right behind a barrier, as a sweep makes it. B: about a millisecond of compute on
+every rank, then the call. Compute does what layers do before a run's collectives: it fills the caches with other data
+and leaves the communication library's threads asleep. Both are of one run, so that a slow spell falls on both.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+import torch
+
+from paradl_bench.collectives.catalog import routines
+from paradl_bench.measure.agreement import everyones, largest
+from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.interference import Kernel
+from paradl_bench.spec.behind import BehindComputeSamples
+from paradl_bench.spec.cluster import NODE
+
+KERNEL = "layers"
+COMPUTE_S = 1e-3
+"""Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
+MOST_SIZES = 6
+LARGEST_BYTES = 16 << 20
+"""What compute adds to a call is nothing beside longer ones."""
+MIN_PAIRS, MAX_PAIRS = 5, 60
+_WARMUP = 2
+
+
+def behind_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a sweep's sizes that are measured behind compute: at most six, spread evenly, up to 16 MiB."""
+    chosen = sorted(size for size in set(sizes) if size <= LARGEST_BYTES) or [min(sizes)]
+    count = min(MOST_SIZES, len(chosen))
+    places = [round(index * (len(chosen) - 1) / max(count - 1, 1)) for index in range(count)]
+    return tuple(chosen[place] for place in places)
+
+
+def behind_order(operations: tuple[str, ...], sizes: tuple[int, ...], seed: int, block: int) -> list[tuple[str, int]]:
+    """Operations and sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
+    points = [(name, size) for name in operations for size in behind_sizes(sizes)]
+    random.Random(f"{seed} behind {block}").shuffle(points)
+    return points
+
+
+def _layers(device: torch.device) -> Kernel:
+    """A 3x3 convolution of 32 channels on 28x28, then a layer from 1024 to 2048: arithmetic, and 8 MiB are read."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, 32, 28, 28, generator=generator).to(device)
+    filters = torch.randn(32, 32, 3, 3, generator=generator).to(device)
+    weight = torch.randn(2048, 1024, generator=generator).to(device)
+    inputs = torch.randn(4, 1024, generator=generator).to(device)
+
+    def kernel() -> None:
+        torch.conv2d(images, filters, padding=1)
+        torch.mm(inputs, weight.t())
+
+    return kernel
+
+
+class BehindBench:
+    """Measures operations behind compute, on all ranks at once; they are one group."""
+
+    def __init__(self, calls: Calls, point_s: float) -> None:
+        self._calls = calls
+        self._point_s = point_s
+        self._kernel = _layers(calls.context.device)
+        self._rounds = self._count_rounds()
+
+    def measure(self, operation: str, size: int, block: int) -> BehindComputeSamples:
+        """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
+        calls, routine = self._calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        buffers.clear()
+        warm = [calls.seconds(routine, buffers) for _ in range(_WARMUP)]
+        pair_s = COMPUTE_S + 2 * largest(calls.context, statistics.median(warm))
+        count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
+        columns = list(zip(*(self._pair(operation, size) for _ in range(count)), strict=True))
+        alone, compute, start, end = (everyones(calls.context, column) for column in columns)
+        one_clock = calls.context.device.type == "cpu" and calls.team.level == NODE
+        sides = routine.sides(calls.team.ranks)
+        # Of stamps on clocks of their own, only a rank's differences mean anything.
+        origin = [min(start[rank][i] for rank in sides) for i in range(count)] if one_clock else None
+        own = [[origin[i] if origin else start[rank][i] for i in range(count)] for rank in sides]
+        return BehindComputeSamples(
+            library=calls.context.backend,
+            operation=operation,
+            level=calls.team.level,
+            ranks=calls.team.ranks,
+            message_bytes=size,
+            dtype="fp32",
+            block=block,
+            kernel=KERNEL,
+            one_clock=one_clock,
+            back_to_back_s=tuple(alone[rank] for rank in sides),
+            compute_s=tuple(compute[rank] for rank in sides),
+            start_s=tuple(_less(start[rank], zero) for rank, zero in zip(sides, own, strict=True)),
+            end_s=tuple(_less(end[rank], zero) for rank, zero in zip(sides, own, strict=True)),
+        )
+
+    def step_s(self) -> float:
+        """About how long one measurement takes."""
+        return self._point_s + MIN_PAIRS * COMPUTE_S
+
+    def _pair(self, operation: str, size: int) -> tuple[float, float, float, float]:
+        """Seconds back to back, seconds of compute, and when the call behind it started and ended."""
+        calls, routine = self._calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        alone_s = calls.seconds(routine, buffers)
+        calls.meet()
+        origin = calls.clock.stamp()
+        self._compute()
+        start, end = calls.stamped(routine, buffers)
+        calls.clock.synchronise()
+        start_s, end_s = calls.clock.seconds(origin, start), calls.clock.seconds(origin, end)
+        # The CPU's stamps are seconds of a clock that all processes of a host share; a GPU's are events.
+        zero_s = origin if isinstance(origin, float) else 0.0
+        return alone_s, start_s, zero_s + start_s, zero_s + end_s
+
+    def _compute(self) -> None:
+        for _ in range(self._rounds):
+            self._kernel()
+
+    def _count_rounds(self) -> int:
+        """How many calls of the kernel take about :data:`COMPUTE_S`; the same on all ranks."""
+        trials = []
+        for _ in range(_WARMUP + 5):
+            start = time.perf_counter()
+            self._kernel()
+            self._calls.clock.synchronise()
+            trials.append(time.perf_counter() - start)
+        kernel_s = largest(self._calls.context, statistics.median(trials[_WARMUP:]))
+        return max(1, min(1000, round(COMPUTE_S / kernel_s)))
+
+
+def _less(values: tuple[float, ...], zero: list[float]) -> tuple[float, ...]:
+    return tuple(max(0.0, value - each) for value, each in zip(values, zero, strict=True))

@@ -1,0 +1,72 @@
+"""Calls of collectives on this rank: made of one pool of buffers, verified, and timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.measure.agreement import everyones
+from paradl_bench.measure.clocks import clock_for
+from paradl_bench.measure.collective_request import CollectivesRequest
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.teams import Team
+
+
+class Calls:
+    """Calls routines within this rank's team; buffers are made once, as large as the largest needs, and reused."""
+
+    def __init__(self, request: CollectivesRequest, context: RankContext, team: Team) -> None:
+        self.context = context
+        self.team = team
+        self.clock = clock_for(context.device)
+        inputs, outputs = request.pool_elements()
+        self._pool = Buffers(torch.zeros(inputs, device=context.device), torch.zeros(outputs, device=context.device))
+
+    def buffers(self, routine: Routine, size: int) -> Buffers:
+        """This rank's buffers for a message of ``size`` bytes."""
+        return routine.buffers(self._pool, size, self.team.ranks)
+
+    def meet(self) -> None:
+        """Wait for all ranks of all teams, and for what this rank's device has to do."""
+        self.clock.synchronise()
+        self.context.barrier()
+
+    def stamped(self, routine: Routine, buffers: Buffers) -> tuple[Any, Any]:
+        """Stamps round one call."""
+        start = self.clock.stamp()
+        work = routine.call(buffers, self.team.rank, self.team.ranks, self.team.process_group)
+        if work is not None:
+            work.wait()
+        return start, self.clock.stamp()
+
+    def timed(self, routine: Routine, buffers: Buffers, *, only: int | None = None) -> float | None:
+        """Seconds of one call on this rank, behind a barrier of all ranks.
+
+        Args:
+            only: index of the team that calls while the others wait; None for all at once. On a rank of another team
+                the result is None.
+        """
+        self.meet()
+        if only not in (None, self.team.index):
+            return None
+        start, end = self.stamped(routine, buffers)
+        self.clock.synchronise()
+        return self.clock.seconds(start, end)
+
+    def seconds(self, routine: Routine, buffers: Buffers) -> float:
+        """:meth:`timed` with all teams at once."""
+        measured = self.timed(routine, buffers)
+        assert measured is not None
+        return measured
+
+    def verify(self, routine: Routine, buffers: Buffers) -> tuple[bool, ...]:
+        """Per team, whether all of its ranks ended with what the operation promises; leaves zeros."""
+        buffers.clear()
+        routine.fill(buffers, self.team.rank, self.team.ranks)
+        self.seconds(routine, buffers)
+        right = routine.correct(buffers, self.team.rank, self.team.ranks)
+        buffers.clear()
+        found = [bool(own[0]) for own in everyones(self.context, [float(right)])]
+        return tuple(all(found[index :: self.team.count]) for index in range(self.team.count))

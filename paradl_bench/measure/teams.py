@@ -1,0 +1,72 @@
+"""Disjoint groups of ranks that run a collective at once, so that their contention for links is seen.
+
+Rank r is in group r modulo the number of groups, which is what nccl-tests calls ``NCCL_TESTS_SPLIT="MOD K"``: on
+several nodes every group reaches over all of them and shares each node's link with the others, as the data groups of
+replicas do whose layers are shared inside a node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paradl_bench.measure.agreement import everyones
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.spec.cluster import NODE
+
+if TYPE_CHECKING:
+    import torch
+
+SYSTEM = "system"
+"""Level of a group whose ranks are on several hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The group that this rank is in.
+
+    Attributes:
+        index: of the group; count: how many there are.
+        rank, ranks: of this rank in it, and of all.
+        process_group: None for the default one, where there is one group.
+        level: that the group spans. ranks_per_node: the most of its ranks that share a host.
+    """
+
+    index: int
+    count: int
+    rank: int
+    ranks: int
+    process_group: torch.distributed.ProcessGroup | None
+    level: str
+    ranks_per_node: int
+
+
+def form_teams(context: RankContext, count: int) -> Team:
+    """Part all ranks into ``count`` groups, equally large; every rank calls this."""
+    import torch.distributed as dist
+
+    hosts = _hosts(context)
+    groups = [range(index, context.ranks, count) for index in range(count)]
+    # Every rank has to make every group, in the same order.
+    made = [dist.new_group(list(members)) for members in groups] if count > 1 else [None]
+    index = context.rank % count
+    on_host = Counter(hosts[rank] for rank in groups[index])
+    return Team(
+        index=index,
+        count=count,
+        rank=context.rank // count,
+        ranks=len(groups[index]),
+        process_group=made[index],
+        level=NODE if len(on_host) == 1 else SYSTEM,
+        ranks_per_node=max(on_host.values()),
+    )
+
+
+def _hosts(context: RankContext) -> list[float]:
+    """A number for the host of every rank, in the order of ranks."""
+    digest = hashlib.sha256(platform.node().encode()).digest()
+    # 48 bits pass unchanged through the float64 that ranks exchange.
+    return [float(own[0]) for own in everyones(context, [float(int.from_bytes(digest[:6], "big"))])]
