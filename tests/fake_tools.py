@@ -27,7 +27,8 @@ print(f"# Collective test starting: {name}")
 print("# nThread 1 nGpus 1 minBytes 1 maxBytes 2 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1")
 print("# Using devices")
 for rank in range(started):
-    print(f"#  Rank {rank // groups:2d} Group {rank % groups:2d} Pid 1 on fakehost device {rank:2d} [0000:00:00] Fake GPU")
+    place = f"{rank // groups:2d} Group {rank % groups:2d}"
+    print(f"#  Rank {place} Pid 1 on fakehost device {rank:2d} [0000:00:00] Fake GPU")
 print("#  size  count  type  redop  root" + "  time  algbw  busbw  #wrong" * 2)
 parted = "gather" in name or "scatter" in name
 factor = (ranks - 1) / ranks * (1 if parted else 2) if "send" not in name and "broad" not in name else 1
@@ -82,8 +83,9 @@ options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 benchmark, ranks, sizes = sys.argv[1], options["-npmin"], open(options["-msglen"]).read().split()
 groups = int(__import__("os").environ["FAKE_RANKS"]) // int(ranks) if "-multi" in options else 1
 print("#    Intel(R) MPI Benchmarks 2021.7, MPI-1 part")
+print(f"# Benchmarking {benchmark}" if groups == 1 else f"# Benchmarking Multi-{benchmark}")
 several = f"# ( {groups} groups of {ranks} processes each running simultaneous ) "
-print(f"# Benchmarking {benchmark}\n# #processes = {ranks}" if groups == 1 else f"# Benchmarking Multi-{benchmark}\n{several}")
+print(f"# #processes = {ranks}" if groups == 1 else several)
 pair = benchmark == "PingPong"
 print("#bytes #repetitions " + ("t[usec] Mbytes/sec" if pair else "t_min[usec] t_max[usec] t_avg[usec]"))
 for size in sizes:

@@ -271,7 +271,7 @@ def test_groups_at_once_are_started_in_turn_with_one_alone(tool: str, tmp_path: 
     assert done.exit_code == 0, done.output
     records = read_records(out, COLLECTIVES_FILE, CollectiveSamples)
     assert {(r.ranks, r.concurrent, r.block) for r in records} == {(4, k, b) for k in (1, 2) for b in (0, 1)}
-    rows = {row["message_bytes"]: row["ratio"] for row in json.loads(done.output)["concurrent"]}
+    rows = {row["message_bytes"]: row["ratio"] for row in json.loads(done.stdout)["concurrent"]}
     assert rows[16384] > rows[1024] > 1
     (out / "logs" / "done.jsonl").write_text("")
     assert sweep(tool, out, *more).exit_code == 0
