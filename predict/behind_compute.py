@@ -1,0 +1,59 @@
+"""Which communication of a plan stands behind compute and keeps compute waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.spec.plan import Collective, Phase, Plan, Role, Stream, Transfer, Work
+
+
+def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
+    """Per work, whether a rank comes to it from compute and computes on only when it is done, as a rule.
+
+    Halos and the collectives of shared layers do, a gather that a process waits for, and the first of a run of
+    collectives (buffers that are broadcast). A pipeline's message is waited for by the stage that receives it. An
+    all-reduce of gradients does not: it is issued beside backward, and waits for the others.
+    """
+    behind = np.zeros((2, len(plan.works)), int)
+    for role in plan.roles:
+        chosen = _tasks_behind_compute(plan.works, role)
+        for row, own in zip(behind, (~chosen, chosen), strict=True):
+            row += np.bincount(role.work[own], minlength=len(plan.works))
+    return np.asarray(behind[1] > behind[0])
+
+
+def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
+    """Per task of a role, likewise."""
+    found = np.zeros(role.tasks, bool)
+    stream, starts, awaited = role.stream.tolist(), role.dependency_start.tolist(), role.dependencies.tolist()
+    run: list[int] = []
+    waited_for = False
+    from_compute = False
+
+    def end_run() -> None:
+        if run and from_compute and (waited_for or not any(lane == Stream.COMPUTE for lane in stream[run[-1] :])):
+            found[run[0]] = not _is_exchange(works[role.work[run[0]]], role.phase[run[0]])
+
+    for task, lane in enumerate(stream):
+        waits_for = awaited[starts[task] : starts[task + 1]]
+        if lane == Stream.COMPUTE:
+            waited_for = waited_for or any(other in run for other in waits_for)
+            continue
+        if lane != Stream.COMMUNICATION:
+            continue
+        computed = [other for other in waits_for if stream[other] == Stream.COMPUTE]
+        goes_on = run and run[-1] == task - 1 and role.phase[run[-1]] == role.phase[task]
+        if goes_on and max(computed, default=-1) < run[0]:
+            run.append(task)
+            continue
+        end_run()
+        # What an iteration begins with stands behind the weight update of the one before.
+        run, waited_for, from_compute = [task], False, bool(computed) or task == 0
+    end_run()
+    is_sent = [isinstance(work, Transfer) and work.direction == "send" for work in works]
+    return np.asarray(found | np.array(is_sent, bool)[role.work])
+
+
+def _is_exchange(work: Work, phase: int) -> bool:
+    return phase == Phase.GE and isinstance(work, Collective) and work.operation == "all_reduce"
