@@ -56,12 +56,20 @@ def _fit(key: _Key, records: Sequence[Placed[BehindComputeSamples]], operation: 
     ]
     alone_s, behind_s = medians(pairs)
     at = np.array([pair.at for pair in pairs])
-    added_s, factor = solve(alone_s, behind_s)
+    added_s, factor = solve(alone_s, behind_s, sizes=len(points))
     draws = draw_pairs(pairs)
-    drawn = np.array([solve(*row) for row in zip(draws.alone_s, draws.condition_s, strict=True)])
+    drawn = np.array([solve(*row, sizes=len(points)) for row in zip(draws.alone_s, draws.condition_s, strict=True)])
     (added, both), (_, slope) = quantile_covariance(drawn)
-    of_points = [(np.median(alone_s[at == i]), np.median(behind_s[at == i])) for i in range(len(points))]
-    fitted = [added_s + factor * alone for alone, _ in of_points]
+    shown = tuple(
+        BehindPoint(
+            ranks=ranks,
+            message_bytes=size,
+            back_to_back_s=float(np.median(alone_s[at == index])),
+            behind_s=float(np.median(behind_s[at == index])),
+            fitted_s=added_s + factor * float(np.median(alone_s[at == index])),
+        )
+        for index, (ranks, size) in enumerate(points)
+    )
     lags = [value for _, record in records for value in record.lags_s()]
     library, name, level = key
     return BehindCompute(
@@ -75,34 +83,24 @@ def _fit(key: _Key, records: Sequence[Placed[BehindComputeSamples]], operation: 
         added_s=added_s,
         factor=factor,
         covariance=((float(added), float(both)), (float(both), float(slope))),
-        residual_relative_median=float(
-            np.median([abs(fit / behind - 1) for fit, (_, behind) in zip(fitted, of_points, strict=True)])
-        ),
+        residual_relative_median=float(np.median([abs(point.fitted_s / point.behind_s - 1) for point in shown])),
         samples=sum(pair.condition_s.size for pair in pairs),
-        points=tuple(
-            BehindPoint(
-                ranks=ranks,
-                message_bytes=size,
-                back_to_back_s=float(alone),
-                behind_s=float(behind),
-                fitted_s=float(fit),
-            )
-            for (ranks, size), (alone, behind), fit in zip(points, of_points, fitted, strict=True)
-        ),
+        points=shown,
     )
 
 
-def solve(alone_s: Floats, behind_s: Floats) -> tuple[float, float]:
+def solve(alone_s: Floats, behind_s: Floats, *, sizes: int) -> tuple[float, float]:
     """(added, factor) that minimise Huber's loss of (added + factor alone - behind) / behind, at their bounds or above.
 
     Args:
-        alone_s, behind_s: (pairs,) positive seconds; of pairs whose times alone are all alike the factor is 1.
+        alone_s, behind_s: (pairs,) positive seconds.
+        sizes: how many the pairs are of; one can't tell the factor, which is 1 then.
     """
     from scipy.optimize import nnls
 
     scale_s = float(np.median(behind_s))
     columns = [np.full(len(alone_s), scale_s)]
-    if alone_s.max() > alone_s.min():
+    if sizes > 1 and alone_s.max() > alone_s.min():
         columns.append(alone_s)
     design = np.stack(columns, axis=1) / behind_s[:, None]
     target = 1 - alone_s / behind_s

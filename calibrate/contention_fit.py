@@ -36,8 +36,8 @@ def fit_contention(
     """phi per (library, operation, level, groups at once), and what was left out and why.
 
     With s the share of a time that its bytes take under the fit of alpha and beta, the ratio of times is
-    1 + (phi - 1) s: phi minimises the sum of absolute errors of that over sizes and blocks, and is at least 1. The share
-    is read off the very function that predicts.
+    1 + (phi - 1) s: phi minimises the sum of absolute errors of that over sizes and blocks, and is at least 1. The
+    share is read off the very function that predicts.
     """
     placed = list(samples)
     together: dict[tuple[str, str, str, int], list[Placed[CollectiveSamples]]] = {}

@@ -10,6 +10,7 @@ import msgspec
 
 from calibrate.communication_time import communication_seconds, spread_s
 from calibrate.profile import CommunicationFit, Profile
+from calibrate.together_show import together_quantities
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.registry import lookup
@@ -126,6 +127,8 @@ def quantities(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity
             ("communication", entry.communication_slowdown, entry.communication_slowdown_iqr),
         ):
             yield f"slow-down of {label} beside {where}", Quantity(value, IQR_TO_SD * iqr / value, "times")
+    for what, value, relative_sd, unit in together_quantities(profile):
+        yield what, Quantity(value, relative_sd, unit)
 
 
 def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:

@@ -6,7 +6,9 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibrate.behind_fit import fit_behind_compute
 from calibrate.communication_fit import fit_communication
+from calibrate.contention_fit import fit_contention
 from calibrate.copy_fit import fit_copies
 from calibrate.input_fit import fit_input
 from calibrate.interference_fit import fit_interference
@@ -41,6 +43,8 @@ def fit_profile(
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
     communication = fit_communication((record for _, record in measured.collectives), operations())
     interference, kernel_notes = fit_interference(measured.interference)
+    contention, contention_notes = fit_contention(measured.collectives, communication.fits, operations())
+    behind_compute, behind_notes = fit_behind_compute(measured.behind, operations())
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -61,12 +65,16 @@ def fit_profile(
         memory_factors=memory.factors,
         memory_reuse=memory.reuse,
         input_side=fit_input(measured.input),
+        contention=contention,
+        behind_compute=behind_compute,
         notes=(
             *measured.notes,
             *communication.notes,
             *kernel_notes,
             *of_memory.notes,
             *memory.notes,
+            *contention_notes,
+            *behind_notes,
             *_untraced(measured),
             *_without_iterations(measured),
         ),

@@ -68,6 +68,8 @@ def merge_profiles(
         communication_choices=joined("communication_choices", _communication_key),
         input_side=joined("input_side", lambda side: (side.source,)),
         interference=joined("interference", lambda entry: (entry.library, entry.operation, entry.level, entry.ranks)),
+        contention=joined("contention", lambda entry: (*_communication_key(entry), entry.concurrent)),
+        behind_compute=joined("behind_compute", _communication_key),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -8,7 +8,7 @@ Format history (this file owns it):
        their input consists of (numbers before) and which tensors hold no batch (none before). Fits of communication
        may be logarithmic (doubling_s) or hierarchical (inner) and say what else was considered; none did before
     4  what a profile of before lacks and reads as empty: regressors of kernels, the input side, contention, memory
-       factors
+       factors, what compute adds to collectives
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from calibrate.behind import BehindCompute
+from calibrate.contention import Contention
 from calibrate.input_side import InputSide
 from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
@@ -369,6 +371,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_factors: tuple[MemoryFactor, ...] = ()
     memory_reuse: tuple[MemoryReuse, ...] = ()
     input_side: tuple[InputSide, ...] = ()
+    contention: tuple[Contention, ...] = ()
+    behind_compute: tuple[BehindCompute, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from calibrate.input_fit import InputRecords
 from calibrate.profile import Source
+from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import (
     BATCHES_FILE,
@@ -80,6 +81,7 @@ class Measurements:
     imported: frozenset[int] = frozenset()
     rates: tuple[Placed[RateSamples], ...] = ()
     input: Mapping[str, InputRecords] = field(default_factory=dict)
+    behind: tuple[Placed[BehindComputeSamples], ...] = ()
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -118,6 +120,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
         rates=_records(directories, RATES_FILE, RateSamples),
         input=_input(directories, manifests),
+        behind=_records(directories, BEHIND_FILE, BehindComputeSamples),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from calibrate.profile import Profile
+from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
@@ -33,6 +34,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "copies": CopySamples,
     "collectives": CollectiveSamples,
     "interference": InterferenceSamples,
+    "behind": BehindComputeSamples,
     "rates": RateSamples,
     "files": FileSamples,
     "batches": BatchSamples,

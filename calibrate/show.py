@@ -10,6 +10,7 @@ from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
 from calibrate.input_show import print_input_side
 from calibrate.profile import CommunicationFit, Profile
 from calibrate.roofline_show import device_lines
+from calibrate.together_show import print_together
 from paradl_bench.spec.measurement import Environment
 from paradl_bench.spec.units import format_bytes, format_seconds
 
@@ -36,6 +37,8 @@ def explanation(profile: Profile) -> dict[str, object]:
         "communication_choices": profile.communication_choices,
         "interference": profile.interference,
         "input_side": profile.input_side,
+        "contention": profile.contention,
+        "behind_compute": profile.behind_compute,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
     }
@@ -56,6 +59,7 @@ def print_profile(profile: Profile, console: Console) -> None:
     if profile.interference:
         _print_interference(profile, console)
     print_input_side(profile.input_side, console)
+    print_together(profile, console)
     for note in profile.notes:
         console.print(f"note: {note}", markup=False)
     _print_weaknesses(weaknesses(profile), console)

@@ -1,4 +1,4 @@
-"""Which communication of a plan stands behind compute and keeps compute waiting."""
+"""How a plan calls its communication: whether behind compute that waits for it, and how many of its ranks do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.plan import Collective, Phase, Plan, Role, Stream, Transfer, Work
+from predict.communication_costs import Call
+
+
+def calls_of(plan: Plan) -> list[Call]:
+    """Per work of a plan, how it is called; of what does not communicate this says nothing."""
+    shares = [_taking_part(plan, work) for work in plan.works]
+    return [Call(bool(behind), share) for behind, share in zip(works_behind_compute(plan), shares, strict=True)]
+
+
+def _taking_part(plan: Plan, work: Work) -> float:
+    """Share of the ranks that take part in all-reduces between nodes: of some leaders of a node, they alone do."""
+    if not isinstance(work, Collective) or work.reach != "between nodes":
+        return 1.0
+    alike = [
+        index
+        for index, other in enumerate(plan.works)
+        if isinstance(other, Collective)
+        and (other.operation, other.axes, other.reach) == (work.operation, work.axes, work.reach)
+    ]
+    ranks = sum(role.multiplicity for role in plan.roles if np.isin(role.work, alike).any())
+    return ranks / plan.strategy.ranks
 
 
 def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:

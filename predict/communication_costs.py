@@ -2,17 +2,17 @@
 
 A flat ring runs at the slowest level that it crosses (MODELS.md, "Collectives"). A cluster file may state alpha and
 beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
-that name, else at the outermost measured level, which is said.
+that name, else at the outermost measured level, which is said. Where a collective stands behind compute and keeps it
+waiting, what was measured of that is added.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
 from calibrate.profile import CommunicationFit, Interference, Profile
@@ -22,10 +22,13 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.plan import Collective, HaloExchange
 from paradl_bench.spec.registry import lookup
-from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
+from predict.behind_costs import BehindCosts
+from predict.communication_modes import communication_modes, outside
+from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
@@ -36,6 +39,22 @@ class CommunicationCost(NamedTuple):
 
     cost: Cost
     modes: tuple[tuple[str, float], ...]
+
+
+class Call(NamedTuple):
+    """How a plan calls a collective.
+
+    Attributes:
+        behind_compute: compute comes right before it and waits for it (:mod:`predict.behind_compute`).
+        taking_part: share of the ranks that call such a one at all.
+    """
+
+    behind_compute: bool = False
+    taking_part: float = 1.0
+
+
+ALONE_ON_ITS_STREAM = Call()
+"""Not behind compute, called by all ranks."""
 
 
 class Slowdown(NamedTuple):
@@ -61,13 +80,15 @@ class CommunicationCosts:
         self._given = cluster is not None
         self.cluster = cluster or profile.cluster
         self.backend = _choose_backend(profile, backend)
+        self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
+        self._behind = BehindCosts(profile, self.backend)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy], CommunicationCost] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
                 self._fits.setdefault((fit.operation, fit.level), []).append(fit)
 
-    def cost(self, work: Collective, strategy: Strategy) -> CommunicationCost:
+    def cost(self, work: Collective, strategy: Strategy, call: Call = ALONE_ON_ITS_STREAM) -> CommunicationCost:
         """Seconds of a collective.
 
         Raises:
@@ -76,6 +97,7 @@ class CommunicationCosts:
         """
         if work.ranks <= 1:
             return CommunicationCost(Cost(0.0, Source.MEASURED), ())
+        asked = work
         work, remarks = _measurable(work)
         level, more = self.level(work, strategy)
         remarks += more
@@ -84,16 +106,41 @@ class CommunicationCosts:
         collective = lookup(operations(), work.operation, "collective")
         per_node = self._ranks_per_node(work, strategy)
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
-        pieces = _pieces(collective, fits, level)
-        seconds = float(piecewise_seconds(pieces, work.ranks, work.message_bytes, per_node))
-        if stated:
-            return CommunicationCost(Cost(seconds, Source.STATED, remarks=remarks), ())
-        beyond = _beyond_remarks(work, fits)
-        source = Source.SCALED if beyond else Source.REGRESSED
-        cost = Cost(seconds, source, remarks=(*remarks, *beyond))
-        return CommunicationCost(cost, _modes(work, per_node, fits, collective, level, seconds))
+        sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
 
-    def halo_cost(self, work: HaloExchange, strategy: Strategy) -> CommunicationCost:
+        def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
+            pieces = _pieces(collective, fits, level, phi)
+            return float(piecewise_seconds(pieces, work.ranks, message_bytes, per_node))
+
+        seconds = seconds_of(work.message_bytes)
+        beyond = () if stated else _beyond_remarks(work, fits)
+        source = Source.STATED if stated else Source.SCALED if beyond else Source.REGRESSED
+        modes = () if stated else communication_modes(work, per_node, fits, collective, sharing.factor, seconds)
+        if sharing.factor_sd:
+            shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
+            modes += ((f"contention at {level.name}", shift),)
+        found = CommunicationCost(Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond)), modes)
+        if not call.behind_compute:
+            return found
+        return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+
+    def _behind_compute(
+        self,
+        found: CommunicationCost,
+        operation: str,
+        level: Level,
+        messages: Sequence[int],
+        seconds_of: Callable[[int], float],
+    ) -> CommunicationCost:
+        """The cost with what compute before it adds: latency once, the factor to each message."""
+        entry, remarks = self._behind.entry(operation, level.name)
+        cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
+        if entry is None:
+            return found._replace(cost=cost)
+        added = self._behind.added(entry, sum(seconds_of(min(size, entry.bytes_range[1])) for size in messages))
+        return CommunicationCost(cost._replace(seconds=cost.seconds + added.seconds), (*found.modes, *added.modes))
+
+    def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
         Raises:
@@ -110,7 +157,17 @@ class CommunicationCosts:
             max((each.cost.source for each in costs), default=Source.MEASURED),
             remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
         )
-        return CommunicationCost(total, tuple(modes.items()))
+        found = CommunicationCost(total, tuple(modes.items()))
+        if not (behind_compute and messages):
+            return found
+        level, _ = self.level(_message(1, work.axes), strategy)
+        return self._behind_compute(
+            found,
+            "send_recv",
+            level,
+            messages,
+            lambda size: self._message_cost(size, work.axes, strategy).cost.seconds,
+        )
 
     def _message_cost(self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy) -> CommunicationCost:
         key = size_bytes, axes, strategy
@@ -201,16 +258,18 @@ def _choose_backend(profile: Profile, backend: str | None) -> str:
     return measured[0] if len(measured) == 1 else by_device
 
 
-def _pieces(collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level) -> tuple[Piece, ...]:
-    """The fit's pieces, with what the level states in their place and its contention on beta."""
+def _pieces(
+    collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level, contention: float
+) -> tuple[Piece, ...]:
+    """The fit's pieces, with what the level states in their place and contention on beta."""
     if level.alpha_s is not None and level.beta_s_per_byte is not None:
         algorithm = fits[0].algorithm if fits else collective.default_algorithm
         stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
-        return (Piece(stated, 1.0, 1.0, level.alpha_s, level.contention * level.beta_s_per_byte, 0.0),)
+        return (Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),)
     return tuple(
         piece._replace(
             alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
-            beta_s_per_byte=level.contention
+            beta_s_per_byte=contention
             * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
             doubling_s=piece.doubling_s if level.beta_s_per_byte is None else 0.0,
         )
@@ -232,75 +291,10 @@ def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple
     return tuple(remarks)
 
 
-def _modes(
-    work: Collective,
-    ranks_per_node: int,
-    fits: Sequence[CommunicationFit],
-    collective: CollectiveOperation,
-    level: Level,
-    seconds: float,
-) -> tuple[tuple[str, float], ...]:
-    """Two independent directions of (alpha, beta), drift between blocks, and rank counts left out of the fit."""
-    fit = min(fits, key=lambda each: _outside(work.message_bytes, each.bytes_range))
-    (piece,) = pieces_of(collective, [fit])
-    terms = [float(term) for term in piece.terms(work.ranks, work.message_bytes, ranks_per_node)]
-    where = f"{work.operation} at {fit.level} {fit.regime}"
-    # What grows with the logarithm of bytes is no time on a link, so that flows which share one do not stretch it.
-    growth = terms[1] * (1.0 if fit.doubling_s else level.contention)
-    directions = [alpha_s * terms[0] + beta * growth for alpha_s, beta in _directions(fit.covariance)]
-    if fit.inner:
-        directions += [alpha_s * terms[3] + beta * terms[4] for alpha_s, beta in _directions(fit.inner.covariance)]
-    modes = [(f"fit of {where}, {number}", shift) for number, shift in enumerate(directions, start=1)]
-    modes.append(("drift of communication", seconds * fit.block_relative_sd))
-    if work.ranks > fit.ranks_range[1]:
-        error = fit.held_out_ranks_relative_error
-        shift = _algorithms_apart(work, collective, piece, fit) if error is None else seconds * MAD_TO_SD * error
-        modes.append(("communication beyond ranks", shift))
-    return tuple((name, shift) for name, shift in modes if shift)
-
-
-def _algorithms_apart(work: Collective, collective: CollectiveOperation, piece: Piece, fit: CommunicationFit) -> float:
-    """Half of how far apart algorithms take a fit of one rank count, which cannot tell them from each other.
-
-    Each is given the alpha and the beta that it needs for the start-up and the transfer measured; then the ranks grow.
-    """
-    measured = piece.terms(fit.ranks_range[1], work.message_bytes) * np.array(
-        [piece.alpha_s, piece.doubling_s or piece.beta_s_per_byte, piece.gamma_s_per_byte, 0.0, 0.0]
-    )
-    if fit.doubling_s:
-        # What each step adds with the logarithm of bytes grows with the number of steps.
-        measured[:2] = measured[:2].sum(), 0.0
-    seconds = []
-    for algorithm in collective.algorithms.values():
-        if not algorithm.hierarchical:
-            before = algorithm.terms(fit.ranks_range[1], work.message_bytes)
-            after = algorithm.terms(work.ranks, work.message_bytes)
-            pairs = zip(measured[:3], before, after, strict=True)
-            seconds.append(sum(float(part * (new / old)) for part, old, new in pairs if part))
-    return (max(seconds) - min(seconds)) / 2
-
-
-def _directions(
-    covariance: tuple[tuple[float, float], tuple[float, float]],
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Columns of the covariance's Cholesky factor: alpha and beta differ by ten orders, which eigenvectors lose."""
-    (alpha, both), (_, beta) = covariance
-    first = math.sqrt(max(alpha, 0.0))
-    along = both / first if first else 0.0
-    return (first, along), (0.0, math.sqrt(max(beta - along**2, 0.0)))
-
-
-def _outside(value: int, span: tuple[int, int]) -> float:
-    """How far a size lies outside a range, as a ratio's logarithm; 0 inside."""
-    low, high = span
-    inside = min(max(value, low), high)
-    return abs(math.log(max(value, 1) / max(inside, 1)))
-
-
 def _unlikeness(entry: Interference, work: Collective, level: str) -> tuple[bool, bool, float, float]:
     return (
         entry.operation != work.operation,
         entry.level != level,
         abs(math.log(entry.ranks / work.ranks)),
-        _outside(work.message_bytes, entry.message_bytes),
+        outside(work.message_bytes, entry.message_bytes),
     )

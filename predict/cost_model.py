@@ -33,7 +33,8 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
-from predict.communication_costs import CommunicationCosts
+from predict.behind_compute import calls_of
+from predict.communication_costs import Call, CommunicationCosts
 from predict.costs import Cost, Costs, Remark, Remarks, Source
 from predict.input_terms import InputOptions
 from predict.layer_costs import LayerCosts, nearest_count
@@ -216,9 +217,12 @@ class CostModel:
             shard="" if self.proportional else _shard_of(plan),
             updated_elements=_updated_elements(plan),
         )
-        return [self._priced(work, count, about) for work, count in zip(plan.works, counts, strict=True)]
+        calls = calls_of(plan)
+        return [
+            self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
+        ]
 
-    def _priced(self, work: Work, count: float, about: _About) -> Priced:
+    def _priced(self, work: Work, count: float, about: _About, call: Call) -> Priced:
         batch, on_host, strategy = about.place.local_batch, about.place.ranks_on_host, about.strategy
         if isinstance(work, Compute):
             cost = self._layers.cost(work.operation, work.phase, work.shard, batch, on_host)
@@ -231,11 +235,11 @@ class CostModel:
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
         if isinstance(work, Transfer):
-            return self._priced_transfer(work, count, strategy)
+            return self._priced_transfer(work, count, strategy, call)
         if isinstance(work, HaloExchange):
-            halo = self.communication.halo_cost(work, strategy)
+            halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
             return Priced(halo.cost, count, work, True, halo.modes)
-        found = self.communication.cost(work, strategy)
+        found = self.communication.cost(work, strategy, call)
         if work.ranks <= 1:
             return Priced(found.cost, count, work, True)
         slowdown = self.communication.slowdown(work, strategy)
@@ -249,11 +253,13 @@ class CostModel:
             return _share(of_shard, about.updated_elements / max(work.elements, 1))
         return _share(self._model.weight_update(batch, on_host), self._updated_elements / max(work.elements, 1))
 
-    def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy) -> Priced:
+    def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy, call: Call) -> Priced:
         """A send takes the time of its messages one after the other; a receive waits for it and takes none."""
         sent = work.message_bytes if work.direction == "send" else ()
         found = self.communication.halo_cost(
-            HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes), strategy
+            HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes),
+            strategy,
+            behind_compute=call.behind_compute,
         )
         if not sent:
             return Priced(found.cost, count, work, True)

@@ -19,14 +19,15 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         name: ``node``, ``rack``, ``system``; a profile's communication fits carry the same names.
         ranks: how many ranks one unit of this level holds.
         alpha_s, beta_s_per_byte: start-up and per-byte time, where the cluster file states them (else the profile).
-        contention: phi, flows that share this level's bottleneck link; multiplies beta.
+        contention: phi, flows that share this level's bottleneck link; multiplies beta. None where nobody stated it:
+            then what the profile measured of groups at once.
     """
 
     name: str
     ranks: int
     alpha_s: float | None = None
     beta_s_per_byte: float | None = None
-    contention: float = 1.0
+    contention: float | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -34,7 +35,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for label, value in (("alpha_s", self.alpha_s), ("beta_s_per_byte", self.beta_s_per_byte)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"level {self.name!r}: {label} has to be finite and not negative, not {value}")
-        if not (math.isfinite(self.contention) and self.contention >= 1):
+        if self.contention is not None and not (math.isfinite(self.contention) and self.contention >= 1):
             raise ValueError(f"level {self.name!r}: contention has to be at least 1, not {self.contention}")
 
 

@@ -1,0 +1,52 @@
+"""What compute before a collective adds to its time, from the profile."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calibrate.behind import BehindCompute
+from calibrate.profile import Profile
+from predict.communication_modes import cholesky_columns
+from predict.costs import Remark
+
+
+class Added(NamedTuple):
+    """Seconds that compute before a collective adds; modes as of a cost: what one standard deviation of each adds."""
+
+    seconds: float
+    modes: tuple[tuple[str, float], ...]
+
+
+class BehindCosts:
+    """Seconds that compute before a collective adds to it, through one library."""
+
+    def __init__(self, profile: Profile, backend: str) -> None:
+        self._entries = [entry for entry in profile.behind_compute if entry.library == backend]
+
+    def entry(self, operation: str, level: str) -> tuple[BehindCompute | None, tuple[Remark, ...]]:
+        """What was measured of an operation at a level, else of the most alike; None where nothing was."""
+        if not self._entries:
+            text = (
+                "collectives that wait for compute: what it adds to them was not measured: paradl-bench collectives"
+                " --behind-compute"
+            )
+            return None, (Remark(text, True),)
+        entry = min(self._entries, key=lambda each: (each.operation != operation, each.level != level))
+        if (entry.operation, entry.level) == (operation, level):
+            return entry, ()
+        text = f"{operation} behind compute at level {level!r}: as {entry.operation} at level {entry.level!r}"
+        return entry, (Remark(text, True),)
+
+    def added(self, entry: BehindCompute, back_to_back_s: float) -> Added:
+        """Seconds added to one that takes ``back_to_back_s`` of at most the entry's largest size.
+
+        Beyond that size what was added at it stays: caches that compute has emptied are filled once.
+        """
+        where = f"{entry.operation} behind compute at {entry.level}"
+        return Added(
+            entry.extra_s(back_to_back_s),
+            tuple(
+                (f"{where}, {number}", first + second * back_to_back_s)
+                for number, (first, second) in enumerate(cholesky_columns(entry.covariance), start=1)
+            ),
+        )
