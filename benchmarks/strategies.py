@@ -3,9 +3,9 @@
     python benchmarks/strategies.py -o DIR [--repetitions 2]
 
 A repetition profiles each model whole, as one rank of every strategy runs it, two ranks at once, and by micro-batches
-(a pipeline has as many as ranks), sweeps the collectives that the plans hold, and trains serial and every strategy for
-real, in turn. One profile is then fitted from all of them and held against every run; memory too. An interrupted
-benchmark goes on when called again.
+(a pipeline has as many as ranks), sweeps the collectives that the plans hold, alone, beside and behind compute, and
+trains serial and every strategy for real, in turn. One profile is then fitted from all of them and held against every
+run; memory too. An interrupted benchmark goes on when called again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
             settings = f"--strategy {strategy} --batch {batch} --input-shape {shape} --warmup 3"
             arguments = ["train", model, *settings.split(), "--iterations", str(iterations)]
             yield arguments, base / f"train-{model}-{strategy}"
-    sweep = f"--ranks 2 --backend gloo --ops all_reduce,broadcast,all_gather,send_recv --sizes {SIZES} --beside-compute"
-    yield ["collectives", *sweep.split(), "--blocks", "3"], base / "collectives"
+    sweep = f"--ranks 2 --backend gloo --ops all_reduce,broadcast,all_gather,send_recv --sizes {SIZES}"
+    beside = ["--beside-compute", "--behind-compute", "--blocks", "3"]
+    yield ["collectives", *sweep.split(), *beside], base / "collectives"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from calibrate.behind_fit import fit_behind_compute
 from calibrate.communication_fit import fit_communication
@@ -41,10 +42,7 @@ def fit_profile(
     of_memory = read_memory_runs(memory_runs, measured.environments, measured.networks, force=force)
     memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
-    communication = fit_communication((record for _, record in measured.collectives), operations())
-    interference, kernel_notes = fit_interference(measured.interference)
-    contention, contention_notes = fit_contention(measured.collectives, communication.fits, operations())
-    behind_compute, behind_notes = fit_behind_compute(measured.behind, operations())
+    communication, communication_notes = _communication(measured)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -58,23 +56,16 @@ def fit_profile(
         model_times=model_times(measured.iterations),
         shard_times=shard_times(measured.iterations),
         copies=fit_copies(measured.copies),
-        communication=communication.fits,
-        communication_choices=communication.choices,
-        interference=interference,
         memory_runs=of_memory.runs,
         memory_factors=memory.factors,
         memory_reuse=memory.reuse,
         input_side=fit_input(measured.input),
-        contention=contention,
-        behind_compute=behind_compute,
+        **communication,
         notes=(
             *measured.notes,
-            *communication.notes,
-            *kernel_notes,
+            *communication_notes,
             *of_memory.notes,
             *memory.notes,
-            *contention_notes,
-            *behind_notes,
             *_untraced(measured),
             *_without_iterations(measured),
         ),
@@ -83,6 +74,22 @@ def fit_profile(
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile
+
+
+def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The profile's fields on communication, and notes."""
+    fitted = fit_communication((record for _, record in measured.collectives), operations())
+    interference, kernel_notes = fit_interference(measured.interference)
+    contention, contention_notes = fit_contention(measured.collectives, fitted.fits, operations())
+    behind_compute, behind_notes = fit_behind_compute(measured.behind, operations())
+    fields = {
+        "communication": fitted.fits,
+        "communication_choices": fitted.choices,
+        "interference": interference,
+        "contention": contention,
+        "behind_compute": behind_compute,
+    }
+    return fields, (*fitted.notes, *kernel_notes, *contention_notes, *behind_notes)
 
 
 def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device, ...]:

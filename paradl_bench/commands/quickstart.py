@@ -56,7 +56,7 @@ def steps(output: Path) -> list[Step]:
         Step("What this machine has", "paradl_bench", ("doctor",)),
         *_layer_steps(output),
         Step(
-            "Collectives between two ranks, alone and beside compute",
+            "Collectives between two ranks, alone, beside compute and behind it",
             "paradl_bench",
             _sweep_arguments(output),
         ),
@@ -77,8 +77,9 @@ def steps(output: Path) -> list[Step]:
 
 def _sweep_arguments(output: Path) -> tuple[str, ...]:
     """The collectives that data parallelism issues, from batch norm's counters to a third of vgg11's largest bucket."""
-    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4 --beside-compute"
-    return ("collectives", *sweep.split(), "-o", str(output / "collectives"))
+    sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4"
+    beside = ("--beside-compute", "--behind-compute")
+    return ("collectives", *sweep.split(), *beside, "-o", str(output / "collectives"))
 
 
 def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
