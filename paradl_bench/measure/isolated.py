@@ -63,7 +63,7 @@ class IsolatedOperation:
     Args:
         layer: the first of the layers that share the operation.
         parameter_shapes: of the parameters that it reads, in order.
-        settle: called before every timed call.
+        settle: called before every call that is kept.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class IsolatedOperation:
     def measure(self, clock: Clock, samples: int = 1) -> dict[str, list[float]]:
         """Samples in seconds of FW, and of BW_input and BW_weight, or BW; the first call warms up."""
         if not self._warm:
-            self._measure_once(clock)
+            self._measure_once(clock, leave_warm)
             self._warm = True
-        measured = [self._measure_once(clock) for _ in range(samples)]
+        measured = [self._measure_once(clock, self._settle) for _ in range(samples)]
         return {phase: [once[phase] for once in measured] for phase in measured[0]}
 
-    def _measure_once(self, clock: Clock) -> dict[str, float]:
+    def _measure_once(self, clock: Clock, settle: Settle) -> dict[str, float]:
         # In-place operations may not write to a leaf that needs its gradient.
         inputs = [tensor.clone() if self.layer.attributes.get("in_place") else tensor for tensor in self._inputs]
-        self._settle(inputs)
+        settle(inputs)
         begin = clock.stamp()
         output = self._run(inputs, self._parameters)
         end = clock.stamp()
@@ -110,7 +110,7 @@ class IsolatedOperation:
         gradient = torch.ones_like(output)
         nodes = _NodeStamps(output.grad_fn, clock)
         for phase, wanted in self._gradients_wanted().items():
-            self._settle([gradient])
+            settle([gradient])
             begin = clock.stamp()
             torch.autograd.grad(output, wanted, gradient, retain_graph=True)
             end = clock.stamp()

@@ -97,7 +97,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     def cost_s(self, kernel: SweptKernel, shapes: tuple[KernelShape, ...], speed: MachineSpeed) -> float:
         """Seconds of all visits: making tensors, a call that warms up, samples."""
         samples = self.samples(kernel, len(shapes))
-        calls = (1 + samples) * (kernel.estimate_s + len(shapes) * self.settle_s)
+        calls = (1 + samples) * kernel.estimate_s + samples * len(shapes) * self.settle_s
         return self.blocks * (calls + memory_bytes(shapes) / speed.bytes_per_s)
 
 

@@ -26,6 +26,8 @@ CacheState = Literal["training", "warm"]
 _UNKNOWN_CACHE_BYTES = 32 * 1024**2
 # A cache that many cores share is never one core's own.
 _LARGEST_CACHE_BYTES = 64 * 1024**2
+# So long that what follows has been launched when it is over: a small kernel's time must not be that of its launch.
+_GPU_CACHES = 8
 _MATRIX = {"cpu": 768, "cuda": 8192}
 _STREAM_BYTES = {"cpu": 64 * 1024**2, "cuda": 1024**3}
 
@@ -45,7 +47,9 @@ class Caches:
     """
 
     def __init__(self, state: CacheState, device: torch.device) -> None:
-        self.buffer_bytes = 0 if state == "warm" else last_level_cache_bytes(device)
+        self._cache_bytes = last_level_cache_bytes(device)
+        times = {"cpu": 1, "cuda": _GPU_CACHES}[device.type]
+        self.buffer_bytes = 0 if state == "warm" else times * self._cache_bytes
         self._buffer = torch.zeros(self.buffer_bytes // 4, device=device)
         self._predecessor = torch.ones(64, device=device, requires_grad=True)
         self.settle: Settle = leave_warm if state == "warm" else self._as_in_training
@@ -55,7 +59,7 @@ class Caches:
         with torch.no_grad():
             for tensor in written:
                 # A larger one would not stay in the caches either.
-                if tensor.is_floating_point() and tensor.nbytes <= self.buffer_bytes:
+                if tensor.is_floating_point() and tensor.nbytes <= self._cache_bytes:
                     tensor.mul_(1.0)
         # What every operation runs of torch's code, its predecessor has just run.
         torch.relu(self._predecessor)
@@ -64,7 +68,7 @@ class Caches:
 def last_level_cache_bytes(device: torch.device) -> int:
     """Size of the cache that lies next to memory, at most 64 MiB of it; 32 MiB where the system does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNKNOWN_CACHE_BYTES
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or _UNKNOWN_CACHE_BYTES
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:
