@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from paradl_bench.spec.errors import ParadlError, UserError, WorkError
+from paradl_bench.spec.errors import ParadlError, UserError, WorkError, shown
 from paradl_bench.spec.storage import write_bytes_atomically
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def run_command(command: click.Command, program: str) -> None:
 def _fail(program: str, message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    line = " ".join(message.split())
-    click.echo(f"{program}: error: {line}", err=True)
+    click.echo(f"{program}: error: {shown(message)}", err=True)
     return code
 
 

@@ -12,6 +12,8 @@ from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Network
 
+_LONGEST_CLUSTER_BYTES = 1 << 18
+
 
 def read_cluster(path: Path) -> Cluster:
     """A cluster file (YAML; INTERFACE.md, "Files").
@@ -22,16 +24,23 @@ def read_cluster(path: Path) -> Cluster:
     import yaml
 
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as stream:
+            content = stream.read(_LONGEST_CLUSTER_BYTES + 1)
+        if len(content) > _LONGEST_CLUSTER_BYTES:
+            raise UserError(f"cluster {path} is larger than {_LONGEST_CLUSTER_BYTES} bytes: it is no cluster file")
+        # YAML 1.1 reads 16e9 as text, and constructors of other types fail in ways of their own: all is taken as text.
+        raw = yaml.load(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)
     except OSError as error:
         raise UserError(f"cannot read cluster {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"cluster {path} is no valid YAML: {error}") from None
     try:
-        # YAML 1.1 reads 16e9 as text: numbers are taken from text as well.
-        return msgspec.convert(raw, Cluster, strict=False)
-    except msgspec.ValidationError as error:
+        cluster = msgspec.convert(raw, Cluster, strict=False)
+        # Half a surrogate pair is text to YAML, and no file can hold it.
+        msgspec.json.encode(cluster)
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise UserError(f"cluster {path}: {error}") from None
+    return cluster
 
 
 def read_network(path: Path) -> Network:

@@ -5,27 +5,23 @@ Lines are told by ``sys.settrace`` in this project's own modules only. The same 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
-import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOT = str(Path(__file__).parents[1])
-MAX_BYTES = 1 << 16
+from fuzz_changes import changed
 
-_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_TOKENS = [
-    *(b"0", b"-1", b"1e309", b"nan", b"inf", b"N/A", b"18446744073709551616", b"9223372036854775807", b"1e-320", b""),
-    *(b"null", b"true", b"[]", b"{}", b'""', b'"\\ud800"', b"\x00", b"\xff\xfe", b"\r", b"\n", b"\t", b"#", b"|", b"x"),
-    "\u0661".encode(),
-    "\u2028".encode(),
-]
-_JSON_VALUES: list[Any] = [None, True, -1, 0, 1e308, 2**70, "", "x" * 300, "\ud800", [], {}, [[]], {"a": 1}, 0.1, -0.0]
+ROOT = str(Path(__file__).parents[1])
+MAX_CPU_S = 10.0
+"""Of one input: the largest of 64 kB takes well under a second."""
+_LONGEST_KEPT = 1 << 14
 
 
 class Lines:
@@ -34,6 +30,7 @@ class Lines:
     def __init__(self) -> None:
         self.seen: set[tuple[CodeType, int]] = set()
         self.new = 0
+        self._unseen: dict[CodeType, int] = {}
 
     def run(self, target: Callable[[bytes], None], content: bytes) -> bool:
         """Whether the input reached lines that none before it did."""
@@ -47,14 +44,56 @@ class Lines:
         return self.new > 0
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(ROOT) else None
+        code = frame.f_code
+        unseen = self._unseen.get(code)
+        if unseen is None:
+            ours = code.co_filename.startswith(ROOT)
+            lines = {line for *_, line in code.co_lines() if line is not None and line != code.co_firstlineno}
+            self._unseen[code] = unseen = len(lines) if ours else 0
+        # Code whose lines have all been seen has nothing new to tell, and runs at full speed.
+        return self._line if unseen else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
         place = (frame.f_code, frame.f_lineno)
         if place not in self.seen:
             self.seen.add(place)
             self.new += 1
+            if frame.f_lineno != frame.f_code.co_firstlineno:
+                self._unseen[frame.f_code] -= 1
         return self._line
+
+
+class _TooSlow(BaseException):
+    """An input took more than MAX_CPU_S of this process; no ``except Exception`` on the way may stop it."""
+
+
+@contextlib.contextmanager
+def _limited_time() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TooSlow(f"more than {MAX_CPU_S:g} s")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class Finding(AssertionError):
+    """An input gave anything but a result or one of the project's errors.
+
+    Attributes:
+        content: the input. place: where it was raised, as ``file.py:12 ValueError``.
+    """
+
+    def __init__(self, content: bytes, error: BaseException) -> None:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(ROOT)]
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        self.content = content
+        self.place = f"{where} {type(error).__name__.strip('_')}"
+        super().__init__(f"{self.place}: {str(error)[:500]}; input {content[:2000]!r}")
 
 
 @dataclass(slots=True)
@@ -63,120 +102,53 @@ class Fuzzer:
 
     Attributes:
         traced_every: of the inputs, each so-manieth is traced; the others run at full speed.
+        refused: inputs that gave one of the project's errors, where the target says so by returning true.
     """
 
-    target: Callable[[bytes], None]
+    target: Callable[[bytes], object]
     corpus: list[bytes]
     generator: random.Random
     traced_every: int = 1
     lines: Lines = field(default_factory=Lines)
     runs: int = 0
+    refused: int = 0
 
     def run(self, count: int) -> None:
         """Try the corpus, then ``count`` changed inputs.
 
         Raises:
-            AssertionError: an input gave anything but a result or one of the project's errors; the message holds it.
+            Finding: an input gave anything but a result or one of the project's errors.
         """
         for content in list(self.corpus):
-            self._try(content, traced=True)
+            self.attempt(content, traced=True)
         for number in range(count):
-            content = self._changed()
-            traced = number % self.traced_every == 0
-            if self._try(content, traced=traced) and traced:
-                self.corpus.append(content)
+            self.step(traced=number % self.traced_every == 0)
 
-    def _try(self, content: bytes, *, traced: bool) -> bool:
+    def step(self, *, traced: bool) -> None:
+        """Try one changed input, and keep it for further changes if it reached new lines.
+
+        Raises:
+            Finding: as :meth:`run`.
+        """
+        content = changed(self.generator, self.corpus)
+        if self.attempt(content, traced=traced) and len(content) <= _LONGEST_KEPT:
+            self.corpus.append(content)
+
+    def attempt(self, content: bytes, *, traced: bool) -> bool:
+        """Try one input; whether it was traced and reached new lines.
+
+        Raises:
+            Finding: as :meth:`run`.
+        """
         self.runs += 1
         try:
-            if traced:
-                return self.lines.run(self.target, content)
-            self.target(content)
-        except Exception as error:
-            raise AssertionError(f"{type(error).__name__}: {error}; input {content[:2000]!r}") from error
+            with _limited_time():
+                if traced:
+                    return self.lines.run(self._count, content)
+                self._count(content)
+        except (Exception, _TooSlow) as error:
+            raise Finding(content, error) from error
         return False
 
-    def _changed(self) -> bytes:
-        choose = self.generator.choice
-        content = choose(self.corpus)
-        for _ in range(choose((1, 1, 2, 4))):
-            content = choose(_CHANGES)(content, self.generator, self.corpus)
-        return content[:MAX_BYTES]
-
-
-Change = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
-
-
-def _flip(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    place = generator.randrange(len(content) + 1)
-    return content[:place] + bytes([generator.randrange(256)]) + content[place + 1 :]
-
-
-def _cut(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    one, other = sorted(generator.randrange(len(content) + 1) for _ in range(2))
-    return generator.choice((content[:one], content[one:], content[:one] + content[other:]))
-
-
-def _token(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    place = generator.randrange(len(content) + 1)
-    return content[:place] + generator.choice(_TOKENS) + content[place:]
-
-
-def _number(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    found = list(_NUMBER.finditer(content))
-    if not found:
-        return content
-    match = generator.choice(found)
-    other = generator.choice([generator.choice(_TOKENS), generator.choice(found).group()])
-    return content[: match.start()] + other + content[match.end() :]
-
-
-def _lines(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    lines = content.split(b"\n")
-    one, other = (generator.randrange(len(lines)) for _ in range(2))
-    action = generator.randrange(4)
-    if action == 0:
-        lines[one], lines[other] = lines[other], lines[one]
-    elif action == 1:
-        lines.insert(one, lines[other])
-    elif action == 2:
-        del lines[one]
-    else:
-        lines[one] = lines[one] + lines[other]
-    return b"\n".join(lines)
-
-
-def _splice(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    other = generator.choice(corpus)
-    return content[: generator.randrange(len(content) + 1)] + other[generator.randrange(len(other) + 1) :]
-
-
-def _json(content: bytes, generator: random.Random, corpus: Sequence[bytes]) -> bytes:
-    """Replace, drop or double a value somewhere in a JSON document."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return _token(content, generator, corpus)
-    places: list[tuple[Any, Any]] = []
-    pending = [document]
-    while pending and len(places) < 5000:
-        holder = pending.pop()
-        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
-        places += [(holder, key) for key in keys]
-        pending += [holder[key] for key in keys]
-    if not places:
-        return content
-    holder, key = generator.choice(places)
-    if generator.random() < 0.2:
-        del holder[key]
-    else:
-        other, place = generator.choice(places)
-        try:
-            value = other[place] if generator.random() < 0.3 else generator.choice(_JSON_VALUES)
-            holder[key] = json.loads(json.dumps(value))
-        except (KeyError, IndexError, ValueError, RecursionError):
-            return content
-    return json.dumps(document).encode()
-
-
-_CHANGES: tuple[Change, ...] = (_flip, _cut, _token, _number, _number, _lines, _splice, _json, _json)
+    def _count(self, content: bytes) -> None:
+        self.refused += bool(self.target(content))

@@ -1,43 +1,45 @@
-"""What is fuzzed: readers of foreign files and loaders of our own; any bytes give a result or one error.
+"""What is fuzzed: readers of foreign files and of the command line, and loaders of our own.
 
-A target takes bytes. It raises nothing but the project's own errors, whose text is one line; what it reads can be
-written again and reads back the same.
+A target takes bytes. It raises nothing but the project's own errors, whose text is one line that can be printed;
+what it reads can be written again and reads back the same. It returns whether the input was refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from calibrate import reading
 from calibrate.profile import read_profile
-from calibrate.reading import read_network
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
-from paradl_bench.spec.errors import ParadlError
-from paradl_bench.spec.measurement import (
-    COLLECTIVES_FILE,
-    LAYERS_FILE,
-    MANIFEST_NAME,
-    CollectiveSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-    read_run,
-)
+from paradl_bench.spec import measurement, units
+from paradl_bench.spec.errors import ParadlError, shown
+from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
+from paradl_bench.spec.measurement import MANIFEST_NAME, RUN_NAME, read_manifest, read_records, read_run
+from paradl_bench.spec.strategy import parse_strategy, parse_strategy_kinds
+from predict import inputs
+from predict.runs import read_runs
 
 DATA = Path(__file__).parent / "data"
-Target = Callable[[bytes], None]
+Target = Callable[[bytes], bool]
 
 TOLD = ImportOptions(ranks=4, level="node", batch=8, iterations=20, keep=frozenset({"empty", "wrong", "failed"}))
 """Everything is taken that can be: the parser goes as far as it can."""
 UNTOLD = ImportOptions()
+_OPTIONS = (TOLD, TOLD, UNTOLD)
 _SEEDS = {
     "nccl-tests": ("nccl-tests*", "rccl*"),
     "rccl-tests": ("rccl*", "nccl-tests-2.17.log"),
@@ -48,36 +50,62 @@ _SEEDS = {
     "pipedream": ("pipedream*",),
     "paradl-net": ("*.net", "*.plat"),
 }
+RECORDS: dict[str, type[msgspec.Struct]] = {
+    measurement.LAYERS_FILE: measurement.LayerSamples,
+    measurement.ITERATIONS_FILE: measurement.IterationSamples,
+    measurement.COPIES_FILE: measurement.CopySamples,
+    measurement.COLLECTIVES_FILE: measurement.CollectiveSamples,
+    measurement.INTERFERENCE_FILE: measurement.InterferenceSamples,
+    measurement.TRAINING_FILE: measurement.TrainingIterations,
+    measurement.TRACE_FILE: measurement.TraceTimes,
+    measurement.DROPPED_FILE: measurement.DroppedRow,
+    KERNELS_FILE: KernelSamples,
+}
+"""Every JSON-lines file of a measurement directory."""
+_RECORD_SEEDS = {
+    measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
+    b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
+    measurement.DROPPED_FILE: b'{"file":"a.log","line":3,"text":"N/A","why":"no number"}\n',
+    KERNELS_FILE: b'{"shape":{"kind":"conv","stage":"FW","sizes":{"batch":8,"in":3},"settings":{"a":"b"},"flops":1e9,'
+    b'"bytes":1e6},"dtype":"fp32","block":0,"samples_s":[0.1,0.2],"calls_per_sample":2}\n',
+}
+
+
+@contextlib.contextmanager
+def expected_errors() -> Iterator[list[str]]:
+    """Let the project's own errors pass, if their text can be printed; yields what was refused."""
+    refused: list[str] = []
+    try:
+        yield refused
+    except ParadlError as error:
+        line = shown(str(error))
+        assert line.strip(), "an error without words"
+        line.encode()
+        refused.append(line)
 
 
 def _import_target(importer: Importer) -> Target:
-    def read(content: bytes) -> None:
-        for options in (TOLD, UNTOLD):
-            with expected_errors():
-                log = LogFile(path="a.log", content=unpacked("a.log", content), sha256="0")
-                held = importer.read(log, options)
-                files = [FileRead(log=log, held=held)]
-                environment = environment_of(files, cluster=None, device_name=None, memory_bytes=0, force=False)
-                _round_trip(environment, summarise(importer, files), *held.networks, *held.clusters, *held.traces)
-                _round_trip(*numbered(held.collectives), *held.layers)
+    def read(content: bytes) -> bool:
+        # Which options: of the input itself, so that a finding repeats.
+        options = _OPTIONS[zlib.crc32(content) % len(_OPTIONS)]
+        with expected_errors() as refused:
+            log = LogFile(path="a.log", content=unpacked("a.log", content), sha256="0")
+            held = importer.read(log, options)
+            files = [FileRead(log=log, held=held)]
+            environment = environment_of(files, cluster=None, device_name=None, memory_bytes=0, force=False)
+            _round_trip([environment, summarise(importer, files), *held.networks, *held.clusters, *held.traces])
+            _round_trip([*numbered(held.collectives), *held.layers])
+        return bool(refused)
 
     return read
 
 
-def _round_trip(*records: msgspec.Struct) -> None:
+def _round_trip(records: Iterable[msgspec.Struct]) -> None:
+    by_kind: dict[type[msgspec.Struct], list[msgspec.Struct]] = {}
     for record in records:
-        assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
-
-
-@contextlib.contextmanager
-def expected_errors() -> Iterator[None]:
-    """Let the project's own errors pass, if their text is one line that can be printed."""
-    try:
-        yield
-    except ParadlError as error:
-        text = str(error)
-        assert text.strip(), "an error without words"
-        text.encode()
+        by_kind.setdefault(type(record), []).append(record)
+    for kind, held in by_kind.items():
+        assert msgspec.json.decode(msgspec.json.encode(held), type=list[kind]) == held  # type: ignore[valid-type]
 
 
 class _Folder:
@@ -91,53 +119,194 @@ class _Folder:
 
     def target(self, name: str, read: Callable[[Path], object], **beside: bytes) -> Target:
         folder = self.path / f"{name}.d"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         for other, content in beside.items():
             (folder / other.replace("_json", ".json")).write_bytes(content)
 
-        def load(content: bytes) -> None:
+        def load(content: bytes) -> bool:
             (folder / name).write_bytes(content)
-            with expected_errors():
-                read(folder / name)
+            with expected_errors() as refused:
+                found = read(folder / name)
+                records = found if isinstance(found, list) else [found]
+                _round_trip(record for record in records if isinstance(record, msgspec.Struct))
+            return bool(refused)
+
+        return load
+
+    def directory_target(self, name: str, read: Callable[[Path], object]) -> Target:
+        """A whole measurement directory, written as one text: ``>>> FILE`` before the content of each file."""
+        folder = self.path / f"{name}.d"
+        folder.mkdir(exist_ok=True)
+
+        def load(content: bytes) -> bool:
+            for old in folder.iterdir():
+                old.unlink()
+            parts = _FILE_MARK.split(content)
+            for file, text in zip(parts[1::2], parts[2::2], strict=True):
+                (folder / file.decode()).write_bytes(text)
+            with expected_errors() as refused:
+                read(folder)
+            return bool(refused)
 
         return load
 
 
+_FILE_MARK = re.compile(rb"^>>> ([a-z-]{1,40}\.jsonl?)\n", re.MULTILINE)
 _FOLDER = _Folder()
+
+
+def _text_target(parse: Callable[[str], object]) -> Target:
+    def read(content: bytes) -> bool:
+        with expected_errors() as refused:
+            # As Python takes what is typed.
+            parse(content.decode("utf-8", "surrogateescape"))
+        return bool(refused)
+
+    return read
+
+
+def _strategy(text: str) -> None:
+    strategy = parse_strategy(text)
+    assert parse_strategy(str(strategy)) == strategy
+    assert strategy.ranks >= 1
+
+
+def _swept(parse: Callable[[str], tuple[int, ...]]) -> Callable[[str], None]:
+    def read(text: str) -> None:
+        found = parse(text)
+        assert found
+        assert all(0 < value < 2**63 for value in found)
+
+    return read
+
+
+_STRINGS: dict[str, tuple[Callable[[str], object], str]] = {
+    "strategy": (_strategy, "d4 f8 c4 s2x2x2 z3d8p2 d4f4 2M4P1D d2p2f2 serial t4"),
+    "strategy-kinds": (parse_strategy_kinds, "d+f data+filter serial d+s d+c+p tensor"),
+    "size": (units.parse_size, "64M 1GiB 16e9 4096 1.5K 3TB 12b"),
+    "sizes": (_swept(units.parse_size_sweep), "1K:64M:2 1K,4K,1M 4:8M 1:1G:1.5"),
+    "ranks": (_swept(units.parse_ranks), "16:1024:x2 2:10:2 8 2,4,8 1:64:x1.5"),
+    "shape": (_swept(units.parse_shape), "3x224x224 4x128x128x128 1024"),
+}
+"""What the command line takes, with examples."""
 
 
 def targets() -> dict[str, Target]:
     """Every target by name."""
+    if not _TARGETS:
+        _TARGETS.update({name: _import_target(importer) for name, importer in importers().items()})
+        sweep = Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", read=mpi_read)
+        _TARGETS["mpi4py"] = _import_target(sweep)
+        _TARGETS.update({name: _text_target(parse) for name, (parse, _) in _STRINGS.items()})
+        _TARGETS.update(_loaders())
+    return dict(_TARGETS)
+
+
+_TARGETS: dict[str, Target] = {}
+
+
+def _loaders() -> dict[str, Target]:
+    readers: dict[str, Callable[[Path], object]] = {
+        "profile.json": read_profile,
+        "network.json": reading.read_network,
+        "model.json": inputs.read_network,
+        "cluster.yaml": inputs.read_cluster,
+        MANIFEST_NAME: lambda path: read_manifest(path.parent),
+        RUN_NAME: lambda path: read_run(path.parent),
+    }
+    found = {name: _FOLDER.target(name, read) for name, read in readers.items()}
     manifest = (DATA / "collectives-v1" / MANIFEST_NAME).read_bytes()
-    found = {name: _import_target(importer) for name, importer in importers().items()}
-    found["mpi4py"] = _import_target(
-        Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", read=mpi_read)
+    for name, kind in RECORDS.items():
+        found[name] = _FOLDER.target(name, _reader_of(kind), manifest_json=manifest)
+    found["measurements"] = _FOLDER.directory_target(
+        "measurements", lambda folder: reading.read_measurements([folder], force=False)
     )
-    for name, read, beside in (
-        ("profile.json", read_profile, {}),
-        ("network.json", read_network, {}),
-        (MANIFEST_NAME, lambda path: read_manifest(path.parent), {}),
-        ("run.json", lambda path: read_run(path.parent), {}),
-        (COLLECTIVES_FILE, lambda path: read_records(path.parent, path.name, CollectiveSamples), manifest),
-        (LAYERS_FILE, lambda path: read_records(path.parent, path.name, LayerSamples), manifest),
-    ):
-        held = {"manifest_json": beside} if isinstance(beside, bytes) else {}
-        if not (_FOLDER.path / f"{name}.d").exists():
-            _LOADERS[name] = _FOLDER.target(name, read, **held)
-        found[name] = _LOADERS[name]
+    found["runs"] = _FOLDER.directory_target("runs", lambda folder: read_runs([folder]))
     return found
 
 
-_LOADERS: dict[str, Target] = {}
+def _reader_of(kind: type[msgspec.Struct]) -> Callable[[Path], object]:
+    return lambda path: read_records(path.parent, path.name, kind)
 
 
 def seeds(name: str) -> list[bytes]:
     """Files that a target reads well, to start from."""
     if name in _SEEDS:
         return [path.read_bytes() for pattern in _SEEDS[name] for path in sorted((DATA / "imports").glob(pattern))]
+    if name in _STRINGS:
+        return [word.encode() for word in _STRINGS[name][1].split()]
     if name == "mpi4py":
         head = b'{"hosts":["a","a"],"device_name":"cpu","versions":{"mpi":"x"}}\n'
-        return [head + (DATA / "collectives-v1" / COLLECTIVES_FILE).read_bytes()[:20000]]
+        return [head + (DATA / "collectives-v1" / measurement.COLLECTIVES_FILE).read_bytes()[:20000]]
     if name == "profile.json":
-        return [path.read_bytes() for path in sorted(DATA.glob("profile-v*.json"))]
-    return [path.read_bytes()[:20000] for path in sorted(DATA.glob(f"*-v1/{name}"))] or [b"{}"]
+        return [_shortened(path.read_bytes()) for path in sorted(DATA.glob("profile-v*.json"))]
+    if name in ("network.json", "model.json"):
+        return [path.read_bytes() for path in sorted(DATA.glob("*-v1/network-*.json"))]
+    if name == "cluster.yaml":
+        return [_CLUSTER]
+    if name in ("measurements", "runs"):
+        folders = ["training-v1"] if name == "runs" else ["collectives-v1", "layers-v1"]
+        return [_as_one_text(DATA / folder) for folder in folders]
+    held = [path.read_bytes()[:20000] for path in sorted(DATA.glob(f"*-v1/{name}"))]
+    return held or [_RECORD_SEEDS[name]]
+
+
+_CLUSTER = b"""# two levels
+name: abci
+memory_bytes_per_rank: 16e9
+levels:
+  - {name: node, ranks: 4, alpha_s: 1.0e-5, beta_s_per_byte: 1.0e-10}
+  - {name: rack, ranks: 136, contention: 1}
+  - name: &a system
+    ranks: 4096
+    contention: 3
+"""
+
+
+def _shortened(content: bytes) -> bytes:
+    """A profile with one or two entries of each sort: what is changed is then likely to matter, and reading is fast."""
+    document: dict[str, Any] = json.loads(content)
+    for key, value in document.items():
+        if isinstance(value, list) and key not in ("environments", "sources", "command_line"):
+            document[key] = value[:2]
+    return json.dumps(document).encode()
+
+
+def _as_one_text(folder: Path) -> bytes:
+    text = b""
+    for path in sorted(folder.glob("*.json*")):
+        content = path.read_bytes()
+        if path.name == measurement.TRAINING_FILE:
+            content = _longer(content)
+        whole = content if path.suffix == ".json" else content[: content.rfind(b"\n", 0, 3000) + 1]
+        text += b">>> " + path.name.encode() + b"\n" + whole.strip() + b"\n"
+    return text
+
+
+def _longer(training: bytes) -> bytes:
+    """A run of as many iterations as a validation needs."""
+    records = [json.loads(line) for line in training.splitlines()]
+    for record in records:
+        record.update({key: value * 3 for key, value in record.items() if isinstance(value, list)})
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def bombs() -> dict[str, bytes]:
+    """Inputs that cost a careless reader its memory, its stack or its time."""
+    return {
+        "gzip": gzip.compress(b"0" * (4 << 20), 9),
+        "gzip in gzip": gzip.compress(gzip.compress(b" " * (4 << 20), 9), 9),
+        "lists": b"[" * 50_000,
+        "objects": b'{"a":' * 50_000,
+        "whole lists": b"[" * 50_000 + b"]" * 50_000,
+        "one line": b"1 " * 50_000,
+        "one word": b"9" * 200_000,
+        "one name": b"x" * 200_000,
+        "quotes": b'"' * 100_000,
+        "comments": b"#" * 200_000,
+        "commas": b"," * 50_000,
+        "exponent": b'{"schema_version": 1e999999999}',
+        "zeros": b"\x00" * 200_000,
+        "laughs": b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b",".join([b"*%c" % (97 + i)] * 9)) for i in range(9)),
+    }

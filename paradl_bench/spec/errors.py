@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST_LINE = 1000
+
 
 class ParadlError(Exception):
     """Base of all errors raised on purpose. The message says what, where, and what would be right."""
@@ -26,6 +28,12 @@ class WorkError(ParadlError, RuntimeError):
     """The work itself failed (a rank died, a tool was missing): exit code 3; what was measured is kept."""
 
     exit_code = 3
+
+
+def shown(message: str) -> str:
+    """An error's text as one line that a terminal can show: what is quoted from a file may be of any length."""
+    line = " ".join(message.encode("utf-8", "backslashreplace").decode().split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 320]} ... {line[-300:]}"
 
 
 def unknown_choice(what: str, given: str, choices: Iterable[str], *, shown: int = 24) -> UserError:

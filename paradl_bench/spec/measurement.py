@@ -606,7 +606,7 @@ def load_versioned(
     try:
         for older in range(version, newest):
             raw = (migrations or {})[older](raw) | {"schema_version": older + 1}
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{what} {path}: not a valid document of version {version} ({error!r})") from None
     return cast(dict[str, Any], raw)
 

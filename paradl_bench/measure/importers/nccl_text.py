@@ -105,10 +105,12 @@ class _Reader:
         line = _ESCAPE.sub("", raw)
         line = _LABEL.sub("", line).rstrip()
         self._look_for_failure(line)
-        library = _LIBRARY.search(line)
+        # Most lines name no library; on a long one the search for what does takes a while.
+        names = "CCL " in line
+        library = _LIBRARY.search(line) if names else None
         if library:
             self.run.versions.setdefault("nccl", library.group(1) or library.group(2))
-        noise = _NCCL_LINE.search(line)
+        noise = _NCCL_LINE.search(line) if names else None
         if noise:
             self._cut_at(number, line, noise.group())
         elif line.lstrip().startswith("#") or line.startswith("rccl-tests:"):

@@ -35,6 +35,7 @@ _OPERATIONS = {
     "Latency": "send_recv",
 }
 _REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
+_LONGEST_HEADING = 1000
 _COLUMN = re.compile(r"[^()]+?(?:\([^()]*\))|Iterations|Validation|MB/s|Messages/s|Size")
 
 
@@ -112,7 +113,10 @@ def _read_heading(table: _Table, line: str) -> None:
     if datatype:
         table.dtype = _DTYPES.get(datatype.group(1), datatype.group(1).lower())
         return
-    names = tuple(name.strip() for name in _COLUMN.findall(line.replace("#", " ", 1).replace("Size", "Size()", 1)))
+    heading = line.strip("# \t")
+    if not heading.startswith("Size") or len(heading) > _LONGEST_HEADING:
+        return
+    names = tuple(name.strip() for name in _COLUMN.findall(heading.replace("Size", "Size()", 1)))
     if names and names[0] == "Size()":
         table.columns = ("Size", *names[1:])
 

@@ -73,7 +73,7 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
         result.rows += 1
     each = max(1, round(min(values.get("GPU_PER_NODE", 1.0), 1e6)))
     ranks = max(1, round(min(values.get("MAX_NODE", 1.0), 1e9))) * each
-    bandwidth, memory = values.get("BANDWIDTH", 0.0), values.get("MEM_PER_NODE", 0.0)
+    bandwidth, memory = values.get("BANDWIDTH", 0.0), values.get("MEM_PER_NODE", 0.0) / each
     level = Level(
         name=options.level or "system",
         ranks=ranks,
@@ -84,7 +84,7 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
     # The file has one network; inside a node there may be another, which it says nothing of.
     inner = (Level(name="node", ranks=each),) if each > 1 and level.name != "node" and each <= ranks else ()
     result.clusters.append(
-        Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory / each if memory > 0 else None)
+        Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory if memory > 0 else None)
     )
     if "NODE_SPEED" in values:
         result.notes.append(f"{log.path}: NODE_SPEED is not used; layer times are measured, not derived from FLOP/s")
