@@ -12,6 +12,8 @@ import click
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import ImportOptions, Keep, load_file
 from paradl_bench.measure.importers.writing import ImportSummary, environment_of, read_files, write_import
+from paradl_bench.spec.cluster import NODE
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import parse_size
@@ -32,6 +34,11 @@ def _formats() -> str:
     metavar="NAME",
     help="Level of the cluster that the ranks span: node, or rack, system, ... Needed where the file lists no hosts;"
     " of runs on several hosts the default is system.",
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1),
+    help="Of them, the most that share a host, where the file lists no hosts.",
 )
 @click.option("--op", "operation", metavar="OP", help="The collective (all_reduce, ...), where the file does not say.")
 @click.option("--library", metavar="NAME", help="Under which library it is kept. Default: nccl, rccl, mpi, mpi-cuda.")
@@ -57,6 +64,7 @@ def COMMAND(  # noqa: N802
     files: tuple[Path, ...],
     ranks: int | None,
     level: str | None,
+    ranks_per_node: int | None,
     operation: str | None,
     library: str | None,
     iterations: int | None,
@@ -77,9 +85,14 @@ def COMMAND(  # noqa: N802
     directory. A log's mean over many calls stays one number: it is not made into samples that nobody has.
     """
     importer = lookup(importers(), format_name, "format")
+    if level == NODE and ranks_per_node and ranks and ranks_per_node < ranks:
+        raise UserError(
+            f"--level node holds all {ranks} ranks, and --ranks-per-node says {ranks_per_node}: give --level system"
+        )
     options = ImportOptions(
         ranks=ranks,
         level=level,
+        ranks_per_node=ranks_per_node,
         operation=operation,
         library=library,
         iterations=iterations,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -328,3 +329,59 @@ def test_the_public_osu_and_imb_tables_are_read() -> None:
         assert not held.dropped
     imb = read_log("imb", folder / "nccl-logs" / "azure-imb__README.md", ImportOptions(level="system"))
     assert [(r.ranks, r.message_bytes) for r in imb.collectives] == [(1408, 8), (1408, 16)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "words"),
+    [
+        (
+            "osu",
+            "osu-7.4.log",
+            "mpirun noticed that process rank 1 with PID 7 on node n01 exited on signal 9 (Killed).",
+        ),
+        ("imb", "imb-mpi1-2021.log", "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD"),
+    ],
+)
+def test_rows_of_a_table_behind_which_a_rank_died_are_refused_unless_asked_for(
+    name: str, file: str, words: str
+) -> None:
+    # IMB's last tables are of operations that are not modelled.
+    text = (DATA / file).read_text().partition("# Benchmarking Reduce_scatter")[0]
+    whole = importers()[name].read(LogFile(path=file, content=text.encode()), ImportOptions(ranks=4, level="node"))
+    log = LogFile(path=file, content=f"{text}\n{words}\n".encode())
+    held = importers()[name].read(log, ImportOptions(ranks=4, level="node"))
+    refused = [item for item in held.dropped if item.why.startswith(f"its run failed ({words[:40]}")]
+    # Tables before the last one were whole when the rank died.
+    assert 0 < len(refused) <= whole.rows
+    assert (held.rows, len(held.collectives)) == (whole.rows - len(refused), len(whole.collectives) - len(refused))
+    assert [item.line for item in held.dropped] == sorted(item.line for item in held.dropped)
+    kept = importers()[name].read(log, ImportOptions(ranks=4, level="node", keep=frozenset({"failed"})))
+    assert kept.rows == whole.rows
+
+
+def test_ranks_of_a_node_are_counted_where_hosts_are_listed_and_told_elsewhere() -> None:
+    listed = read_log("nccl-tests", DATA / "nccl-tests-2.17.log")
+    assert {(record.ranks, record.ranks_per_node) for record in listed.collectives} == {(4, 2)}
+    told = read_log("osu", DATA / "osu-5.7.log", ImportOptions(ranks=8, level="system", ranks_per_node=4))
+    assert {(record.ranks, record.ranks_per_node) for record in told.collectives} == {(8, 4)}
+    silent = read_log("osu", DATA / "osu-5.7.log", ImportOptions(ranks=8, level="system"))
+    assert {record.ranks_per_node for record in silent.collectives} == {0}
+    inside = read_log("osu", DATA / "osu-5.7.log", ImportOptions(ranks=8, level="node"))
+    assert {record.ranks_per_node for record in inside.collectives} == {8}
+
+
+def test_a_level_that_holds_fewer_ranks_than_there_were_is_no_node(tmp_path: Path) -> None:
+    arguments = ["import", "osu", str(DATA / "osu-5.7.log"), "--ranks", "8", "--level", "node", "--ranks-per-node", "4"]
+    result = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "out")])
+    assert isinstance(result.exception, UserError)
+    assert "give --level system" in str(result.exception)
+
+
+def test_every_row_of_the_public_logs_is_recovered_by_the_count_of_a_second_method() -> None:
+    public_data()
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import imports
+
+    found = imports.compare_logs()
+    assert {each.file: each.differences for each in found if each.differences} == {}
+    assert sum(each.counted for each in found) > 1500

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paradl_bench.measure.importers.failures import Watched
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.errors import UserError
@@ -65,9 +66,13 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     result = Imported(device="cpu")
     table: _Table | None = None
     reductions = "fp32"
+    watched = Watched(result, options)
     for number, line in enumerate(log.text.split("\n"), start=1):
+        watched.look(line)
         benchmark = _BENCHMARK.search(line)
         if benchmark:
+            watched.close()
+            watched = Watched(result, options)
             table = _Table(number, benchmark.group(1).removeprefix("Multi-"))
             continue
         kind = _REDUCTION_TYPE.search(line)
@@ -76,6 +81,9 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
         _describe(result, line)
         if table is not None and not _read_heading(table, line):
             _row(result, table, number, line, options, log.path, reductions)
+            watched.row(number, line)
+    watched.close()
+    result.dropped.sort(key=lambda item: item.line)
     if table is None:
         raise UserError(f"{log.path} holds no table of IMB: none begins with '# Benchmarking'")
     return result
@@ -142,6 +150,7 @@ def _row(
             source=f"{path}:{number}",
             concurrent=table.concurrent,
             group=int(values.get("Group", 0)),
+            ranks_per_node=options.ranks_on_a_node(ranks, options.level or ""),
         )
     )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.cluster import NODE, Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, TraceTimes
@@ -41,6 +41,7 @@ class ImportOptions:
 
     Attributes:
         ranks, level, operation, library, iterations: of collectives, where the file does not say.
+        ranks_per_node: the most of them that share a host, likewise.
         model, batch, dtype: of layers.
         keep: rows to take all the same: ``empty`` messages, ``wrong`` results, those of a run that ``failed``.
     """
@@ -50,10 +51,15 @@ class ImportOptions:
     operation: str | None = None
     library: str | None = None
     iterations: int | None = None
+    ranks_per_node: int | None = None
     model: str | None = None
     batch: int | None = None
     dtype: str = "fp32"
     keep: frozenset[Keep] = frozenset()
+
+    def ranks_on_a_node(self, ranks: int, level: str) -> int:
+        """The most ranks of a group that share a host, where nothing but the options tells; 0 where they do not."""
+        return ranks if level == NODE else min(self.ranks_per_node or 0, ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paradl_bench.measure.importers.failures import refusal
 from paradl_bench.measure.importers.importer import Imported, ImportOptions
 from paradl_bench.measure.importers.nccl_operations import (
     Kind,
@@ -27,6 +28,7 @@ class Sweep:
         columns: names of the columns, which leave some collectives possible.
         ranks: counts of ranks that the log leaves possible; empty where it says nothing.
         hosts: how many hosts took part; None where the log does not say.
+        ranks_per_node: the most that share a host; 0 where the log does not list all of them.
         groups: how many groups of ranks ran it at once.
         calls: iterations that each time is the mean of.
         failure: what says that a rank died, or None.
@@ -39,6 +41,7 @@ class Sweep:
     columns: tuple[str, ...]
     ranks: tuple[int, ...]
     hosts: int | None
+    ranks_per_node: int
     groups: int
     calls: int | None
     failure: str | None
@@ -46,18 +49,18 @@ class Sweep:
 
 def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library: str, tool: str, path: str) -> None:
     """Add a table's rows as measurements, or drop them with the reason."""
-    refusal = _refusal(sweep, options)
+    why_not = _refusal(sweep, options)
     kind, ranks = None, 0
-    if refusal is None:
+    if why_not is None:
         found = identify(sweep, options, path)
         if isinstance(found, str):
-            refusal = found
+            why_not = found
         else:
             kind, ranks = found
-            refusal = _level_refusal(sweep, options, ranks)
-    if refusal is not None or kind is None:
+            why_not = _level_refusal(sweep, options, ranks)
+    if why_not is not None or kind is None:
         for row in sweep.rows:
-            result.drop(row.line, row.text, refusal or "unknown")
+            result.drop(row.line, row.text, why_not or "unknown")
         return
     level = level_of(sweep, options, ranks)
     if sweep.calls is None and options.iterations is None:
@@ -83,6 +86,7 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
                 buffers=half.buffers,
                 source=f"{path}:{row.line}",
                 concurrent=sweep.groups,
+                ranks_per_node=min(sweep.ranks_per_node, ranks) or options.ranks_on_a_node(ranks, level),
             )
             for half in records
         ]
@@ -95,7 +99,7 @@ def _note(result: Imported, text: str) -> None:
 
 def _refusal(sweep: Sweep, options: ImportOptions) -> str | None:
     if sweep.failure is not None and "failed" not in options.keep:
-        return f"its run failed ({sweep.failure[:80]}); --keep failed takes it all the same"
+        return refusal(sweep.failure)
     return None
 
 

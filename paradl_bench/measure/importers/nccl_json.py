@@ -45,7 +45,7 @@ def read_report(log: LogFile, options: ImportOptions) -> Imported:
         else:
             rows.append(row)
     if rows:
-        sweep = _sweep(report, config, rows, results, broken)
+        sweep = _sweep(report, config, rows, results, broken, found.ranks_per_host)
         add_sweep(found, sweep, options, library="nccl", tool="nccl-tests", path=log.path)
     if not (found.rows or found.dropped):
         raise UserError(f"{log.path} holds no result of nccl-tests")
@@ -135,7 +135,12 @@ def _number(value: object, otherwise: int) -> int:
 
 
 def _sweep(
-    report: dict[str, Any], config: dict[str, Any], rows: list[Row], results: list[object], broken: bool
+    report: dict[str, Any],
+    config: dict[str, Any],
+    rows: list[Row],
+    results: list[object],
+    broken: bool,
+    ranks_per_host: int,
 ) -> Sweep:
     devices = _devices(config)
     each = _number(config.get("nthreads"), 1) * _number(config.get("ngpus"), 1)
@@ -160,6 +165,7 @@ def _sweep(
         columns=_COLUMNS,
         ranks=tuple(sorted(ranks)),
         hosts=len(hosts) or None,
+        ranks_per_node=ranks_per_host,
         groups=max(len(groups), 1),
         calls=_number(config.get("iterations"), 1) * aggregated if config.get("iterations") else None,
         failure=failure,

@@ -50,6 +50,7 @@ def sweep_of(run: Run) -> Sweep:
     highest = max((rank.rank for rank in run.ranks), default=-1) + 1
     aggregated = max(run.settings.get("agg iters", 1), 1)
     iterations = run.settings.get("iters")
+    placed = Counter((rank.group, rank.host) for rank in run.ranks)
     return Sweep(
         line=run.line,
         rows=run.rows,
@@ -59,6 +60,7 @@ def sweep_of(run: Run) -> Sweep:
         # A long list is cut by the tool: ranks beyond it are known by their numbers only.
         ranks=tuple({listed, highest}) if len(groups) == 1 else ((listed,) if listed else ()),
         hosts=len({rank.host for rank in run.ranks}) or None,
+        ranks_per_node=max(placed.values(), default=0),
         groups=max(len(groups), 1),
         calls=max(iterations, 1) * aggregated if iterations else None,
         failure=run.failure,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from paradl_bench.measure.importers.failures import FAILURE
 from paradl_bench.measure.importers.importer import Dropped
 from paradl_bench.measure.importers.nccl_operations import programs_named
 from paradl_bench.measure.importers.nccl_rows import Buffers, Layout, Row, layout_of, looks_like_a_row, parse_row
@@ -30,11 +31,6 @@ _START = re.compile(r"# Collective test starting: (\S{1,100})")
 _TEST_VERSION = re.compile(r"# nccl-tests version (\S{1,40})(?:.*nccl-library=(\d{1,9}))?")
 _RCCL_VERSION = re.compile(r"rccl-tests: Version (\S{1,80})")
 _LIBRARY = re.compile(r"\b(?:N|R)CCL version (\d[\w.+-]{0,40})|compiled with NCCL (\d{1,3}\.\d{1,3})")
-_FAILURE = re.compile(
-    r"Test (?:NCCL|CUDA|HIP) failure|Segmentation fault|NCCL (?:WARN )?.*unhandled (?:cuda|system) error"
-    r"|exited on signal|task \d+: (?:Exited|Killed|Aborted)|DUE TO TIME LIMIT|oom[-_]kill"
-    r"|process returned a non-zero exit"
-)
 _OPENING = (
     "# nThread",
     "# Collective test starting",
@@ -129,7 +125,7 @@ class _Reader:
         self.run = Run(number)
 
     def _look_for_failure(self, line: str) -> None:
-        if self.run.failure is None and _FAILURE.search(line):
+        if self.run.failure is None and FAILURE.search(line):
             self.run.failure = line.strip()
 
     def _cut_at(self, number: int, line: str, noise: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paradl_bench.measure.importers.failures import Watched
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
@@ -65,9 +66,13 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     result = Imported(device="cpu")
     table = _Table(1)
     seen = False
+    watched = Watched(result, options)
     for number, line in enumerate(log.text.split("\n"), start=1):
+        watched.look(line)
         title = _TITLE.search(line)
         if title:
+            watched.close()
+            watched = Watched(result, options)
             table = _titled(number, title)
             seen = True
             _describe(result, title)
@@ -79,6 +84,9 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
                 result.command_lines.append(" ".join(line.split()))
             elif seen:
                 _row(result, table, number, line, options, log.path)
+                watched.row(number, line)
+    watched.close()
+    result.dropped.sort(key=lambda item: item.line)
     if not seen:
         raise UserError(f"{log.path} holds no table of the OSU micro-benchmarks: none begins with '# OSU MPI ... Test'")
     return result
@@ -161,6 +169,7 @@ def _row(result: Imported, table: _Table, number: int, line: str, options: Impor
             verified=values.get("Validation") == "Pass",
             calls_per_sample=iterations or options.iterations or 1,
             source=f"{path}:{number}",
+            ranks_per_node=options.ranks_on_a_node(ranks, options.level or ""),
         )
     )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from paradl_bench.measure.directory import now_utc
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
-from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.cluster import NODE, Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.spec.measurement import (
@@ -127,7 +127,8 @@ def environment_of(
     hosts = sorted({name for file in files for name in file.held.hosts})
     versions = _joined([file.held.versions for file in files])
     variables = _joined([file.held.variables for file in files])
-    on_node = [record.ranks for file in files for record in file.held.collectives if record.level == "node"]
+    collectives = [record for file in files for record in file.held.collectives]
+    on_node = [record.ranks if record.level == NODE else record.ranks_per_node for record in collectives]
     return Environment(
         device=next((file.held.device for file in files if file.held.device), "cuda"),
         device_name=device_name or " and ".join(devices) or UNKNOWN,
