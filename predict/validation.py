@@ -14,6 +14,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
 from predict.costs import Floats
+from predict.input_terms import InputOptions
 from predict.inputs import choose_network, read_cluster
 from predict.memory_validation import MemoryPair, MemoryScore, memory_pair, memory_score
 from predict.prediction import Prediction, Predictor
@@ -293,6 +294,8 @@ class _Predictors:
                 dtype=about.dtype,
                 cluster=self._cluster,
                 backend=None if about.backend == _NO_BACKEND else about.backend,
+                # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
+                input_options=InputOptions(io_s=0.0, h2d_s=0.0),
             )
         point = Point(strategy=parse_strategy(about.strategy), settings=about.settings)
         return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)

@@ -34,7 +34,7 @@ _OF_MEASURE = {
 @click.option(
     "--dtype",
     metavar="D[,D...]",
-    help="fp32, tf32 (a GPU's) and bf16. Default: fp32,bf16 on a CPU, all three on a GPU.",
+    help="fp32, tf32 (a GPU's) and bf16. Default: fp32 on a CPU, all three on a GPU.",
 )
 @click.option(
     "--ranks",
@@ -74,7 +74,7 @@ def COMMAND(  # noqa: N802
     if measure:
         if output is None:
             raise UserError("--measure needs -o DIR: the directory to measure into")
-        dtypes = dtype or ("fp32,bf16" if device == "cpu" else "fp32,tf32,bf16")
+        dtypes = dtype or ("fp32" if device == "cpu" else "fp32,tf32,bf16")
         _measure(output, device, tuple(dtypes.split(",")), ranks, blocks, point_seconds, timeout_s, as_json=as_json)
         return
     for name, option in _OF_MEASURE.items():

@@ -25,6 +25,7 @@ from paradl_bench.terminal import progress, say
 _SHORTEST_SAMPLE_S = 2e-4
 """A sample of shorter calls is the mean of several: the clock and Python's own time count for nothing then."""
 _FEWEST_SAMPLES = 3
+_LONGEST_CALL_S = 1.0
 
 
 class RooflineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ def measure_roofline(
         UserError: a directory of something else.
     """
     clock = clock_for(context.device)
-    kernels = rate_kernels(context.device, request.dtypes, context.ranks)
+    kernels = _quick_enough(rate_kernels(context.device, request.dtypes, context.ranks), clock, context)
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(_finished(directory))
     plan = _plan(request, len(kernels), context.ranks)
@@ -83,6 +84,26 @@ def measure_roofline(
             bar.advance()
     if directory is not None:
         directory.finish()
+
+
+def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext) -> list[RateKernel]:
+    """Without the kernels of which one call would take seconds, going by the smallest of their dtype.
+
+    A CPU without instructions for bf16 computes in it a hundred times more slowly than in fp32.
+    """
+    kept = list(range(len(kernels)))
+    for dtype in sorted({kernel.dtype for kernel in kernels if kernel.resource == "compute"}):
+        own = [i for i, kernel in enumerate(kernels) if kernel.resource == "compute" and kernel.dtype == dtype]
+        smallest = min(own, key=lambda index: kernels[index].work)
+        with products_in(dtype), torch.no_grad():
+            call = kernels[smallest].prepare()
+            call()
+            per_work_s = _seconds_a_call(clock, call, 1) / kernels[smallest].work
+        slow = [i for i in own if i != smallest and per_work_s * kernels[i].work > _LONGEST_CALL_S]
+        kept = [index for index in kept if index not in slow]
+        if slow and context.rank == 0:
+            say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
+    return [kernels[index] for index in context.share(kept)]
 
 
 def _open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from calibrate.roofline_rates import DeviceRate, fit_rates, rate_of, roofline_ra
 from calibrate.roofline_show import device_lines
 from paradl_bench.commands.doctor import COMMAND
 from paradl_bench.measure import roofline
+from paradl_bench.measure.clocks import CpuClock
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.roofline import RooflineRequest, measure_roofline
 from paradl_bench.measure.roofline_kernels import RateKernel, cache_bytes, rate_kernels
@@ -208,6 +210,24 @@ def test_doctors_directory_gives_the_devices_rates_and_says_so(tmp_path: Path, m
     assert any("GFLOP/s in fp32, one rank" in line for line in device_lines(profile.devices))
     write_profile(tmp_path / "p.json", profile)
     assert read_profile(tmp_path / "p.json") == profile
+
+
+def test_kernels_that_would_take_seconds_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(work: float, dtype: str) -> RateKernel:
+        return dataclasses.replace(tiny_kernels(ALONE.device, (), 1)[0], work=work, dtype=dtype, name=f"{work:g}")
+
+    seconds = {"fp32": 1e-9, "bf16": 1e-6}
+    timed = iter([seconds["bf16"] * 1e5, seconds["fp32"] * 1e5])
+    monkeypatch.setattr(roofline, "_seconds_a_call", lambda *_: next(timed))
+    kernels = [kernel(work, dtype) for dtype in seconds for work in (1e5, 9e5, 1e8)]
+    kept = roofline._quick_enough(kernels, CpuClock(), ALONE)
+    assert [(each.dtype, each.work) for each in kept] == [
+        ("fp32", 1e5),
+        ("fp32", 9e5),
+        ("fp32", 1e8),
+        ("bf16", 1e5),
+        ("bf16", 9e5),
+    ]
 
 
 def test_profiles_without_doctor_keep_what_layers_reached() -> None:
