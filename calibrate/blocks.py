@@ -34,8 +34,12 @@ def block_sd(values: ArrayLike) -> float:
     if count < 2:
         return 0.0
     array = pull_in(array, middle=float(np.median(array)))
-    c4 = math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
-    return float(np.std(array, ddof=1)) / c4
+    return float(np.std(array, ddof=1)) / bias_of_sd(count)
+
+
+def bias_of_sd(count: int) -> float:
+    """How much of a normal distribution's deviation that of so many values, at least two, is in the mean: c4."""
+    return math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
 
 
 def pull_in(values: ArrayLike, *, middle: float) -> Floats:

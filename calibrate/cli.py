@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -115,18 +116,34 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
 @group.command()
 @click.argument("first", metavar="A", type=_PATH)
 @click.argument("second", metavar="B", type=_PATH)
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(["sd", "relative"]),
+    default="sd",
+    show_default=True,
+    help="Worst first by how many standard deviations a number moved, or by how much of itself.",
+)
+@click.option("--exit-code", is_flag=True, help="Exit with 1 where a number stands out, as diff and git diff do.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
-def diff(first: Path, second: Path, as_json: bool) -> None:
-    """What moved from profile A to profile B beyond its 90% interval, worst first."""
-    from calibrate.diff import compare
-    from calibrate.profile import read_profile
-    from calibrate.show import print_difference
+def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code: bool, as_json: bool) -> None:
+    """What moved from profile A to profile B beyond its 90% interval, worst first.
 
-    found = compare(read_profile(first), read_profile(second))
+    Of hundreds of numbers some move by chance: a number stands out if it moved farther than that. What differs between
+    both environments (day, driver, versions, settings) is said first. Exits with 0 whatever moved, unless --exit-code
+    is given; 2 if a profile can't be read.
+    """
+    from calibrate.diff import compare
+    from calibrate.difference_table import print_difference
+    from calibrate.profile import read_profile
+
+    found = compare(read_profile(first), read_profile(second), order=order)
     if as_json:
         _print_json(found)
     else:
         print_difference(found, open_console(), shown=_SHOWN_MOVEMENTS)
+    if exit_code and found.stand_out:
+        raise SystemExit(1)
 
 
 @group.command()

@@ -131,6 +131,7 @@ def _describe(
             None if choice.held_out_ranks is None else _median_error(choice.held_out_ranks, curve, inside)
         ),
         block_relative_sd=_common_drift([points[i] for i in indices], curve.precision[inside]),
+        blocks=max(min(len(points[i].blocks) for i in indices), 2),
         points=int(inside.sum()),
         measured=tuple(
             CommunicationPoint(

@@ -1,159 +1,226 @@
-"""What moved between two profiles by more than their spreads explain."""
+"""What moved between two profiles by more than their spreads explain, and what differs between their environments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
+import numpy as np
 
-from calibrate.communication_time import communication_seconds, spread_s
-from calibrate.profile import CommunicationFit, Profile
-from calibrate.together_show import together_quantities
-from paradl_bench.collectives.catalog import operations
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.registry import lookup
-from paradl_bench.spec.statistics import IQR_TO_SD, Z90
-from paradl_bench.spec.units import format_bytes
+from calibrate.profile import Profile
+from calibrate.quantities import Quantity, quantities
+from paradl_bench.spec.measurement import Environment
+
+LEVEL = 0.9
+FALSE_DISCOVERIES = 0.1
+Order = Literal["sd", "relative"]
 
 
 class Movement(msgspec.Struct, frozen=True, kw_only=True):
     """One number of both profiles.
 
     Attributes:
-        unit: ``s``, or ``times`` for slow-downs.
+        group: the profile's field that it is of.
+        unit: ``s``, ``times`` for slow-downs, ...; empty where there is none.
         relative: (second - first) / first.
-        interval_relative: half-width of the 90% interval of the difference, relative: both profiles' spreads between
-            blocks in quadrature (of times; of what ran beside, for slow-downs).
+        interval_relative: half-width of the 90% interval of that difference by the spreads of both sides (Welch's, of
+            the medians where the profile says over how many blocks); None where one side has no spread.
+        deviations: difference in its own standard deviations.
+        probability: of a difference at least as large by chance. stands_out: whether it does among all that were
+            compared, so that of those which do a tenth is chance (Benjamini and Hochberg 1995).
     """
 
+    group: str
     what: str
     first: float
     second: float
     unit: str
     relative: float
-    interval_relative: float
+    interval_relative: float | None
+    deviations: float | None
+    probability: float | None
+    stands_out: bool = False
 
     @property
     def moved(self) -> bool:
         """Whether the difference exceeds its interval."""
-        return abs(self.relative) > self.interval_relative
+        return self.interval_relative is not None and abs(self.relative) > self.interval_relative
+
+
+class GroupDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """All numbers of one field. expected_by_chance: how many would exceed a 90% interval if nothing had moved."""
+
+    group: str
+    compared: int
+    moved: int
+    stand_out: int
+    expected_by_chance: float
+    median_relative: float
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs of where, when and with what both were measured; several values where a profile holds several."""
+
+    what: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Two profiles held against each other; ``moved`` has the worst first."""
+    """Two profiles held against each other; ``moved`` has the worst first.
 
+    Attributes:
+        expected_by_chance: how many of those compared would exceed their interval if nothing had moved.
+        stand_out: how many do so among so many.
+        without_spread: numbers that changed, of which a profile does not know how far repetitions lie.
+        measurements: directories behind each profile.
+    """
+
+    changes: tuple[Change, ...]
     compared: int
+    expected_by_chance: float
+    stand_out: int
+    groups: tuple[GroupDifference, ...]
     moved: tuple[Movement, ...]
+    without_spread: tuple[Movement, ...]
     only_in_first: tuple[str, ...]
     only_in_second: tuple[str, ...]
-    environment: tuple[str, ...]
+    measurements: tuple[int, int]
 
 
-class Quantity(NamedTuple):
-    """A number of a profile with its relative standard deviation."""
-
-    value: float
-    relative_sd: float
-    unit: str = "s"
-
-
-def compare(first: Profile, second: Profile) -> Difference:
-    """Compare every time, fit and slow-down that both profiles hold.
+def compare(first: Profile, second: Profile, *, order: Order = "sd") -> Difference:
+    """Compare every number that both profiles hold.
 
     Collectives are compared at the sizes and rank counts measured in either, copies at the networks that both profiles
-    hold.
+    hold, lists that nothing is known of by their numbers.
+
+    Args:
+        order: worst first by how many standard deviations a number moved, or by how much of itself.
     """
     one, other = _positive(first, second), _positive(second, first)
-    both = [_movement(name, one[name], other[name]) for name in one if name in other]
-    moved = sorted((m for m in both if m.moved), key=_intervals, reverse=True)
+    both = [_movement(*name, one[name], other[name]) for name in one if name in other]
+    judged = _mark([m for m in both if m.deviations is not None])
+    moved = sorted((m for m in judged if m.moved), key=_KEYS[order], reverse=True)
+    unknown = [m for m in both if m.deviations is None and m.relative]
     return Difference(
-        compared=len(both),
+        changes=tuple(environment_changes(first, second)),
+        compared=len(judged),
+        expected_by_chance=(1 - LEVEL) * len(judged),
+        stand_out=sum(m.stands_out for m in judged),
+        groups=tuple(_groups(judged)),
         moved=tuple(moved),
-        only_in_first=tuple(name for name in one if name not in other),
-        only_in_second=tuple(name for name in other if name not in one),
-        environment=tuple(first.environments[0].differences(second.environments[0]))
-        if first.environments and second.environments
-        else (),
+        without_spread=tuple(sorted(unknown, key=lambda m: abs(m.relative), reverse=True)),
+        only_in_first=tuple(what for group, what in one if (group, what) not in other),
+        only_in_second=tuple(what for group, what in other if (group, what) not in one),
+        measurements=(len(first.sources), len(second.sources)),
     )
 
 
-def _positive(profile: Profile, other: Profile) -> dict[str, Quantity]:
-    """Quantities by name; those of 0 have no relative change."""
-    return {name: quantity for name, quantity in quantities(profile, other) if quantity.value > 0}
+_KEYS = {
+    "sd": lambda movement: (movement.deviations, abs(movement.relative)),
+    "relative": lambda movement: abs(movement.relative),
+}
 
 
-def _movement(name: str, one: Quantity, other: Quantity) -> Movement:
+def _positive(profile: Profile, other: Profile) -> dict[tuple[str, str], Quantity]:
+    """Quantities by group and name; those of 0 have no relative change."""
+    return {(group, name): found for group, name, found in quantities(profile, other) if found.value > 0}
+
+
+def _movement(group: str, what: str, one: Quantity, other: Quantity) -> Movement:
+    from scipy.stats import t
+
+    relative = other.value / one.value - 1
+    errors = one.relative_error, other.relative_error
+    interval = deviations = probability = None
+    if errors[0] is not None and errors[1] is not None:
+        # Both errors relative to the first value, as the difference is.
+        parts = [errors[0], errors[1] * other.value / one.value]
+        sd, freedom = math.hypot(*parts), _welch(parts, (one.freedom, other.freedom))
+        interval = float(t.ppf((1 + LEVEL) / 2, freedom)) * sd
+        deviations = abs(relative) / sd if sd else (math.inf if relative else 0.0)
+        probability = 2 * float(t.sf(deviations, freedom))
     return Movement(
-        what=name,
+        group=group,
+        what=what,
         first=one.value,
         second=other.value,
         unit=one.unit,
-        relative=other.value / one.value - 1,
-        interval_relative=Z90 * math.hypot(one.relative_sd, other.relative_sd),
+        relative=relative,
+        interval_relative=interval,
+        deviations=deviations,
+        probability=probability,
     )
 
 
-def _intervals(movement: Movement) -> float:
-    """How many intervals it moved by."""
-    return abs(movement.relative) / movement.interval_relative if movement.interval_relative else math.inf
+def _welch(errors: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Degrees of freedom of a difference (Welch and Satterthwaite)."""
+    total = sum(error**2 for error in errors)
+    parts = sum(error**4 / freedom for error, freedom in zip(errors, freedoms, strict=True))
+    return total**2 / parts if parts else math.inf
 
 
-def quantities(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
-    """Every number of a profile that can be compared, by a name that says what it is.
-
-    Args:
-        other: whose measured points and networks are used beside the profile's own.
-    """
-    for time in profile.layer_times:
-        shard = f" {time.shard}" if time.shard else ""
-        where = f"batch {time.batch} {time.dtype} on {time.ranks_on_host}{shard}"
-        seconds = Quantity(time.time.typical_s, time.block_relative_sd)
-        yield f"{time.phase} {time.mode} {where}: {time.operation}", seconds
-    for whole in (*profile.model_times, *profile.shard_times):
-        shard = f" {whole.shard}" if whole.shard else ""
-        where = f"{whole.model} batch {whole.batch} {whole.dtype} {whole.optimizer} on {whole.ranks_on_host}{shard}"
-        parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
-        for label, summary in (parts | {"BW between": whole.bw_between}).items():
-            yield f"{label} of {where}", Quantity(summary.typical_s, whole.common_relative_sd)
-    yield from _copies(profile, other)
-    yield from _communication(profile, other)
-    for entry in profile.interference:
-        low, high = entry.message_bytes
-        where = f"{entry.library} {entry.operation}, level {entry.level}, {entry.ranks} ranks, {low} to {high} bytes"
-        for label, value, iqr in (
-            ("compute", entry.compute_slowdown, entry.compute_slowdown_iqr),
-            ("communication", entry.communication_slowdown, entry.communication_slowdown_iqr),
-        ):
-            yield f"slow-down of {label} beside {where}", Quantity(value, IQR_TO_SD * iqr / value, "times")
-    for what, value, relative_sd, unit in together_quantities(profile):
-        yield what, Quantity(value, relative_sd, unit)
+def _mark(movements: Sequence[Movement]) -> list[Movement]:
+    """Those that stand out among all, by their probabilities in order."""
+    ordered = sorted(m.probability for m in movements if m.probability is not None)
+    count = len(ordered)
+    passing = [p for rank, p in enumerate(ordered, start=1) if p <= FALSE_DISCOVERIES * rank / count]
+    limit = max(passing, default=-1.0)
+    return [
+        msgspec.structs.replace(m, stands_out=m.moved and m.probability is not None and m.probability <= limit)
+        for m in movements
+    ]
 
 
-def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
-    shared: list[Network] = [profile.network[name] for name in sorted(profile.network.keys() & other.network.keys())]
-    for copy in profile.copies:
-        for network in shared:
-            seconds = copy.alpha_s * len(network.parameters) + copy.beta_s_per_byte * network.parameter_bytes
-            name = f"copies {copy.direction} buckets of {network.name} on {copy.ranks_on_host}"
-            yield name, Quantity(seconds, copy.relative_sd)
+def _groups(movements: Sequence[Movement]) -> Iterable[GroupDifference]:
+    by_group: dict[str, list[Movement]] = {}
+    for movement in movements:
+        by_group.setdefault(movement.group, []).append(movement)
+    for group, own in by_group.items():
+        yield GroupDifference(
+            group=group,
+            compared=len(own),
+            moved=sum(m.moved for m in own),
+            stand_out=sum(m.stands_out for m in own),
+            expected_by_chance=(1 - LEVEL) * len(own),
+            median_relative=float(np.median([m.relative for m in own])),
+        )
 
 
-def _communication(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
-    points: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
-    fits: dict[tuple[str, str, str], list[CommunicationFit]] = {}
-    for source in (profile, other):
-        for fit in source.communication:
-            key = fit.library, fit.operation, fit.level
-            points.setdefault(key, set()).update((point.ranks, point.message_bytes) for point in fit.measured)
-            if source is profile:
-                fits.setdefault(key, []).append(fit)
-    for key, own in fits.items():
-        operation = lookup(operations(), key[1], "collective")
-        for ranks, size in sorted(points[key]):
-            seconds = float(communication_seconds(operation, own, ranks, size))
-            spread = spread_s(operation, own, ranks, size) / seconds if seconds else 0.0
-            library, name, level = key
-            where = f"{library} {name}, level {level}, {ranks} ranks, {format_bytes(size)}"
-            yield where, Quantity(seconds, spread)
+def environment_changes(first: Profile, second: Profile) -> Iterable[Change]:
+    """What differs between where, when and with what two profiles were measured."""
+    one, other = _facts(first), _facts(second)
+    for what in dict.fromkeys((*one, *other)):
+        before, after = one.get(what, ()), other.get(what, ())
+        if before != after:
+            yield Change(what=what, first=before, second=after)
+
+
+def _facts(profile: Profile) -> dict[str, tuple[str, ...]]:
+    """Values of every fact of the environments, sorted; several where environments were merged by force."""
+    found: dict[str, set[str]] = {}
+    days = {source.created_utc[:10] for source in profile.sources} or {profile.created_utc[:10]}
+    found["measured on"] = days
+    for environment in profile.environments:
+        for what, value in _facts_of(environment).items():
+            found.setdefault(what, set()).add(value)
+    return {what: tuple(sorted(values)) for what, values in found.items()}
+
+
+def _facts_of(environment: Environment) -> dict[str, str]:
+    facts = {
+        label: str(getattr(environment, label))
+        for label in ("device", "device_name", "device_count", "memory_bytes", "hostname", "kernel", "commit")
+    }
+    named: dict[str, Mapping[str, str]] = {
+        "version of": environment.versions,
+        "setting": environment.settings,
+        "variable": environment.variables,
+    }
+    return {
+        **{label.replace("_", " "): value for label, value in facts.items()},
+        **{f"{kind} {name}": value for kind, values in named.items() for name, value in sorted(values.items())},
+        **({"emulated": "yes"} if environment.emulated else {}),
+    }

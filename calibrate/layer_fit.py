@@ -164,7 +164,15 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) 
             samples=sum(summary.samples for summary in summaries.values()),
         ),
         block_relative_sd=_block_sd(places, {place: summary.median_s for place, summary in summaries.items()}),
+        blocks=_counted({(block.directory, block.block) for blocks in places.values() for block in blocks}),
     )
+
+
+def _counted(blocks: Iterable[tuple[int, int]]) -> int:
+    """How many independent values of (directory, block) there are: of three or more measurements those count."""
+    distinct = set(blocks)
+    directories = {directory for directory, _ in distinct}
+    return len(directories) if len(directories) >= _FEWEST_MEASUREMENTS else max(len(distinct), 2)
 
 
 def _block_sd(places: Mapping[Place, Mapping[Block, Aligned]], medians_s: Mapping[Place, float]) -> float:
@@ -261,6 +269,7 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         noise_floor_relative=split_half_difference(iterations),
         common_relative_sd=between_block_sd(_stretches([d for d, _ in placed], iterations)),
         iteration_relative_quantiles=_relative_quantiles([d for d, _ in placed], iterations),
+        blocks=_counted((directory, record.block) for directory, record in placed),
     )
 
 

@@ -1,26 +1,31 @@
 """Partial calibrations put together: profiles, where the measurements themselves are no longer at hand.
 
 Statistics of one thing from two profiles cannot be pooled without their samples. Where both hold the same model, fit or
-slow-down this refuses: ``calibrate fit`` takes the directories of both. An operation's time that both hold is taken
-from the profile with more samples of it, since layers of equal shape occur in many models.
+slow-down, with other numbers, this refuses: ``calibrate fit`` takes the directories of both. An operation's time that
+both hold is taken from the profile with more samples of it, since layers of equal shape occur in many models; copies,
+which a machine makes alike for all models, from the one that fitted them to more models. Memory factors are fitted anew
+to the runs of all. What several have of one measurement is the same in all, and kept once.
+
+Every list of a profile that is not named here is joined by what its entries are about (:mod:`calibrate.entries`).
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
-from calibrate.profile import SCHEMA_VERSION, LayerTime, Profile, Source
+from calibrate.entries import describe, identity
+from calibrate.memory_factors import MemoryRun
+from calibrate.memory_fit import fit_memory
+from calibrate.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
 from calibrate.reading import same_work, unlike
 from calibrate.roofline_fit import merged_devices
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 _SHOWN = 3
 
@@ -35,56 +40,62 @@ def merge_profiles(
         force: merge unlike environments, and take from the first what several hold; both are noted.
 
     Raises:
-        UserError: fewer than two, unlike environments, the same measurement or model or fit in two, unlike networks.
+        UserError: fewer than two, unlike environments, unlike numbers of one model or fit in two, unlike networks.
     """
     if len(profiles) < 2:
         raise UserError("merging takes at least two profiles; write calibrate merge A B -o PROFILE")
     notes = [note for profile in profiles for note in profile.notes]
     notes += _check_alike(profiles, names, force=force)
-    _check_distinct(profiles, names)
     _check_networks(profiles, names)
 
-    def joined(label: str, key: Callable[[T], tuple[object, ...]]) -> tuple[T, ...]:
-        found, more = _joined([getattr(profile, label) for profile in profiles], names, label, key, force=force)
-        notes.extend(more)
-        return found
-
-    environments = list(dict.fromkeys(_hashable(each) for profile in profiles for each in profile.environments))
-    by_text = {_hashable(each): each for profile in profiles for each in profile.environments}
-    return Profile(
-        schema_version=SCHEMA_VERSION,
-        created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        command_line=command_line,
-        environments=tuple(by_text[text] for text in environments),
-        sources=tuple(_moved(source, profile, environments) for profile in profiles for source in profile.sources),
-        devices=merged_devices([profile.devices for profile in profiles]),
-        cluster=_cluster(profiles),
-        network={name: network for profile in profiles for name, network in profile.network.items()},
-        layer_times=_layer_times(profiles),
-        model_times=joined("model_times", lambda t: (t.model, t.batch, t.dtype, t.optimizer, t.ranks_on_host, t.shard)),
-        shard_times=joined("shard_times", lambda t: (t.model, t.batch, t.dtype, t.optimizer, t.ranks_on_host, t.shard)),
-        copies=joined("copies", lambda copy: (copy.direction, copy.ranks_on_host)),
-        communication=joined("communication", _communication_key),
-        communication_choices=joined("communication_choices", _communication_key),
-        input_side=joined("input_side", lambda side: (side.source,)),
-        interference=joined("interference", lambda entry: (entry.library, entry.operation, entry.level, entry.ranks)),
-        contention=joined("contention", lambda entry: (*_communication_key(entry), entry.concurrent)),
-        behind_compute=joined("behind_compute", _communication_key),
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    environments = _distinct_environments(profiles)
+    placed = [_placed(profile, environments) for profile in profiles]
+    special: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "created_utc": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command_line": command_line,
+        "environments": environments,
+        "sources": tuple({source.sha256: source for each in placed for source in reversed(each.sources)}.values()),
+        "devices": merged_devices([profile.devices for profile in profiles]),
+        "cluster": _cluster(profiles),
+        "network": {name: network for profile in profiles for name, network in profile.network.items()},
+        "layer_times": _layer_times(profiles),
+        "copies": _copies(profiles, names, notes),
+    }
+    fields: dict[str, object] = {}
+    for field in Profile.__struct_fields__:
+        if field in special:
+            fields[field] = special[field]
+        elif field not in ("notes", "memory_factors", "memory_reuse"):
+            fields[field], more = _joined(field, [getattr(each, field) for each in placed], names, force=force)
+            notes += more
+    runs = cast(tuple[MemoryRun, ...], fields["memory_runs"])
+    memory = fit_memory(runs)
+    fields |= {"memory_factors": memory.factors, "memory_reuse": memory.reuse}
+    return Profile(**{**fields, "notes": tuple(dict.fromkeys((*notes, *memory.notes)))})  # type: ignore[arg-type]
 
 
-def _communication_key(entry: msgspec.Struct) -> tuple[str, ...]:
-    return tuple(str(getattr(entry, label)) for label in ("library", "operation", "level"))
+def _distinct_environments(profiles: Sequence[Profile]) -> tuple[Environment, ...]:
+    return tuple({_hashable(each): each for profile in profiles for each in profile.environments}.values())
 
 
 def _hashable(environment: Environment) -> bytes:
     return msgspec.json.encode(environment, order="deterministic")
 
 
-def _moved(source: Source, profile: Profile, environments: Sequence[bytes]) -> Source:
-    own = profile.environments[source.environment]
-    return msgspec.structs.replace(source, environment=environments.index(_hashable(own)))
+def _placed(profile: Profile, environments: Sequence[Environment]) -> Profile:
+    """The profile with every number of an environment as the merged profile counts them."""
+    order = {_hashable(environment): index for index, environment in enumerate(environments)}
+    moved: dict[str, object] = {}
+    for field in Profile.__struct_fields__:
+        entries = getattr(profile, field)
+        if isinstance(entries, tuple) and entries and hasattr(entries[0], "environment"):
+            moved[field] = tuple(
+                msgspec.structs.replace(each, environment=order[_hashable(profile.environments[each.environment])])
+                for each in entries
+            )
+    # Numbers of the whole list would be refused by the profile that holds its own alone.
+    return msgspec.structs.replace(profile, environments=tuple(environments), **moved)
 
 
 def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bool) -> list[str]:
@@ -105,15 +116,6 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     return notes
 
 
-def _check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for profile, name in zip(profiles, names, strict=True):
-        for source in profile.sources:
-            if source.sha256 in seen:
-                raise UserError(f"{seen[source.sha256]} and {name} both hold the measurement {source.path}")
-        seen |= {source.sha256: name for source in profile.sources}
-
-
 def _check_networks(profiles: Sequence[Profile], names: Sequence[str]) -> None:
     for profile, name in zip(profiles[1:], names[1:], strict=True):
         for model, network in profile.network.items():
@@ -124,39 +126,64 @@ def _check_networks(profiles: Sequence[Profile], names: Sequence[str]) -> None:
                     raise UserError(f"{where} and {name} hold unlike networks of {model}; a profile holds one")
 
 
-def _joined(
-    parts: Sequence[Iterable[T]],
-    names: Sequence[str],
-    label: str,
-    key: Callable[[T], tuple[object, ...]],
-    *,
-    force: bool,
-) -> tuple[tuple[T, ...], list[str]]:
-    """Entries of all, those of one key from one profile."""
-    owner: dict[tuple[object, ...], str] = {}
-    kept: list[T] = []
+def _joined(field: str, parts: Sequence[object], names: Sequence[str], *, force: bool) -> tuple[object, list[str]]:
+    """Entries of all, those that are about one thing from one profile; and notes of what was taken by force."""
+    if not all(isinstance(part, tuple) for part in parts):
+        return _single(field, parts, names, force=force)
+    owners: dict[tuple[object, ...], tuple[str, list[msgspec.Struct]]] = {}
     notes = []
     for entries, name in zip(parts, names, strict=True):
-        for entry in entries:
-            where = owner.setdefault(key(entry), name)
-            if where == name:
-                kept.append(entry)
-                continue
-            text = f"{where} and {name} both hold {label.replace('_', ' ')} of {' '.join(map(str, key(entry)))}"
-            if not force:
-                raise UserError(f"{text}: fit their directories together (calibrate fit), or give --force")
-            notes.append(f"{text}: taken from {where} by --force")
-    return tuple(kept), list(dict.fromkeys(notes))
+        groups: dict[tuple[object, ...], list[msgspec.Struct]] = {}
+        for entry in cast(tuple[msgspec.Struct, ...], entries):
+            groups.setdefault(identity(field, entry), []).append(entry)
+        for key, group in groups.items():
+            owner, kept = owners.setdefault(key, (name, group))
+            if kept != group:
+                notes.append(_refuse_or_note(describe(field, group[0]), owner, name, force=force))
+    return tuple(entry for _, group in owners.values() for entry in group), notes
+
+
+def _single(field: str, parts: Sequence[object], names: Sequence[str], *, force: bool) -> tuple[object, list[str]]:
+    """A field that is no list: the first profile's that has it."""
+    held = [(name, part) for name, part in zip(names, parts, strict=True) if part]
+    notes = [
+        _refuse_or_note(field.replace("_", " "), held[0][0], name, force=force)
+        for name, part in held[1:]
+        if part != held[0][1]
+    ]
+    return (held[0][1] if held else parts[0]), notes
+
+
+def _refuse_or_note(what: str, owner: str, name: str, *, force: bool) -> str:
+    text = f"{owner} and {name} both hold {what}, with other numbers"
+    if not force:
+        raise UserError(f"{text}: fit their directories together (calibrate fit), or give --force")
+    return f"{text}: taken from {owner} by --force"
 
 
 def _layer_times(profiles: Sequence[Profile]) -> tuple[LayerTime, ...]:
     best: dict[tuple[object, ...], LayerTime] = {}
     for profile in profiles:
         for time in profile.layer_times:
-            key = time.operation, time.phase, time.mode, time.batch, time.dtype, time.ranks_on_host, time.shard
+            key = identity("layer_times", time)
             if key not in best or time.time.samples > best[key].time.samples:
                 best[key] = time
     return tuple(best.values())
+
+
+def _copies(profiles: Sequence[Profile], names: Sequence[str], notes: list[str]) -> tuple[CopyTime, ...]:
+    """Each from the profile that fitted it to most models, which is noted."""
+    best: dict[tuple[object, ...], tuple[str, CopyTime]] = {}
+    for profile, name in zip(profiles, names, strict=True):
+        for copy in profile.copies:
+            key = identity("copies", copy)
+            known = best.get(key)
+            if known is None or len(copy.models) > len(known[1].models):
+                best[key] = name, copy
+            if known is not None and known[1] != copy:
+                what = f"{describe('copies', copy)} {'rank' if copy.ranks_on_host == 1 else 'ranks'} on the host"
+                notes.append(f"{what}: {known[0]} and {name} differ; taken from {best[key][0]}, with most models")
+    return tuple(copy for _, copy in best.values())
 
 
 def _cluster(profiles: Sequence[Profile]) -> Cluster:

@@ -115,6 +115,8 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         time: means, over the places where the operation occurs, of each place's statistics; ``typical_s`` is over the
             iterations whose total lies in the middle half, so that a model's layers add up.
         block_relative_sd: standard deviation of the medians of blocks spread over time, over the median.
+        blocks: how many those are; of three or more measurements those count, since blocks of one are alike. 0 where it
+            is not known, in profiles of before.
     """
 
     operation: str
@@ -126,9 +128,10 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     time: Summary
     block_relative_sd: float
     shard: str = ""
+    blocks: int = 0
 
     def __post_init__(self) -> None:
-        _check_finite(self, "block_relative_sd")
+        _check_finite(self, "block_relative_sd", "blocks")
 
 
 class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +145,8 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         remainder_relative: 1 - (layers + between + WU) / iteration, median over A-B pairs; with its 90% interval, and
             the noise floor (median relative difference of the halves of the same uninstrumented iterations).
         common_relative_sd: standard deviation of the iteration's median between blocks, or between measurements where
-            there are at least three, over the median of all: what all layers share.
+            there are at least three, over the median of all: what all layers share. blocks: how many of either; 0 where
+            it is not known.
         iteration_relative_quantiles: quantiles of single iterations over their median, at evenly spaced probabilities
             from 0 to 1: how far the slowest of several ranks falls behind.
     """
@@ -164,9 +168,10 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     common_relative_sd: float
     iteration_relative_quantiles: tuple[float, ...]
     shard: str = ""
+    blocks: int = 0
 
     def __post_init__(self) -> None:
-        _check_finite(self, "noise_floor_relative", "common_relative_sd")
+        _check_finite(self, "noise_floor_relative", "common_relative_sd", "blocks")
         values = (self.remainder_relative, *self.remainder_interval, *self.iteration_relative_quantiles)
         if not all(map(math.isfinite, values)):
             raise ValueError("remainder and quantiles have to be finite")
@@ -271,7 +276,8 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         residual_relative_median: median |fit - measured| / measured over the fitted points.
         held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
         held_out_ranks_relative_error: the same, each rank count left out in turn; None where one count was measured.
-        block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians.
+        block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians;
+            blocks: how many, 0 where it is not known.
         points: number of (size, ranks) points. measured: each of them.
     """
 
@@ -294,6 +300,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     doubling_s: float = 0.0
     inner: InnerLevel | None = None
     measured: tuple[CommunicationPoint, ...] = ()
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         _check_finite(

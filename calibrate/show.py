@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from calibrate.diff import Difference
 from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
 from calibrate.input_show import print_input_side
 from calibrate.profile import CommunicationFit, Profile
@@ -248,26 +247,3 @@ def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:
     console.print(table)
     if len(found) > _SHOWN_WEAKNESSES:
         console.print(f"{len(found) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")
-
-
-def print_difference(difference: Difference, console: Console, *, shown: int) -> None:
-    """What moved between two profiles, the worst ``shown`` of it."""
-    if difference.environment:
-        console.print(f"Unlike environments: {', '.join(difference.environment)}", markup=False)
-    if difference.moved:
-        table = _table("Beyond the 90% interval, worst first", ("what", "A", "B", "change", "interval"))
-        for movement in difference.moved[:shown]:
-            values = (movement.first, movement.second)
-            table.add_row(
-                movement.what,
-                *(format_seconds(v) if movement.unit == "s" else f"{v:.2f}" for v in values),
-                f"{movement.relative:+.1%}",
-                f"±{movement.interval_relative:.1%}",
-            )
-        console.print(table)
-    for count, where in ((len(difference.only_in_first), "first"), (len(difference.only_in_second), "second")):
-        if count:
-            console.print(f"{count} numbers are only in the {where} profile")
-    more = max(len(difference.moved) - shown, 0)
-    rest = f" ({more} not shown: --json)" if more else ""
-    console.print(f"{len(difference.moved)} of {difference.compared} numbers moved beyond their interval{rest}")

@@ -13,7 +13,7 @@ from calibrate.cli import group
 from calibrate.diff import compare
 from calibrate.fit import fit_profile
 from calibrate.merge import merge_profiles
-from calibrate.profile import Profile, read_profile, write_profile
+from calibrate.profile import SCHEMA_VERSION, Profile, read_profile, write_profile
 from paradl_bench.spec.errors import UserError
 
 
@@ -48,22 +48,21 @@ def test_an_operation_of_two_models_is_taken_where_more_samples_are(tmp_path: Pa
     wide = network("other")
     first = fitted(write_layers(tmp_path / "a", LayersSpec(blocks=3)))
     second = fitted(write_layers(tmp_path / "b", LayersSpec(networks=(wide,), blocks=6, seed=1)))
-    second = msgspec.structs.replace(second, copies=())
     found = merged(first, second)
+    assert found.copies == first.copies
+    assert any(
+        "copies of into 1 rank on the host: 0.json and 1.json differ; taken from 0.json" in note for note in found.notes
+    )
     assert {time.model for time in found.model_times} == {"toy", "other"}
     assert set(found.layer_times) == set(second.layer_times)
 
 
-@pytest.mark.parametrize("what", ["model", "fit", "measurement", "network", "environment"])
+@pytest.mark.parametrize("what", ["model", "fit", "network", "environment"])
 def test_what_both_hold_or_is_unlike_is_refused(tmp_path: Path, what: str) -> None:
     one = fitted(write_layers(tmp_path / "a")) if what != "fit" else fitted(write_collectives(tmp_path / "a"))
-    if what == "measurement":
-        with pytest.raises(UserError, match=r"0\.json and 1\.json both hold the measurement"):
-            merged(one, one, force=True)
-        return
     if what == "fit":
         other = fitted(write_collectives(tmp_path / "b", CollectivesSpec(seed=1)))
-        message = "both hold communication of gloo all_reduce node: fit their directories together"
+        message = "both hold communication of gloo all_reduce node, with other numbers: fit their directories together"
     elif what == "network":
         other = fitted(write_layers(tmp_path / "b", LayersSpec(networks=(network(width=16),))))
         message = "unlike networks of toy"
@@ -98,3 +97,27 @@ def test_the_command_writes_a_profile_that_is_read(tmp_path: Path) -> None:
     assert profile.communication
     with pytest.raises(UserError, match="at least two profiles"):
         group.main(["merge", names[0], "-o", str(tmp_path / "d.json")], standalone_mode=False)
+
+
+def test_what_two_profiles_have_of_one_measurement_is_kept_once(tmp_path: Path) -> None:
+    layers, sweep = write_layers(tmp_path / "layers"), write_collectives(tmp_path / "sweep")
+    one, other = fitted(layers), fitted(layers, sweep)
+    found = merged(one, other, one)
+    assert {source.sha256 for source in found.sources} == {source.sha256 for source in other.sources}
+    assert len(found.sources) == 2
+    assert (found.layer_times, found.communication) == (one.layer_times, other.communication)
+    assert not any("by --force" in note for note in found.notes)
+
+
+def test_profiles_of_every_version_are_merged_with_the_newest(tmp_path: Path) -> None:
+    data = Path(__file__).parents[1] / "data"
+    sweep = fitted(write_collectives(tmp_path / "sweep"))
+    for version in range(1, SCHEMA_VERSION + 1):
+        old = msgspec.structs.replace(read_profile(data / f"profile-v{version}.json"), communication=())
+        found = merge_profiles([old, sweep], ["old", "new"], command_line=(), force=True)
+        assert found.schema_version == SCHEMA_VERSION
+        assert found.communication == sweep.communication
+        assert found.layer_times == old.layer_times
+        path = tmp_path / f"{version}.json"
+        write_profile(path, found)
+        assert read_profile(path) == found

@@ -1,0 +1,49 @@
+"""What makes two entries of a profile's lists statements about the same thing.
+
+A list that is not named here is known by its entries' texts and by the counts in :data:`_COUNTS`, so that a new one is
+compared and merged without being named anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+_MODEL = ("model", "batch", "dtype", "optimizer", "ranks_on_host", "shard")
+_COLLECTIVE = ("library", "operation", "level")
+
+IDENTITIES: Mapping[str, tuple[str, ...]] = {
+    "layer_times": ("operation", "phase", "mode", "batch", "dtype", "ranks_on_host", "shard"),
+    "model_times": _MODEL,
+    "shard_times": _MODEL,
+    "copies": ("direction", "ranks_on_host"),
+    "communication": _COLLECTIVE,
+    "communication_choices": _COLLECTIVE,
+    "interference": (*_COLLECTIVE, "ranks"),
+    "contention": (*_COLLECTIVE, "concurrent"),
+    "behind_compute": _COLLECTIVE,
+    "memory_runs": ("sha256",),
+    "memory_factors": ("device", "measured"),
+    "memory_reuse": ("device", "measured", "model"),
+}
+"""By field of the profile. Several entries may share an identity: regimes of a fit, sizes of a slow-down."""
+
+_COUNTS = ("batch", "ranks", "ranks_on_host", "ranks_per_node", "concurrent", "workers")
+
+
+def identity(field: str, entry: msgspec.Struct) -> tuple[object, ...]:
+    """The values that say what an entry of a list is about."""
+    named = IDENTITIES.get(field)
+    if named is not None:
+        return tuple(getattr(entry, label) for label in named)
+    return tuple(
+        value
+        for label in entry.__struct_fields__
+        if isinstance(value := getattr(entry, label), str) or label in _COUNTS
+    )
+
+
+def describe(field: str, entry: msgspec.Struct) -> str:
+    """The same for a person."""
+    return f"{field.replace('_', ' ')} of {' '.join(str(value) for value in identity(field, entry) if value != '')}"
