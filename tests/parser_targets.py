@@ -25,7 +25,7 @@ from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
-from paradl_bench.spec import measurement, units
+from paradl_bench.spec import behind, input_record, measurement, roofline_record, units
 from paradl_bench.spec.errors import ParadlError, shown
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.spec.measurement import MANIFEST_NAME, RUN_NAME, read_manifest, read_records, read_run
@@ -60,11 +60,28 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     measurement.TRACE_FILE: measurement.TraceTimes,
     measurement.DROPPED_FILE: measurement.DroppedRow,
     KERNELS_FILE: KernelSamples,
+    behind.BEHIND_FILE: behind.BehindComputeSamples,
+    roofline_record.RATES_FILE: roofline_record.RateSamples,
+    input_record.FILES_FILE: input_record.FileSamples,
+    input_record.BATCHES_FILE: input_record.BatchSamples,
+    input_record.LOADER_FILE: input_record.LoaderSamples,
+    input_record.UNREADABLE_FILE: input_record.UnreadableFile,
 }
 """Every JSON-lines file of a measurement directory."""
 _RECORD_SEEDS = {
     measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
     b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
+    behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
+    b'"dtype":"fp32","block":0,"kernel":"layers","one_clock":true,"back_to_back_s":[[0.1,0.2],[0.1,0.2]],'
+    b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n',
+    roofline_record.RATES_FILE: b'{"resource":"compute","kernel":"matmul","sizes":{"n":512},"dtype":"fp32","work":1e9,'
+    b'"working_set_bytes":3145728,"ranks_on_host":2,"rank":1,"block":0,"samples_s":[0.01,0.02]}\n',
+    input_record.FILES_FILE: b'{"block":0,"condition":"cold","bytes":[1000,2000],"pixels":[50176,50176],'
+    b'"read_s":[0.001,0.002],"decode_s":[0.003,0.004],"transform_s":[0.001,0.001]}\n',
+    input_record.BATCHES_FILE: b'{"block":0,"stage":"copy","batch":8,"bytes":4816896,"samples_s":[0.001,0.002],'
+    b'"how":"pinned","model":"","calls_per_sample":2}\n',
+    input_record.LOADER_FILE: b'{"block":0,"workers":2,"batch":8,"start":"fork","first_s":0.5,"gaps_s":[0.01,0.02]}\n',
+    input_record.UNREADABLE_FILE: b'{"path":"a.jpg","why":"no image"}\n',
     measurement.DROPPED_FILE: b'{"file":"a.log","line":3,"text":"N/A","why":"no number"}\n',
     KERNELS_FILE: b'{"shape":{"kind":"conv","stage":"FW","sizes":{"batch":8,"in":3},"settings":{"a":"b"},"flops":1e9,'
     b'"bytes":1e6},"dtype":"fp32","block":0,"samples_s":[0.1,0.2],"calls_per_sample":2}\n',

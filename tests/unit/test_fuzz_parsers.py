@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import pkgutil
 import random
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parser_targets import RECORDS, TOLD, bombs, seeds, targets
 
+from paradl_bench import spec
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import LogFile
-from paradl_bench.spec import kernel, measurement
 from paradl_bench.spec.errors import UserError, shown
 from predict.inputs import read_cluster
 
@@ -125,9 +127,12 @@ def test_the_fuzzer_tells_new_lines_and_fails_on_an_error_that_is_not_ours() -> 
 
 
 def test_every_records_file_of_a_directory_is_fuzzed() -> None:
+    modules = [
+        importlib.import_module(found.name) for found in pkgutil.iter_modules(spec.__path__, "paradl_bench.spec.")
+    ]
     files = {
         value
-        for module in (measurement, kernel)
+        for module in modules
         for name, value in vars(module).items()
         if name.endswith("_FILE") and str(value).endswith(".jsonl")
     }
