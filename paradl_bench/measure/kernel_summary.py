@@ -30,7 +30,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shortest_s, median_s, longest_s: over the kernels' medians.
-        spread_relative: median over kernels of (largest - smallest block's median) / median.
+        spread_relative: median over kernels of (largest - smallest block's median) / median; None with one block.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     shortest_s: float
     median_s: float
     longest_s: float
-    spread_relative: float
+    spread_relative: float | None
 
 
 class SweepSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,9 @@ def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
     for (kind, stage, dtype), kernels in sorted(groups.items()):
         blocks = [np.array([np.median(record.samples_s) for record in group]) for group in kernels.values()]
         medians: Floats = np.array([np.median(values) for values in blocks])
-        spreads = [float(np.ptp(values) / np.median(values)) for values in blocks if np.median(values) > 0]
+        spreads = [
+            float(np.ptp(values) / np.median(values)) for values in blocks if len(values) > 1 and np.median(values) > 0
+        ]
         yield StageSummary(
             kind=kind,
             stage=stage,
@@ -104,7 +106,7 @@ def _stages(records: Iterable[KernelSamples]) -> Iterable[StageSummary]:
             shortest_s=float(medians.min()),
             median_s=float(np.median(medians)),
             longest_s=float(medians.max()),
-            spread_relative=float(np.median(spreads)) if spreads else 0.0,
+            spread_relative=float(np.median(spreads)) if spreads else None,
         )
 
 
@@ -123,7 +125,8 @@ def print_sweep(directory: Path, *, as_json: bool) -> None:
     for stage in summary.stages:
         times = (format_seconds(value) for value in (stage.shortest_s, stage.median_s, stage.longest_s))
         counts = (str(stage.kernels), str(stage.samples))
-        table.add_row(stage.kind, stage.stage, stage.dtype, *counts, *times, f"{stage.spread_relative:.1%}")
+        spread = "-" if stage.spread_relative is None else f"{stage.spread_relative:.1%}"
+        table.add_row(stage.kind, stage.stage, stage.dtype, *counts, *times, spread)
     console.print(table)
     for line in (*_passed_over(summary.passed_over), *_skipped(summary.skipped)):
         console.print(line, soft_wrap=True)

@@ -99,6 +99,12 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
     assert next(calls) == 7 + 1 + (10 * 2 - 7)
 
 
+def test_one_block_has_no_spread_between_blocks(tmp_path: Path) -> None:
+    request = msgspec.structs.replace(REQUEST, kinds=("activation",), dtypes=("fp32",), samples=2, blocks=1)
+    sweep(tmp_path / "out", request)
+    assert {stage.spread_relative for stage in summarise_sweep(tmp_path / "out").stages} == {None}
+
+
 def test_another_command_does_not_go_on_in_its_directory(tmp_path: Path) -> None:
     sweep(tmp_path / "out")
     with pytest.raises(UserError, match="measured with caches training, not warm"):
