@@ -71,8 +71,9 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     type=_PATH,
     help="Draw measured points, fit, interval and residuals of every collective into DIR, as PNG (paradl[plots]).",
 )
+@click.option("--plot", is_flag=True, help="Draw the same in the terminal, in 80 columns, with or without colour.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(profile: Path, output: Path | None, as_json: bool) -> None:
+def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
     from calibrate.profile import read_profile
     from calibrate.show import explanation, print_profile
@@ -87,6 +88,11 @@ def show(profile: Path, output: Path | None, as_json: bool) -> None:
         _print_json(explanation(found))
     else:
         print_profile(found, open_console())
+        if plot:
+            from calibrate.terminal_plot import plots
+
+            for text in plots(found):
+                click.echo(f"\n{text}")
 
 
 @group.command()

@@ -8,9 +8,11 @@ from typing import Literal
 import msgspec
 
 from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
+from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD
+from paradl_bench.spec.units import spell_size
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
@@ -52,7 +54,7 @@ class Weakness(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: ``missing`` (a prediction fails without, or assumes), ``inaccurate`` by ``size`` (relative), or
             ``untested``.
-        command: what would help.
+        command: what would help, ready to be run but for words in capitals.
     """
 
     kind: WeaknessKind
@@ -130,26 +132,27 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="no layers: nothing can be predicted",
-            command="paradl-bench layers MODEL --batch N -o DIR",
+            command="paradl-bench layers MODEL --batch N -o layers",
         )
     for sums in model_sums(profile):
         again = f"{_layers(profile, [sums.model])} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
+        output = f"-o layers-{_in_path(sums.model)}-b{sums.batch}-r{sums.ranks_on_host}"
         where = f"{sums.model}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
         if sums.layers_measured < sums.layers or not sums.layers:
             text = f"{where}: {sums.layers_measured} of {sums.layers or 'unknown'} layers have a forward time"
-            yield Weakness(kind="missing", text=text, command=f"{again} -o DIR")
+            yield Weakness(kind="missing", text=text, command=f"{again} {output}")
         low, high = sums.remainder_interval
         if abs(sums.remainder_relative) > sums.noise_floor_relative and not low <= 0 <= high:
             yield Weakness(
                 kind="inaccurate",
                 text=f"{where}: {sums.remainder_relative:+.1%} of the iteration is unexplained by its parts",
-                command=f"{again} --blocks 10 -o DIR",
+                command=f"{again} --blocks 10 {output}-again",
                 size=abs(sums.remainder_relative),
             )
         yield Weakness(
             kind="inaccurate",
-            text=f"{where}: blocks of iterations differ from each other",
-            command=f"{again} --blocks 10 -o DIR, on a quieter machine",
+            text=f"{where}: blocks of iterations differ from each other; measure more, in quiet",
+            command=f"{again} --blocks 10 {output}-again",
             size=sums.common_relative_sd,
         )
     for model in sorted({time.model for time in profile.model_times}):
@@ -159,8 +162,17 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             yield Weakness(
                 kind="untested",
                 text=f"{model}: one local batch ({batch}); any other is scaled from it",
-                command=f"{_layers(profile, [model])} --batch {max(batch // 2, 1)},{batch * 2} -o DIR",
+                command=f"{_layers(profile, [model])} --batch {_around(batch)} -o layers-{_in_path(model)}-batches",
             )
+
+
+def _around(batch: int) -> str:
+    """Half of a batch and twice as much."""
+    return ",".join(str(each) for each in (batch // 2, batch * 2) if each)
+
+
+def _in_path(model: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
 
 
 def _layers(profile: Profile, models: list[str]) -> str:
@@ -175,7 +187,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="no collectives: only serial training can be predicted",
-            command="paradl-bench collectives --ranks 2 --backend gloo -o DIR",
+            command="paradl-bench collectives --ranks 2 --backend gloo -o collectives-gloo-2",
         )
     groups: dict[tuple[str, str, int], list[CommunicationFit]] = {}
     for fit in profile.communication:
@@ -183,15 +195,16 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes not fitted on",
-            command=f"{_sweep(fit)} --sizes {fit.bytes_range[0]}:{fit.bytes_range[1]}:1.4 -o DIR",
+            command=f"{_sweep(fit)} --sizes {':'.join(map(spell_size, fit.bytes_range))}:1.4 {_output(fit)}-sizes",
             size=fit.held_out_relative_error,
         )
     for (library, level, ranks), fits in groups.items():
         worst = max(fits, key=lambda fit: fit.block_relative_sd)
         yield Weakness(
             kind="inaccurate",
-            text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}",
-            command=f"{_sweep(worst)} --blocks 10 -o DIR, on a quieter machine",
+            text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}; "
+            "more blocks, on a quieter machine, differ less",
+            command=f"{_sweep(worst)} --blocks 10 {_output(worst)}-again",
             size=worst.block_relative_sd,
         )
         alone = sorted({fit.operation for fit in fits if fit.held_out_ranks_relative_error is None})
@@ -200,12 +213,33 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             yield Weakness(
                 kind="untested",
                 text=f"{library} {listed}, level {level}: one rank count ({ranks}); others are extrapolated",
-                command=f"paradl-bench collectives --ranks {2 * ranks} --backend {library} --ops {listed} -o DIR",
+                command=_other_ranks(profile, fits[0], listed),
             )
 
 
 def _sweep(fit: CommunicationFit) -> str:
-    return f"paradl-bench collectives --ranks {fit.ranks_range[1]} --backend {fit.library} --ops {fit.operation}"
+    return f"{_collectives(fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
+
+
+def _collectives(library: str, ranks: int, level: str) -> str:
+    """On several hosts ranks are started by srun."""
+    if level == NODE:
+        return f"paradl-bench collectives --ranks {ranks} --backend {library}"
+    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {library}"
+
+
+def _output(fit: CommunicationFit) -> str:
+    return f"-o collectives-{fit.library}-{fit.operation}-{fit.ranks_range[1]}"
+
+
+def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
+    """Twice as many ranks, where the host has so many devices or cores; else half of them; else on two hosts."""
+    ranks, level = fit.ranks_range[1], fit.level
+    most = max((device.devices_per_host for device in profile.devices), default=0)
+    count = 2 * ranks
+    if level == NODE and most and count > most:
+        count, level = (ranks // 2, level) if ranks >= 4 else (count, "system")
+    return f"{_collectives(fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
@@ -217,11 +251,11 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text=f"no layers measured on {ranks} ranks of the host at once, which slow each other",
-            command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o DIR",
+            command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {ranks} -o layers-r{ranks}",
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
-        command = f"paradl-bench collectives --ranks {libraries[library]} --backend {library} --beside-compute -o DIR"
+        command = f"{_collectives(library, libraries[library], NODE)} --beside-compute -o beside-{library}"
         yield Weakness(
             kind="missing",
             text=f"{library}: interference of compute and communication was not measured; overlap would be free",
@@ -236,13 +270,17 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
-            command=f"paradl-bench collectives --ranks {ranks} --backend {library} --beside-compute -o DIR",
+            command=f"paradl-bench collectives --ranks {ranks} --backend {library} --beside-compute"
+            f" -o beside-{library}",
             size=spread,
         )
+    models = sorted({time.model for time in profile.model_times}) or ["MODEL"]
+    batches = ",".join(map(str, sorted({time.batch for time in profile.model_times}))) or "N"
     for copy in profile.copies:
         yield Weakness(
             kind="inaccurate",
             text=f"copies {copy.direction} buckets, {copy.ranks_on_host} ranks on the host: blocks differ from the fit",
-            command=f"paradl-bench layers MODEL,MODEL,... --batch N --ranks-on-host {copy.ranks_on_host} -o DIR",
+            command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {copy.ranks_on_host} --blocks 10"
+            f" -o layers-copies-r{copy.ranks_on_host}",
             size=copy.relative_sd,
         )

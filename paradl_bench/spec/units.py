@@ -43,6 +43,14 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def spell_size(count: int) -> str:
+    """Bytes as :func:`parse_size` takes them, exactly: ``64M``, ``1000``."""
+    for suffix, scale in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if count % scale == 0 and count:
+            return f"{count // scale}{suffix}"
+    return str(count)
+
+
 def parse_size_sweep(text: str) -> tuple[int, ...]:
     """Message sizes in bytes of ``1K:64M:2`` (first:last:factor) or of a list ``1K,4K,1M``.
 
