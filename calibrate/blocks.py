@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 
 _OUTLIER = 5.0
 _FEWEST_FOR_OUTLIERS = 4
+_MOST_OUTLIERS = 1 / 3
+_LEAST_RELATIVE_SD = 0.05
 
 
 def block_sd(values: ArrayLike) -> float:
@@ -49,6 +51,22 @@ def pull_in(values: ArrayLike, *, middle: float) -> Floats:
         return array
     reach = _OUTLIER * MAD_TO_SD * float(np.median(np.abs(array - middle)))
     return np.asarray(np.clip(array, middle - reach, middle + reach))
+
+
+def far_from_the_rest(blocks: Sequence[Floats]) -> list[NDArray[np.bool_]]:
+    """Which samples lie far from the median of all, block by block.
+
+    Farther than five robust standard deviations (of the median absolute deviation), which are taken as at least a
+    twentieth of the median: a quarter off, then, is the least that counts as far. Where more than a third of the
+    samples lie so far they are no outliers but another mode of what was measured, and none is.
+    """
+    everything = np.concatenate(blocks)
+    middle = float(np.median(everything))
+    sd = max(MAD_TO_SD * float(np.median(np.abs(everything - middle))), _LEAST_RELATIVE_SD * middle)
+    far = [np.abs(block - middle) > _OUTLIER * sd for block in blocks]
+    if everything.size < _FEWEST_FOR_OUTLIERS or np.concatenate(far).mean() > _MOST_OUTLIERS:
+        return [np.zeros(len(block), bool) for block in blocks]
+    return far
 
 
 def quantile_covariance(draws: Floats) -> Floats:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.blocks import quantile_covariance
+from calibrate.blocks import far_from_the_rest, quantile_covariance
 from paradl_bench.spec.statistics import IQR_TO_SD
 
 Floats = NDArray[np.float64]
@@ -19,7 +19,7 @@ DRAWS = 200
 
 
 class Point(NamedTuple):
-    """One (ranks, size): seconds of each call, an array a block; and how many of the ranks shared a node."""
+    """One (ranks, size): seconds of each call, an array a block in order; and how many of the ranks shared a node."""
 
     ranks: int
     message_bytes: int
@@ -28,8 +28,8 @@ class Point(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Median over all calls."""
-        return float(np.median(np.concatenate(self.blocks)))
+        """Median over all calls but those far from the rest."""
+        return float(np.median(np.concatenate(without_outliers(self.blocks))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Curve:
         own: which points were measured at this level. The others lie inside one node; only hierarchical algorithms,
             which say what a node takes, are fitted to them too.
         ranks_per_node: of each point's group. places: distinct own (ranks, ranks per node), shape (places, 2).
+        place: of each own point, the index of its place.
     """
 
     ranks: Floats
@@ -54,9 +55,19 @@ class Curve:
     own: Mask
     ranks_per_node: Floats
     places: Floats
+    place: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    def part(self, chosen: Mask) -> Curve:
+        """The chosen points alone, at least one of them own."""
+        kept = {
+            name: getattr(self, name)[chosen]
+            for name in ("ranks", "message_bytes", "seconds", "precision", "own", "ranks_per_node")
+        }
+        places, place = np.unique(self.place[chosen], return_inverse=True)
+        return replace(self, **kept, drawn=self.drawn[:, chosen], places=self.places[places], place=place)
 
 
 def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: int = 0) -> Curve:
@@ -75,12 +86,16 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
     picks = generator.random((DRAWS, max(len(point.blocks) for point in points)))
     drawn = np.empty((DRAWS, len(points)))
     for index, point in enumerate(points):
-        drawn[:, index] = _draw_medians(point.blocks, picks, generator)
+        drawn[:, index] = _draw_medians(without_outliers(point.blocks), picks, generator)
     drawn = np.maximum(drawn, seconds * 1e-3)
     relative_sd = np.sqrt(np.diag(quantile_covariance(drawn / seconds)))
     ranks, per_node = (
         np.array([getattr(point, name) for point in points], float) for name in ("ranks", "ranks_per_node")
     )
+    together = np.stack([ranks, per_node], axis=1)
+    places, of_own = np.unique(together[own], axis=0, return_inverse=True)
+    place = np.zeros(len(points), np.int64)
+    place[own] = of_own.reshape(-1)
     return Curve(
         ranks=ranks,
         message_bytes=np.array([point.message_bytes for point in points], float),
@@ -90,8 +105,16 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
         drawn=drawn,
         own=own,
         ranks_per_node=per_node,
-        places=np.unique(np.stack([ranks, per_node], axis=1)[own], axis=0),
+        places=places,
+        place=place,
     )
+
+
+def without_outliers(blocks: tuple[Floats, ...]) -> tuple[Floats, ...]:
+    """Blocks without calls far from the rest; a block of nothing else holds what the others kept."""
+    kept = [block[~far] for block, far in zip(blocks, far_from_the_rest(blocks), strict=True)]
+    rest = np.concatenate(kept)
+    return tuple(block if len(block) else rest for block in kept)
 
 
 def _spread_of_calls(point: Point) -> float:

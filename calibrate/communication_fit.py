@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.blocks import between_block_sd, block_sd, quantile_covariance
-from calibrate.communication_choice import MIN_SIZES_OF_PIECE, Choice, Fitter, choose
+from calibrate.communication_choice import Choice, Form, choose, tried
 from calibrate.communication_curve import Curve, Floats, Mask, Point, build_curve
 from calibrate.communication_points import Key, read_points
-from calibrate.communication_time import Piece, piecewise_seconds
+from calibrate.communication_segments import MIN_SIZES_OF_PIECE
+from calibrate.communication_spread import with_comparable_scaling
+from calibrate.communication_time import Piece, coefficients, piecewise_seconds
+from calibrate.outliers import outliers_of
 from calibrate.profile import Candidate, CommunicationChoice, CommunicationFit, CommunicationPoint, InnerLevel
-from calibrate.regression import fit_relative, relative_covariance
+from calibrate.regression import fit_relative_many, relative_covariance
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
@@ -22,6 +25,8 @@ from paradl_bench.terminal import progress
 
 KEPT_CANDIDATES = 8
 """A profile keeps the best of what was considered, not all of some dozens."""
+MAX_SIZES = 48
+"""Four a doubling over twelve doublings: more tell nothing that a line of a few pieces can take up."""
 
 
 class FittedCommunication(NamedTuple):
@@ -59,7 +64,26 @@ def fit_communication(
             else:
                 notes.append(f"{' '.join(key)}: measured at {sizes} sizes; a fit needs {MIN_SIZES_OF_PIECE}: left out")
             bar.advance()
-    return FittedCommunication(tuple(fits), tuple(choices), tuple(notes))
+    return FittedCommunication(with_comparable_scaling(fits), tuple(choices), (*notes, *_unscaled(fits)))
+
+
+def _unscaled(fits: Sequence[CommunicationFit]) -> list[str]:
+    """Where no algorithm's scaling holds between the rank counts measured."""
+    counts: dict[Key, dict[int, float | None]] = {}
+    for fit in fits:
+        if fit.by_ranks:
+            of_key = counts.setdefault((fit.library, fit.operation, fit.level), {})
+            of_key[fit.ranks_range[0]] = max(
+                of_key.get(fit.ranks_range[0]) or 0, fit.held_out_ranks_relative_error or 0
+            )
+    notes = []
+    for key, errors in counts.items():
+        off = ", ".join(f"{count} ranks by {error:.0%}" for count, error in errors.items() if error)
+        notes.append(
+            f"{' '.join(key)}: no algorithm's scaling holds between {', '.join(map(str, errors))} ranks (left out, it"
+            f" misses {off}): each is fitted by itself, and other rank counts are a guess"
+        )
+    return notes
 
 
 def fit_points(
@@ -70,19 +94,29 @@ def fit_points(
     Args:
         inside: points of the level inside a node, which hierarchical algorithms are fitted to as well.
     """
-    curve = build_curve(points, inside=inside)
+    points = _thinned(points)
+    curve = build_curve(points, inside=_thinned(inside))
     choice, considered = choose(curve, operation, key[0])
-    everything = np.ones(len(curve), bool)
     # Every split of all points may fall where those of the folds did not; one piece always stands.
-    one_piece = choice.fitter.form._replace(pieces=1, logarithmic=False)
-    pieces = choice.fitter.pieces(everything) or Fitter(curve, one_piece).pieces(everything) or ()
-    fits = [_describe(key, points, choice, pieces, index) for index in range(len(pieces))]
-    return fits, _considered(key, choice, considered)
+    pieces = choice.pieces or tried(curve, [Form((operation.algorithms[operation.algorithm_of(key[0])],))])[0].pieces
+    assert pieces is not None
+    fits = [_describe(key, points, (curve, choice), pieces, index) for index in range(len(pieces))]
+    return fits, _considered(key, choice, considered, curve)
 
 
-def _considered(key: Key, choice: Choice, considered: Sequence[Choice]) -> CommunicationChoice:
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    """Of sweeps of very many sizes some, evenly spaced in logarithm."""
+    sizes = np.unique([point.message_bytes for point in points])
+    if len(sizes) <= MAX_SIZES:
+        return list(points)
+    nearest = np.abs(np.log(np.geomspace(sizes[0], sizes[-1], MAX_SIZES))[:, None] - np.log(sizes)).argmin(axis=1)
+    kept = set(sizes[nearest].tolist())
+    return [point for point in points if point.message_bytes in kept]
+
+
+def _considered(key: Key, choice: Choice, considered: Sequence[Choice], curve: Curve) -> CommunicationChoice:
     def rank(other: Choice) -> tuple[bool, float]:
-        errors = [error for error in other.errors() if error is not None]
+        errors = [error for error in other.errors(curve) if error is not None]
         return other is not choice, sum(errors) if errors else np.inf
 
     kept = sorted(considered, key=rank)[:KEPT_CANDIDATES]
@@ -93,30 +127,33 @@ def _considered(key: Key, choice: Choice, considered: Sequence[Choice]) -> Commu
         level=level,
         considered=len(considered),
         candidates=tuple(
-            Candidate(form=each.fitter.form.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
+            Candidate(form=each.name, held_out_relative_error=sizes, held_out_ranks_relative_error=ranks)
             for each in kept
-            for sizes, ranks in [each.errors()]
+            for sizes, ranks in [each.errors(curve)]
         ),
     )
 
 
 def _describe(
-    key: Key, points: Sequence[Point], choice: Choice, pieces: tuple[Piece, ...], index: int
+    key: Key, points: Sequence[Point], chosen: tuple[Curve, Choice], pieces: tuple[Piece, ...], index: int
 ) -> CommunicationFit:
-    fitter, curve, piece = choice.fitter, choice.fitter.curve, pieces[index]
+    (curve, choice), piece = chosen, pieces[index]
     all_inside = (curve.message_bytes >= piece.low_bytes) & (curve.message_bytes <= piece.high_bytes)
+    if piece.at_ranks:
+        all_inside &= curve.ranks == piece.at_ranks
     inside = all_inside & curve.own
     indices = [int(index) for index in np.flatnonzero(inside)]
     fitted = piecewise_seconds(pieces, curve.ranks, curve.message_bytes, curve.ranks_per_node)
     held_out = fitted if choice.held_out is None else choice.held_out
+    over_ranks = np.full(len(curve), np.nan) if choice.held_out_ranks is None else choice.held_out_ranks
     library, operation, level = key
-    covariance = _covariance(fitter, piece, all_inside)
+    covariance = _covariance(curve, choice.reduction, piece, all_inside)
     return CommunicationFit(
         library=library,
         operation=operation,
         algorithm=piece.algorithm.name,
         level=level,
-        regime=_regime(pieces, index),
+        regime=_regime(pieces, piece),
         alpha_s=piece.alpha_s,
         beta_s_per_byte=piece.beta_s_per_byte,
         gamma_s_per_byte=piece.gamma_s_per_byte,
@@ -128,11 +165,13 @@ def _describe(
         residual_relative_median=_median_error(fitted, curve, inside),
         held_out_relative_error=_median_error(held_out, curve, inside),
         held_out_ranks_relative_error=(
-            None if choice.held_out_ranks is None else _median_error(choice.held_out_ranks, curve, inside)
+            _median_error(over_ranks, curve, inside) if np.isfinite(over_ranks[inside]).any() else None
         ),
         block_relative_sd=_common_drift([points[i] for i in indices], curve.precision[inside]),
         blocks=max(min(len(points[i].blocks) for i in indices), 2),
         points=int(inside.sum()),
+        by_ranks=bool(piece.at_ranks),
+        outliers=tuple(found for i in indices for found in outliers_of(points[i])),
         measured=tuple(
             CommunicationPoint(
                 ranks=points[i].ranks,
@@ -140,6 +179,7 @@ def _describe(
                 measured_s=float(curve.seconds[i]),
                 fitted_s=float(fitted[i]),
                 held_out_s=float(held_out[i]),
+                held_out_ranks_s=float(over_ranks[i]) if np.isfinite(over_ranks[i]) else None,
             )
             for i in indices
         ),
@@ -179,29 +219,39 @@ def _median_error(predicted: Floats, curve: Curve, inside: Mask) -> float:
     return float(np.nanmedian(np.abs(predicted[inside] / curve.seconds[inside] - 1)))
 
 
-def _regime(pieces: tuple[Piece, ...], index: int) -> str:
-    low, high = int(pieces[index].low_bytes), int(pieces[index].high_bytes)
-    if len(pieces) == 1:
-        return "all"
-    if index == 0:
-        return f"<={high}"
-    return f">={low}" if index == len(pieces) - 1 else f"{low}..{high}"
+def _regime(pieces: tuple[Piece, ...], piece: Piece) -> str:
+    kin = [each for each in pieces if each.at_ranks == piece.at_ranks]
+    low, high = int(piece.low_bytes), int(piece.high_bytes)
+    if len(kin) == 1:
+        sizes = "all"
+    elif piece == kin[0]:
+        sizes = f"<={high}"
+    else:
+        sizes = f">={low}" if piece == kin[-1] else f"{low}..{high}"
+    if not piece.at_ranks:
+        return sizes
+    return f"{piece.at_ranks:.0f} ranks" + (f", {sizes}" if len(kin) > 1 else "")
 
 
-def _covariance(fitter: Fitter, piece: Piece, inside: Mask) -> Floats:
+def _covariance(curve: Curve, reduction: bool, piece: Piece, inside: Mask) -> Floats:
     """(5, 5) covariance of a piece's parameters: refits of resampled times, and what the form misses beyond them."""
-    curve = fitter.curve
-    inside = fitter.points_for(piece.algorithm, inside)
-    design = fitter.design(piece.algorithm, inside, piece.low_bytes if piece.doubling_s else None)
-    precision, seconds = curve.precision[inside], curve.seconds[inside]
-    drawn = np.stack(
-        [fit_relative(design, times[inside], noise=curve.noise, precision=precision) for times in curve.drawn]
+    inside = inside if piece.algorithm.hierarchical else inside & curve.own
+    design = coefficients(
+        piece.algorithm,
+        curve.ranks[inside],
+        curve.message_bytes[inside],
+        curve.ranks_per_node[inside],
+        piece.low_bytes if piece.doubling_s else None,
     )
-    growth = piece.doubling_s or piece.beta_s_per_byte
-    inner = piece.inner_alpha_s, piece.inner_beta_s_per_byte
-    solution = np.array([piece.alpha_s, growth, piece.gamma_s_per_byte, *inner])
-    free = solution > 0
+    if not reduction:
+        design[:, 2] = 0.0
+    precision, seconds, drawn_s = curve.precision[inside], curve.seconds[inside], curve.drawn[:, inside]
+    shape = drawn_s.shape
+    drawn = fit_relative_many(
+        np.broadcast_to(design, (*shape, 5)), drawn_s, noise=curve.noise, precision=np.broadcast_to(precision, shape)
+    )
+    free = piece.parameters > 0
     spare = max(len(seconds) - int(free.sum()), 1)
-    residual_sd = MAD_TO_SD * float(np.median(np.abs(design @ solution / seconds - 1)))
+    residual_sd = MAD_TO_SD * float(np.median(np.abs(design @ piece.parameters / seconds - 1)))
     excess = max(0.0, residual_sd**2 * len(seconds) / spare - curve.noise**2)
     return quantile_covariance(drawn) + relative_covariance(design, seconds, excess, free)

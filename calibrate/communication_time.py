@@ -32,6 +32,7 @@ class Piece(NamedTuple):
     Attributes:
         doubling_s: where the piece is logarithmic, seconds a step for each doubling of the message; beta is 0 then.
         inner_alpha_s, inner_beta_s_per_byte: inside a node, of a hierarchical algorithm; 0 of a flat one.
+        at_ranks: the one rank count that it was fitted to, where each was fitted by itself; 0 where it holds for all.
     """
 
     algorithm: Algorithm
@@ -43,15 +44,20 @@ class Piece(NamedTuple):
     doubling_s: float = 0.0
     inner_alpha_s: float = 0.0
     inner_beta_s_per_byte: float = 0.0
+    at_ranks: float = 0.0
+
+    @property
+    def parameters(self) -> Floats:
+        """(5,) what its terms are multiplied by."""
+        growth = self.doubling_s or self.beta_s_per_byte
+        inner = self.inner_alpha_s, self.inner_beta_s_per_byte
+        return np.array([self.alpha_s, growth, self.gamma_s_per_byte, *inner])
 
     def seconds(self, ranks: ArrayLike, message_bytes: ArrayLike, ranks_per_node: ArrayLike = 1) -> Floats:
         """Seconds under this piece's parameters, wherever its range ends."""
         logarithmic_from = self.low_bytes if self.doubling_s else None
-        growth = self.doubling_s or self.beta_s_per_byte
-        inner = self.inner_alpha_s, self.inner_beta_s_per_byte
-        parameters = np.array([self.alpha_s, growth, self.gamma_s_per_byte, *inner])
         terms = coefficients(self.algorithm, ranks, message_bytes, ranks_per_node, logarithmic_from)
-        return np.asarray(terms @ parameters)
+        return np.asarray(terms @ self.parameters)
 
     def terms(self, ranks: float, message_bytes: float, ranks_per_node: float = 1) -> Floats:
         """(5,) coefficients of this piece's parameters at one point."""
@@ -97,6 +103,7 @@ def pieces_of(operation: CollectiveOperation, fits: Sequence[CommunicationFit]) 
             fit.gamma_s_per_byte,
             fit.doubling_s,
             *((fit.inner.alpha_s, fit.inner.beta_s_per_byte) if fit.inner else (0.0, 0.0)),
+            float(fit.ranks_range[0]) if fit.by_ranks else 0.0,
         )
         for fit in sorted(fits, key=lambda fit: fit.bytes_range)
     )
@@ -107,18 +114,36 @@ def piecewise_seconds(
 ) -> Floats:
     """Seconds of a collective over ``ranks`` ranks and ``message_bytes``, broadcast against each other.
 
+    Where rank counts were fitted each by itself, time between two of them runs straight over the logarithms of both;
+    beyond them the nearest one's algorithm goes on.
+
     Args:
-        pieces: at least one, ordered by size, not overlapping.
+        pieces: at least one, of each rank count ordered by size and not overlapping.
         ranks_per_node: of the group; what hierarchical algorithms need to know.
     """
     p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
+    counts = sorted({piece.at_ranks for piece in pieces})
+    groups = [[piece for piece in pieces if piece.at_ranks == count] for count in counts]
+    seconds = _over_sizes(groups[0], p, m, g)
+    for (low, lower), (high, upper) in itertools.pairwise(zip(counts, groups, strict=True)):
+        start, end = (
+            np.maximum(_over_sizes(group, np.full_like(p, at), m, g), 1e-300)
+            for group, at in ((lower, low), (upper, high))
+        )
+        share = np.log(np.maximum(p, 1) / low) / np.log(high / low)
+        seconds = np.where(p > low, start * (end / start) ** np.minimum(share, 1.0), seconds)
+        seconds = np.where(p >= high, _over_sizes(upper, p, m, g), seconds)
+    return np.where(m > 0, seconds, 0.0)
+
+
+def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Floats:
     seconds = pieces[0].seconds(p, m, g)
     for lower, upper in itertools.pairwise(pieces):
         start, end = lower.seconds(p, lower.high_bytes, g), upper.seconds(p, upper.low_bytes, g)
         share = (m - lower.high_bytes) / (upper.low_bytes - lower.high_bytes)
         seconds = np.where(m > lower.high_bytes, start + (end - start) * share, seconds)
         seconds = np.where(m >= upper.low_bytes, upper.seconds(p, m, g), seconds)
-    return np.where(m > 0, seconds, 0.0)
+    return seconds
 
 
 def spread_s(

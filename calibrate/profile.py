@@ -199,6 +199,7 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     Attributes:
         measured_s: median over repetitions and blocks of a call's time (slowest rank; faster side for send_recv).
         fitted_s: under the fit of all points. held_out_s: under a fit that did not see this size.
+        held_out_ranks_s: under one that did not see this rank count; None for the smallest, and where one was measured.
     """
 
     ranks: int
@@ -206,9 +207,32 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     measured_s: float
     fitted_s: float
     held_out_s: float
+    held_out_ranks_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_finite(self, "measured_s", "fitted_s", "held_out_s")
+        _check_finite(self, "measured_s", "fitted_s", "held_out_s", "held_out_ranks_s")
+
+
+class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Repetitions of one point far from the rest: left out of alpha and beta, not out of the spread.
+
+    Attributes:
+        repetitions: how many are far, of so many in ``total``.
+        ratio: their median over that of the rest.
+        blocks: in which they lie, numbered as they were measured one after the other.
+    """
+
+    ranks: int
+    message_bytes: int
+    repetitions: int
+    total: int
+    ratio: float
+    blocks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "ratio")
+        if not 0 < self.repetitions < self.total:
+            raise ValueError(f"repetitions has to lie between 0 and total, not {self.repetitions} of {self.total}")
 
 
 class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,6 +252,24 @@ class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _check_finite(self, "alpha_s", "beta_s_per_byte")
         if self.ranks < 1:
             raise ValueError(f"ranks has to be at least 1, not {self.ranks}")
+
+
+class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the scaling over rank counts was off where others of the profile's collectives had one left out.
+
+    Attributes:
+        relative_sd: root of the median, over the rank counts left out, of mean squares a doubling of ranks, relative to
+            the prediction and beyond what a size has by itself.
+        counts: how many rank counts were left out, over all of them.
+    """
+
+    relative_sd: float
+    counts: int
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "relative_sd")
+        if self.counts < 1:
+            raise ValueError(f"counts has to be at least 1, not {self.counts}")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -279,6 +321,10 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians;
             blocks: how many, 0 where it is not known.
         points: number of (size, ranks) points. measured: each of them.
+        by_ranks: this rank count was fitted by itself, since no algorithm's scaling holds between those measured; the
+            algorithm says how time goes on beyond them, which is a guess.
+        comparable_scaling: how far scaling over rank counts was off in the profile's other sweeps.
+        outliers: repetitions far from the rest.
     """
 
     library: str
@@ -299,6 +345,9 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     held_out_ranks_relative_error: float | None = None
     doubling_s: float = 0.0
     inner: InnerLevel | None = None
+    by_ranks: bool = False
+    comparable_scaling: ComparableScaling | None = None
+    outliers: tuple[Outliers, ...] = ()
     measured: tuple[CommunicationPoint, ...] = ()
     blocks: int = 0
 

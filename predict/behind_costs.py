@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from calibrate.behind import BehindCompute
+from calibrate.communication_spread import cholesky_columns
 from calibrate.profile import Profile
-from predict.communication_modes import cholesky_columns
 from predict.costs import Remark
 
 

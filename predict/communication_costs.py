@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from calibrate.communication_spread import Asked, error_modes, other_level_mode, outside
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
 from calibrate.profile import CommunicationFit, Interference, Profile
 from paradl_bench.collectives.catalog import operations
@@ -27,7 +28,6 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
 from predict.behind_costs import BehindCosts
-from predict.communication_modes import communication_modes, outside
 from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
 
@@ -115,7 +115,11 @@ class CommunicationCosts:
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else _beyond_remarks(work, fits)
         source = Source.STATED if stated else Source.SCALED if beyond else Source.REGRESSED
-        modes = () if stated else communication_modes(work, per_node, fits, collective, sharing.factor, seconds)
+        modes: tuple[tuple[str, float], ...] = ()
+        if not stated:
+            point = Asked(work.ranks, work.message_bytes, per_node)
+            modes = error_modes(collective, fits, point, seconds, contention=sharing.factor)
+            modes += other_level_mode(collective, fits, level.name, work.message_bytes, seconds)
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
@@ -280,6 +284,9 @@ def _pieces(
 def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:
     remarks = []
     low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
+    if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
+        text = f"{work.operation}: no algorithm's scaling holds between the rank counts measured: a guess"
+        remarks.append(Remark(text, True, f"{work.ranks} ranks"))
     if not low <= work.ranks <= high:
         side = f"beyond {high}" if work.ranks > high else f"below {low}"
         remarks.append(Remark(f"{work.operation} {side} ranks", True))

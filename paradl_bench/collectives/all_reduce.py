@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
 from paradl_bench.collectives.hierarchies import by_leader, chain_and_tree, flat_over_nodes, segmented
-from paradl_bench.collectives.pipelining import two_tree
+from paradl_bench.collectives.pipelining import depth, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
@@ -23,6 +23,12 @@ def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Reduce, then broadcast; what arrives in the reduction is added.
     steps, moved = two_tree(ranks, message_bytes)
     return CostTerms(2 * steps, 2 * moved, moved)
+
+
+def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # Each step of the reduce-scatter halves the message, each of the all-gather doubles it: (p-1)/p of it either way.
+    part = (ranks - 1) / ranks * message_bytes
+    return CostTerms(2 * depth(ranks), 2 * part, part)
 
 
 def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
@@ -45,6 +51,11 @@ OPERATION = CollectiveOperation(
             name="tree",
             source="twice ParaDL's footnote 4 (two-tree, Sanders et al. 2009): reduce, then broadcast",
             terms=_tree,
+        ),
+        Algorithm(
+            name="halving_doubling",
+            source="recursive halving and doubling (Rabenseifner; Thakur, Rabenseifner, Gropp 2005, section 4.5): MPI",
+            terms=_halving_doubling,
         ),
         Algorithm(
             name="ring_of_nodes",

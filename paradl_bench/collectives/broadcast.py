@@ -26,6 +26,11 @@ def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
     return CostTerms(hops + pieces(message_bytes), hops * piece_bytes(message_bytes) + message_bytes, 0 * message_bytes)
 
 
+def _scatter_all_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    moved = 2 * (ranks - 1) / ranks * message_bytes
+    return CostTerms(depth(ranks) + ranks - 1, moved, 0 * moved)
+
+
 def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
     steps, moved = two_tree(ranks, message_bytes)
     return CostTerms(steps, moved, 0 * moved)
@@ -52,6 +57,11 @@ OPERATION = CollectiveOperation(
             name="tree",
             source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
             terms=_tree,
+        ),
+        Algorithm(
+            name="scatter_all_gather",
+            source="binomial scatter, then ring all-gather (Thakur, Rabenseifner, Gropp 2005, section 4.2): MPI, long",
+            terms=_scatter_all_gather,
         ),
         Algorithm(
             name="tree_of_nodes",

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_measurements import SIZES, CollectivesSpec, collective_samples
 
-from calibrate.communication_choice import Fitter, Form
 from calibrate.communication_curve import Point, build_curve
 from calibrate.communication_fit import fit_communication
 from calibrate.communication_fit import fit_points as fit_points_and_choice
+from calibrate.communication_segments import Segments
 from calibrate.communication_time import communication_seconds
 from calibrate.profile import CommunicationFit
 from calibrate.regression import fit_relative, relative_covariance, told_apart
@@ -195,7 +195,7 @@ def test_reduction_is_fitted_apart_only_where_rank_counts_tell_it_from_beta() ->
 def test_a_ring_cannot_tell_reduction_from_beta() -> None:
     curve = build_curve(points_of({(p, m): 1e-5 + 1e-9 * m for p in (2, 4, 8) for m in SIZES}))
     ring = ALL_REDUCE.algorithms["ring"]
-    design = Fitter(curve, Form((ring,), reduction=True)).design(ring, curve.own)
+    design = Segments(curve, ()).design(ring)
     assert not told_apart(design[:, :3], curve.seconds)
 
 
