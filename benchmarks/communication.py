@@ -61,7 +61,14 @@ class Source(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One sweep left out, and how far predictions of it are off (medians of relative errors)."""
+    """One sweep left out, and how far predictions of it are off (medians of relative errors).
+
+    Attributes:
+        in_sample: of the points that the fit was made of. coverage: share of points that the 90% interval holds.
+        half_width: median, relative to the time measured.
+        line, ring, log_p: errors of one straight line and of simple extrapolations.
+        said: what the predictions say lies beyond measurement.
+    """
 
     source: str
     library: str
@@ -214,7 +221,7 @@ def row_of(source: Source, fits: Fits, place: tuple[Key, int | None], said: str,
         error=_median_error(predicted, seconds),
         in_sample=float(np.median(residuals)),
         coverage=float(np.mean(np.abs(predicted - seconds) <= Z90 * sd)),
-        half_width=float(np.median(Z90 * sd / predicted)),
+        half_width=float(np.median(Z90 * sd / seconds)),
         line=simple[0],
         ring=simple[1],
         log_p=simple[2],

@@ -172,17 +172,20 @@ def _describe(
         points=int(inside.sum()),
         by_ranks=bool(piece.at_ranks),
         outliers=tuple(found for i in indices for found in outliers_of(points[i])),
-        measured=tuple(
-            CommunicationPoint(
-                ranks=points[i].ranks,
-                message_bytes=points[i].message_bytes,
-                measured_s=float(curve.seconds[i]),
-                fitted_s=float(fitted[i]),
-                held_out_s=float(held_out[i]),
-                held_out_ranks_s=float(over_ranks[i]) if np.isfinite(over_ranks[i]) else None,
-            )
-            for i in indices
-        ),
+        measured=tuple(_measured(points[i], curve.seconds[i], fitted[i], held_out[i], over_ranks[i]) for i in indices),
+    )
+
+
+def _measured(
+    point: Point, measured_s: float, fitted_s: float, held_out_s: float, held_out_ranks_s: float
+) -> CommunicationPoint:
+    return CommunicationPoint(
+        ranks=point.ranks,
+        message_bytes=point.message_bytes,
+        measured_s=float(measured_s),
+        fitted_s=float(fitted_s),
+        held_out_s=float(held_out_s),
+        held_out_ranks_s=float(held_out_ranks_s) if np.isfinite(held_out_ranks_s) else None,
     )
 
 

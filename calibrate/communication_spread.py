@@ -124,11 +124,11 @@ def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
 def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked, seconds: float) -> float:
     """Standard deviation at a rank count that was not measured; 0 at one that was.
 
-    Each rank count that was left out tells how far the scaling is off a doubling, beyond what a size has by itself;
-    what is typical of the profile's other collectives at this level counts as one more. Error grows with the distance
-    in doublings: a wrong exponent is wrong each time. Few observations make a standard deviation uncertain: it is
-    stretched to Student's quantile, with the degrees of freedom that unequal weights leave (Satterthwaite); sizes next
-    to each other err alike, so every other one counts. Where no count was left out anywhere, half of how far the
+    Each rank count that was left out tells once how far the scaling is off a doubling, beyond what a size has by
+    itself; what is typical of the profile's other collectives at this level counts as one more. Error grows with the
+    distance in doublings: a wrong exponent is wrong each time. So few observations make a standard deviation uncertain:
+    it is stretched to Student's quantile, with the degrees of freedom that unequal weights leave (Satterthwaite); the
+    sizes of a sweep err alike, so they count as one. Where no count was left out anywhere, half of how far the
     operation's algorithms come apart stands for all.
     """
     distance = _doublings(asked.ranks, _counts(fits))
@@ -142,20 +142,15 @@ def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit],
         apart = algorithms_apart_s(operation, fits, asked) / seconds / distance
         other = ComparableScaling(relative_sd=apart, counts=1)
     weight = 1 / (len(own) + 1)
-    variance = weight * (sum(error.square for error in own) + other.relative_sd**2)
-    freedom = 1 / (weight**2 * (sum(1 / error.observations for error in own) + 1 / other.counts))
+    variance = weight * (sum(own) + other.relative_sd**2)
+    freedom = 1 / (weight**2 * (len(own) + 1 / other.counts))
     return seconds * distance * math.sqrt(variance) * student_90(freedom) / Z90
 
 
-class ScalingError(NamedTuple):
-    """Mean square by which the fit without a rank count was off there, a doubling of ranks, from so many sizes."""
+def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[float]:
+    """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
 
-    square: float
-    observations: float
-
-
-def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[ScalingError]:
-    """How far off the fit without each rank count was there, beyond what a size has by itself.
+    What a size has by itself is taken off.
 
     Args:
         near_bytes: the size to look near of; None for all alike.
@@ -169,9 +164,7 @@ def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None =
         if points:
             errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in points])
             excess = _mean_square(errors) - _mean_square(_size_errors(points))
-            square = max(excess, 0.0) / _doublings(count, counts - {count}) ** 2
-            sizes = len({point.message_bytes for point in points})
-            found.append(ScalingError(square, max(sizes / 2, 1.0)))
+            found.append(max(excess, 0.0) / _doublings(count, counts - {count}) ** 2)
     return found
 
 
@@ -187,9 +180,7 @@ def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[Communica
     found = []
     for fit in fits:
         key = fit.library, fit.operation, fit.level
-        others = [
-            error.square for other, of in errors.items() if other != key and other[2] == fit.level for error in of
-        ]
+        others = [error for other, of in errors.items() if other != key and other[2] == fit.level for error in of]
         comparable = None
         if others:
             comparable = ComparableScaling(relative_sd=math.sqrt(float(np.median(others))), counts=len(others))

@@ -89,7 +89,7 @@ def test_where_the_scaling_holds_more_ranks_are_predicted_within_a_narrow_interv
     for size in SIZES:
         seconds, reach = interval_s(fits, 8, size)
         assert abs(seconds - on_a_switch(8, size)) <= max(reach, 0.03 * seconds)
-        assert reach < 0.4 * seconds
+        assert reach < 0.5 * seconds
 
 
 def test_what_is_noted_names_the_counts_and_how_far_off_each_is() -> None:
@@ -132,7 +132,7 @@ def scaled(off: float, **changes: object) -> CommunicationFit:
 def test_error_over_ranks_grows_with_the_distance_and_is_read_from_counts_left_out() -> None:
     fit = scaled(0.2)
     (error,) = scaling_errors([fit])
-    assert error.square == pytest.approx(0.04)
+    assert error == pytest.approx(0.04)
     modes = [dict(error_modes(ALL_REDUCE, [fit], Asked(ranks, SIZES[0]), 1.0)) for ranks in (4, 8, 16)]
     name = "communication at other ranks"
     assert name not in modes[0]
