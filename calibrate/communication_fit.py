@@ -80,8 +80,8 @@ def _unscaled(fits: Sequence[CommunicationFit]) -> list[str]:
     for key, errors in counts.items():
         off = ", ".join(f"{count} ranks by {error:.0%}" for count, error in errors.items() if error)
         notes.append(
-            f"{' '.join(key)}: no algorithm's scaling holds between {', '.join(map(str, errors))} ranks (left out, it"
-            f" misses {off}): each is fitted by itself, and other rank counts are a guess"
+            f"{' '.join(key)}: no algorithm's scaling does as well as fitting {', '.join(map(str, errors))} ranks each"
+            f" by itself; other counts are a guess (left out, it misses {off})"
         )
     return notes
 

@@ -321,7 +321,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians;
             blocks: how many, 0 where it is not known.
         points: number of (size, ranks) points. measured: each of them.
-        by_ranks: this rank count was fitted by itself, since no algorithm's scaling holds between those measured; the
+        by_ranks: this rank count was fitted by itself, since no algorithm's scaling does as well; the
             algorithm says how time goes on beyond them, which is a guess.
         comparable_scaling: how far scaling over rank counts was off in the profile's other sweeps.
         outliers: repetitions far from the rest.

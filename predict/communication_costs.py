@@ -285,8 +285,9 @@ def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple
     remarks = []
     low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
     if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
-        text = f"{work.operation}: no algorithm's scaling holds between the rank counts measured: a guess"
-        remarks.append(Remark(text, True, f"{work.ranks} ranks"))
+        off = max(fit.held_out_ranks_relative_error or 0.0 for fit in fits)
+        text = f"{work.operation} follows no algorithm over ranks: a count left out was predicted {off:.0%} wrong"
+        remarks.append(Remark(text, True))
     if not low <= work.ranks <= high:
         side = f"beyond {high}" if work.ranks > high else f"below {low}"
         remarks.append(Remark(f"{work.operation} {side} ranks", True))
