@@ -151,9 +151,14 @@ def spread_s(
 ) -> float:
     """Standard deviation of a predicted time inside the range fitted on: of the parameters, and of what drifts.
 
-    The parameters are those of the fit whose sizes are nearest.
+    The parameters are those of the fit whose rank count, where each was fitted by itself, and sizes are nearest.
     """
-    fit = min(fits, key=lambda each: max(each.bytes_range[0] - message_bytes, message_bytes - each.bytes_range[1], 0.0))
+
+    def distance(fit: CommunicationFit) -> tuple[float, float]:
+        away = abs(np.log(ranks / fit.ranks_range[0])) if fit.by_ranks else 0.0
+        return away, max(fit.bytes_range[0] - message_bytes, message_bytes - fit.bytes_range[1], 0.0)
+
+    fit = min(fits, key=distance)
     (piece,) = pieces_of(operation, [fit])
     row = piece.terms(ranks, message_bytes, fit.inner.ranks if fit.inner else 1)
     variance = max(float(row[:2] @ np.array(fit.covariance) @ row[:2]), 0.0)

@@ -110,7 +110,7 @@ def _draw_ranks(
 
 
 def _mark_regimes(above: Axes, below: Axes, fits: Sequence[CommunicationFit]) -> None:
-    for lower, upper in itertools.pairwise(fits):
+    for lower, upper in itertools.pairwise(fit for fit in fits if not fit.by_ranks):
         edge = float(np.sqrt(lower.bytes_range[1] * upper.bytes_range[0]))
         for axes in (above, below):
             axes.axvline(edge, color="0.6", lw=0.8, ls=":")

@@ -11,6 +11,9 @@ from calibrate.communication_curve import Point
 from calibrate.profile import CommunicationFit, Outliers
 from paradl_bench.spec.units import format_bytes
 
+SHOWN_OUTLIERS = 5
+"""Lines that a person is shown; the profile holds all."""
+
 
 def outliers_of(point: Point) -> tuple[Outliers, ...]:
     """Repetitions of a point far from the rest, as one entry; none where there are none."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
 from calibrate.input_show import print_input_side
+from calibrate.outliers import SHOWN_OUTLIERS, outlier_words
 from calibrate.profile import CommunicationFit, Profile
 from calibrate.roofline_show import device_lines
 from calibrate.together_show import print_together
@@ -53,6 +54,8 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_copies(profile, console)
     if profile.communication:
         _print_communication(profile, console)
+    for line in outlier_words(profile.communication)[:SHOWN_OUTLIERS]:
+        console.print(line, markup=False)
     if profile.communication_choices:
         _print_choices(profile, console)
     if profile.interference:
