@@ -1,13 +1,14 @@
 """How well fits of collectives predict sweeps that they have not seen: public ones, each left out in turn.
 
-    python benchmarks/communication.py [-o DIR] [--data ../shared/data]
+    python benchmarks/communication.py [-o DIR] [--sizes] [--data ../shared/data]
 
 Reads the ABCI sweeps (NCCL, MPI on GPU buffers and on host buffers; all-reduce and broadcast; 1, 2, 4 and 8 nodes of
 four V100) and vTrain's all-reduce tables (2, 4 and 8 GPUs of an A100 and of a V100 node). Each sweep, one operation
 through one library at one rank count, is left out; the others of its source are fitted, and ``predict``'s cost of the
-collective, with its 90% interval, is held against it. Then all ABCI sweeps of 8 nodes at once, and every fourth size.
-Beside it: one straight line through all that remains, and two extrapolations from the largest count that remains, as
-a ring scales, and by log p. A few minutes. Where the data are absent it says so and ends.
+collective, with its 90% interval, is held against it. Then all ABCI sweeps of 8 nodes at once; with --sizes every
+fourth size as well, which takes twice as long as all the rest. Beside it: one straight line through all that remains,
+and two extrapolations from the largest count that remains, as a ring scales, and by log p. A few minutes. Where the
+data are absent it says so and ends.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ class Fits:
         )
 
 
-def rows_of(source: Source) -> Iterator[Row]:
-    """Every sweep left out by itself; of ABCI all those of 8 nodes together; every fourth size."""
+def rows_of(source: Source, *, sizes_too: bool) -> Iterator[Row]:
+    """Every sweep left out by itself; of ABCI all those of 8 nodes together; every fourth size where asked for."""
     fits = Fits(source)
     unit, ranks_of_unit = source.unit
     places = [(key, ranks) for key, points in source.points.items() for ranks in sorted({p.ranks for p in points})]
@@ -175,7 +176,7 @@ def rows_of(source: Source) -> Iterator[Row]:
             if place[1] == most:
                 said = f"{named(most)}, of all sweeps"
                 yield row_of(source, fits, place, said, lambda _, point: point.ranks != most)
-    for key, points in source.points.items():
+    for key, points in source.points.items() if sizes_too else ():
         sizes = np.unique([point.message_bytes for point in points])
         folds = [frozenset(sizes[fold::SIZE_FOLDS].tolist()) for fold in range(SIZE_FOLDS)]
         parts = [row_of(source, fits, (key, None), "", _without_sizes(key, fold)) for fold in folds]
@@ -281,7 +282,7 @@ def _median_error(predicted: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """What the issue of such fits is: errors at more ranks, and how often the interval holds."""
+    """Errors and how often the interval holds, over all rows of a kind."""
     lines = []
     for name, chosen in (
         ("each sweep left out by itself", [r for r in rows if "of all" not in r.held_out and "size" not in r.held_out]),
@@ -318,6 +319,7 @@ def main() -> None:
     """Print the table; write it with -o."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="Folder for communication.md and communication.json.")
+    parser.add_argument("--sizes", action="store_true", help="Leave every fourth size out as well.")
     parser.add_argument("--data", type=Path, default=DATA)
     options = parser.parse_args()
     if not (options.data / "abci-v100").is_dir() or not (options.data / "vtrain-a100").is_dir():
@@ -325,7 +327,7 @@ def main() -> None:
         return
     rows = []
     for source in (abci(options.data), vtrain(options.data, "a100"), vtrain(options.data, "v100")):
-        for row in rows_of(source):
+        for row in rows_of(source, sizes_too=options.sizes):
             rows.append(row)
             print(
                 f"{' '.join(row[:4])}: error {row.error:.1%}, holds {row.coverage:.0%}, +-{row.half_width:.0%}",
