@@ -58,7 +58,7 @@ MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_
 def _check_finite(owner: msgspec.Struct, *labels: str) -> None:
     for label in labels:
         value = getattr(owner, label)
-        if value is not None and not (math.isfinite(value) and value >= 0):
+        if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{label} has to be finite and not negative, not {value}")
 
 
