@@ -34,7 +34,7 @@ def group() -> None:
 @click.option("--force", is_flag=True, help="Merge unlike environments, and replace an existing profile.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was fitted as JSON.")
 def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...], force: bool, as_json: bool) -> None:
-    """Fit measurement directories of paradl-bench layers and collectives to one profile.
+    """Fit measurement directories of paradl-bench layers, collectives and kernels to one profile.
 
     Directories measured in unlike environments are refused, training runs always: predictions are checked against
     those. Of --memory-runs nothing is taken but how much memory they held, and a validation leaves their memory out.
@@ -45,7 +45,13 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     from calibrate.fit import fit_profile
     from paradl_bench.spec.storage import encode_pretty
 
-    profile = fit_profile(directories, command_line=("calibrate", *sys.argv[1:]), force=force, memory_runs=memory_runs)
+    profile = fit_profile(
+        directories,
+        command_line=("calibrate", *sys.argv[1:]),
+        force=force,
+        memory_runs=memory_runs,
+        beside=None if output == "-" else Path(output),
+    )
     write_output(output, encode_pretty(profile), force=force)
     for note in profile.notes:
         say(f"note: {note}")
@@ -54,6 +60,10 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
 
         _print_json({"profile": output, **explanation(profile)})
     elif output != "-":
+        from calibrate.kernel_show import kernel_lines
+
+        for line in kernel_lines(profile.kernel_models):
+            say(line)
         models = sorted({time.model for time in profile.model_times})
         collectives = sorted({f"{f.library} {f.operation}" for f in profile.communication})
         say(
@@ -105,14 +115,15 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
     refuse_overwrite(output, force=force)
-    from calibrate.merge import merge_profiles
-    from calibrate.profile import read_profile
-    from paradl_bench.spec.storage import encode_pretty
+    from calibrate.merge import merge_profiles, with_archives_beside
+    from calibrate.profile import encode_profile, read_profile
 
     names = [str(path) for path in profiles]
     command_line = ("calibrate", *sys.argv[1:])
     found = merge_profiles([read_profile(path) for path in profiles], names, command_line=command_line, force=force)
-    write_output(output, encode_pretty(found), force=force)
+    if found.kernel_models:
+        found = with_archives_beside(found, output)
+    write_output(output, encode_profile(found), force=force)
     for note in found.notes:
         say(f"note: {note}")
     if output != "-":

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from calibrate.behind_fit import fit_behind_compute
 from calibrate.communication_fit import fit_communication
 from calibrate.contention_fit import fit_contention
 from calibrate.copy_fit import fit_copies
 from calibrate.input_fit import fit_input
 from calibrate.interference_fit import fit_interference
+from calibrate.kernel_files import archive_beside, write_arrays
+from calibrate.kernel_fit import fit_kernels
+from calibrate.kernel_model import KernelModel
 from calibrate.layer_fit import layer_times, model_times, rates_reached, shard_times
 from calibrate.memory_fit import fit_memory
 from calibrate.memory_runs import read_memory_runs
@@ -26,23 +31,32 @@ from paradl_bench.spec.errors import UserError
 
 
 def fit_profile(
-    directories: Sequence[Path], *, command_line: tuple[str, ...], force: bool, memory_runs: Sequence[Path] = ()
+    directories: Sequence[Path],
+    *,
+    command_line: tuple[str, ...],
+    force: bool,
+    memory_runs: Sequence[Path] = (),
+    beside: Path | None = None,
 ) -> Profile:
-    """Fit a profile to directories of ``paradl-bench layers`` and ``collectives``.
+    """Fit a profile to directories of ``paradl-bench layers``, ``collectives`` and ``kernels``.
 
     Args:
         command_line: kept in the profile.
         force: merge directories that were measured in unlike environments.
         memory_runs: training runs, or directories of them, of which peaks of memory are used and nothing else.
+        beside: where the profile will be written: regressors of kernels are written beside it.
 
     Raises:
-        UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record.
+        UserError: no or a wrong directory, a training run, unlike environments, nothing measured, a wrong record;
+            kernels, but no place to keep their regressors.
+        WorkError: LightGBM is missing, or the regressors can't be written.
     """
     measured = read_measurements(directories, force=force)
     of_memory = read_memory_runs(memory_runs, measured.environments, measured.networks, force=force)
     memory = fit_memory(of_memory.runs)
     times = layer_times(measured.layers, measured.iterations, imported=measured.imported)
     communication, communication_notes = _communication(measured)
+    kernel_models, regressor_notes = _kernel_models(measured, beside)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         created_utc=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -60,17 +74,20 @@ def fit_profile(
         memory_factors=memory.factors,
         memory_reuse=memory.reuse,
         input_side=fit_input(measured.input),
+        kernel_models=kernel_models,
         **communication,
         notes=(
             *measured.notes,
             *communication_notes,
+            *regressor_notes,
             *of_memory.notes,
             *memory.notes,
             *_untraced(measured),
             *_without_iterations(measured),
         ),
     )
-    if not (profile.layer_times or profile.communication or profile.model_times or measured.rates or measured.input):
+    others = (profile.communication, profile.model_times, profile.kernel_models, measured.rates, measured.input)
+    if not (profile.layer_times or any(others)):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""
         raise UserError(f"{', '.join(map(str, directories))}: nothing measured that could be fitted{more}")
     return profile
@@ -90,6 +107,20 @@ def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, .
         "behind_compute": behind_compute,
     }
     return fields, (*fitted.notes, *kernel_notes, *contention_notes, *behind_notes)
+
+
+def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[KernelModel, ...], tuple[str, ...]]:
+    if not measured.kernels:
+        return (), ()
+    if beside is None:
+        raise UserError("regressors of kernels lie in a file beside the profile; give -o PROFILE, not -")
+    fitted = fit_kernels([record for _, record in measured.kernels])
+    if not fitted.models:
+        return (), fitted.notes
+    archive = archive_beside(beside)
+    sha256 = write_arrays(archive, fitted.arrays)
+    named = (msgspec.structs.replace(model, file=archive.name, sha256=sha256) for model in fitted.models)
+    return tuple(named), fitted.notes
 
 
 def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device, ...]:

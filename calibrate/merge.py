@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from calibrate.entries import describe, identity
+from calibrate.kernel_files import copy_archive
 from calibrate.memory_factors import MemoryRun
 from calibrate.memory_fit import fit_memory
 from calibrate.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
@@ -73,6 +75,21 @@ def merge_profiles(
     memory = fit_memory(runs)
     fields |= {"memory_factors": memory.factors, "memory_reuse": memory.reuse}
     return Profile(**{**fields, "notes": tuple(dict.fromkeys((*notes, *memory.notes)))})  # type: ignore[arg-type]
+
+
+def with_archives_beside(profile: Profile, output: str) -> Profile:
+    """A merged profile whose regressors' archives were copied beside where it will be written.
+
+    Raises:
+        UserError: it goes to standard output, or an archive is missing or another one.
+    """
+    if output == "-":
+        raise UserError("regressors of kernels lie in a file beside the profile; give -o PROFILE, not -")
+    copied = (
+        msgspec.structs.replace(model, file=str(copy_archive(Path(model.file), model.sha256, Path(output))))
+        for model in profile.kernel_models
+    )
+    return msgspec.structs.replace(profile, kernel_models=tuple(copied))
 
 
 def _distinct_environments(profiles: Sequence[Profile]) -> tuple[Environment, ...]:

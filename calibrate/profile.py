@@ -24,6 +24,7 @@ import msgspec
 from calibrate.behind import BehindCompute
 from calibrate.contention import Contention
 from calibrate.input_side import InputSide
+from calibrate.kernel_model import KernelModel
 from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.cluster import Cluster
@@ -405,6 +406,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         shard_times: as model_times, of what one rank of a strategy runs of a model.
         memory_runs: training runs whose peaks of memory, and nothing else, the memory factors were fitted to.
         input_side: by source of samples.
+        kernel_models: regressors, by kernel kind, stage, settings and dtype.
         notes: what was left out of the profile or merged by force, in words.
     """
 
@@ -429,6 +431,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     input_side: tuple[InputSide, ...] = ()
     contention: tuple[Contention, ...] = ()
     behind_compute: tuple[BehindCompute, ...] = ()
+    kernel_models: tuple[KernelModel, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -449,11 +452,26 @@ def read_profile(path: Path) -> Profile:
     """
     raw = load_versioned(path, SCHEMA_VERSION, what="profile", migrations=MIGRATIONS)
     try:
-        return msgspec.convert(raw, Profile)
+        profile = msgspec.convert(raw, Profile)
     except msgspec.ValidationError as error:
         raise UserError(f"profile {path}: {error}") from None
+    # Files lie beside the profile, wherever it was moved to.
+    models = tuple(_beside(model, path) for model in profile.kernel_models)
+    return msgspec.structs.replace(profile, kernel_models=models)
+
+
+def _beside(model: KernelModel, path: Path) -> KernelModel:
+    if Path(model.file).name != model.file:
+        raise UserError(f"profile {path}: kernel_models name {model.file!r}, which is no name of a file beside it")
+    return msgspec.structs.replace(model, file=str(path.parent / model.file))
 
 
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile atomically."""
-    write_bytes_atomically(path, encode_pretty(profile))
+    write_bytes_atomically(path, encode_profile(profile))
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """A profile as its file has it: what lies beside it by name alone."""
+    models = tuple(msgspec.structs.replace(model, file=Path(model.file).name) for model in profile.kernel_models)
+    return encode_pretty(msgspec.structs.replace(profile, kernel_models=models))

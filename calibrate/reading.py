@@ -24,6 +24,7 @@ from paradl_bench.spec.input_record import (
     LoaderSamples,
     UnreadableFile,
 )
+from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     COPIES_FILE,
@@ -80,6 +81,7 @@ class Measurements:
     notes: tuple[str, ...]
     imported: frozenset[int] = frozenset()
     rates: tuple[Placed[RateSamples], ...] = ()
+    kernels: tuple[Placed[KernelSamples], ...] = ()
     input: Mapping[str, InputRecords] = field(default_factory=dict)
     behind: tuple[Placed[BehindComputeSamples], ...] = ()
 
@@ -121,6 +123,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         rates=_records(directories, RATES_FILE, RateSamples),
         input=_input(directories, manifests),
         behind=_records(directories, BEHIND_FILE, BehindComputeSamples),
+        kernels=_records(directories, KERNELS_FILE, KernelSamples),
     )
 
 

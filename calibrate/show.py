@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.explanation import ModelSums, Weakness, model_sums, weaknesses
 from calibrate.input_show import print_input_side
+from calibrate.kernel_show import print_kernel_models
 from calibrate.outliers import SHOWN_OUTLIERS, outlier_words
 from calibrate.profile import CommunicationFit, Profile
 from calibrate.roofline_show import device_lines
@@ -39,6 +40,7 @@ def explanation(profile: Profile) -> dict[str, object]:
         "input_side": profile.input_side,
         "contention": profile.contention,
         "behind_compute": profile.behind_compute,
+        "kernel_models": profile.kernel_models,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),
     }
@@ -60,6 +62,7 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_choices(profile, console)
     if profile.interference:
         _print_interference(profile, console)
+    print_kernel_models(profile.kernel_models, console)
     print_input_side(profile.input_side, console)
     print_together(profile, console)
     for note in profile.notes:

@@ -1,13 +1,15 @@
-"""Seconds of a layer's forward or backward: measured, else scaled from a neighbour, else a roofline.
+"""Seconds of a layer's forward or backward: measured, else regressed, else scaled from a neighbour, else a roofline.
 
 The order for one operation, phase and local batch:
 
 1. Its own times, those measured with as many ranks on the host as the prediction puts there. A batch between measured
    ones is interpolated, one beyond is scaled (:mod:`predict.batch_scaling`).
 2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
-3. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
+3. A regressor of the kernel kind and stage, where the profile has one that was fitted on sizes like these
+   (:mod:`predict.kernel_costs`).
+4. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
    ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
-4. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
+5. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
    sustained in this dtype with as many ranks on the host, or else that any layer of the profile reached. How far layers
    stay above it is read from the measured ones.
 
@@ -32,6 +34,7 @@ from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.statistics import MAD_TO_SD
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source
+from predict.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
 
 Key = tuple[str, PhaseName, str]
 """(operation, phase, shard)."""
@@ -69,6 +72,8 @@ class LayerCosts:
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
         self._ratios: dict[tuple[int, int], _Ratio | None] = {}
+        self._kernels = KernelCosts(profile.kernel_models, dtype)
+        self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
 
     @cached_property
@@ -173,6 +178,9 @@ class LayerCosts:
         layer = self._roofline.layers.get(operation)
         if layer is None:
             raise UserError(f"the profile holds no time of {operation}, and no network that says what it is")
+        regressed = self._kernels.estimate(layer, phase, batch)
+        if regressed is not None:
+            return regressed_cost(regressed, layer, in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host)))
         neighbour = self._neighbour(layer, phase)
         if neighbour is not None:
             return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
@@ -184,6 +192,22 @@ class LayerCosts:
             )
         remark = Remark("no operation of the kind was measured, a roofline stands for it", True, layer.name)
         return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * self._roofline_error(phase), remarks=(remark,))
+
+    def _regressed_pairs(self, phase: PhaseName, ranks_on_host: int) -> tuple[Pair, ...]:
+        """Layers measured inside an iteration at their largest batch, beside what regressors say of them."""
+        if (phase, ranks_on_host) not in self._kernel_pairs:
+            pairs = []
+            for layer in self._roofline.layers.values():
+                series = self._in_situ.get((layer.operation, phase, ""))
+                if series is None:
+                    continue
+                times = series[nearest_count(series, ranks_on_host)]
+                measured_s = times[max(times)].time.typical_s
+                regressed = self._kernels.estimate(layer, phase, max(times))
+                if regressed is not None and measured_s:
+                    pairs.append(Pair(layer.kind, regressed.seconds, measured_s))
+            self._kernel_pairs[phase, ranks_on_host] = tuple(pairs)
+        return self._kernel_pairs[phase, ranks_on_host]
 
     def _from_neighbour(self, layer: Layer, neighbour: Layer, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         cost = self.cost(neighbour.operation, phase, "", batch, ranks_on_host)

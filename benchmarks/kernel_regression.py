@@ -1,0 +1,179 @@
+"""Held-out errors of kernel regressors: ours, the paper's network, and untuned trees, on the same kernels.
+
+    python benchmarks/kernel_regression.py [DIR ...] [--seeds 5] [--without-mlp] [-o DIR]
+
+Without DIR: convolution (forward) and linear kernels of V100, A100 and T4 in ../shared/data/neusight-ops (fp32, torch
+2.1; sitar-lab/NeuSight, MIT). With DIR: directories of `paradl-bench kernels`. A fifth of the shapes of every device is
+held out, another by each seed; no shape occurs twice. Everything that is chosen is chosen on the other four fifths.
+About half a minute a device, kernel and seed on one core, most of it for the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.kernel_fit import FEWEST_KERNELS, Timed, timed_kernels, timed_shapes, try_candidates
+from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples, KernelShape
+from paradl_bench.spec.measurement import read_records
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = ROOT.parent / "shared/data/neusight-ops"
+ORDER = ("mlp", "plain trees", "trees", "trees and mlp")
+WORDS = {
+    "mlp": "the paper's network",
+    "plain trees": "untuned trees on log sizes and FLOPs",
+    "trees": "trees on roofline features",
+    "trees and mlp": "mean of trees and network",
+    "taken": "**taken** (least error on the validation part)",
+    "in order": "trees, place in the sweep known",
+}
+
+
+class Group(NamedTuple):
+    """Kernels of one kind on one device."""
+
+    what: str
+    device: str
+    timed: Timed
+
+
+def convolution(row: dict[str, str]) -> KernelShape:
+    """Square input and kernel, as the table has them."""
+    batch, channels, filters, kernel, extent, stride, padding = (
+        int(row[name])
+        for name in ("B", "Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding")
+    )
+    out = (extent + 2 * padding - kernel) // stride + 1
+    sizes = {"batch": batch, "in_channels": channels, "out_channels": filters, "groups": 1}
+    for prefix, value in (("in", extent), ("kernel", kernel), ("stride", stride), ("padding", padding), ("out", out)):
+        sizes |= {f"{prefix}_height": value, f"{prefix}_width": value}
+    weights, read, written = channels * filters * kernel**2, batch * channels * extent**2, batch * filters * out**2
+    return KernelShape(
+        kind="conv",
+        stage="FW",
+        sizes=sizes,
+        flops=2 * written * channels * kernel**2,
+        bytes=4 * (weights + read + written),
+    )
+
+
+def linear(row: dict[str, str]) -> KernelShape:
+    """B x M rows of K features to N."""
+    rows, columns, depth = int(row["B"]) * int(row["M"]), int(row["N"]), int(row["K"])
+    return KernelShape(
+        kind="linear",
+        stage="FW",
+        sizes={"batch": rows, "in_features": depth, "out_features": columns},
+        flops=2 * rows * columns * depth,
+        bytes=4 * (rows * depth + depth * columns + rows * columns),
+    )
+
+
+def public_groups() -> Iterator[Group]:
+    """Tables of ../shared/data/neusight-ops, in the order in which they were measured."""
+    for what, shape_of in (("conv", convolution), ("linear", linear)):
+        path = PUBLIC / f"op_{what}_fp32.csv"
+        if not path.exists():
+            sys.exit(f"{path} is not here: give directories of paradl-bench kernels instead")
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        for device in sorted({row["device"] for row in rows}):
+            own = [row for row in rows if row["device"] == device]
+            # A shape that stood there twice could fall on both sides of a split; none does.
+            found = {
+                str(shape.sizes): (shape, float(row["latency_ms"]) * 1e-3) for row in own if (shape := shape_of(row))
+            }
+            shapes, seconds = zip(*found.values(), strict=True)
+            yield Group(what, device, timed_shapes(shapes, seconds, "fp32"))
+
+
+def swept_groups(directories: list[Path]) -> Iterator[Group]:
+    """What `paradl-bench kernels` swept, per kind, stage and settings."""
+    records = [record for directory in directories for record in read_records(directory, KERNELS_FILE, KernelSamples)]
+    for timed in timed_kernels(records):
+        shape = timed.shapes[0]
+        if len(timed.shapes) >= FEWEST_KERNELS:
+            yield Group(" ".join((shape.kind, *shape.settings.values(), shape.stage)), timed.dtype, timed)
+
+
+def errors(group: Group, seed: int, with_mlp: bool) -> dict[str, dict[str, float]]:
+    """Errors of every candidate on the fifth that this seed holds out."""
+    trial = try_candidates(group.timed, seed=seed, with_mlp=with_mlp)
+    found: dict[str, dict[str, float]] = {
+        each.model: {"re": each.held_out_re, "wre": each.held_out_wre, "bias": each.held_out_bias}
+        for each in trial.candidates
+    }
+    found["taken"] = dict(found[trial.chosen])
+    if trial.fitted.drift_s:
+        found["in order"] = {"re": trial.in_order_re, "drift_ms": trial.fitted.drift_s[-1] * 1e3}
+    return found
+
+
+def report(results: dict[str, dict[str, list[dict[str, dict[str, float]]]]], command: str) -> str:
+    """Tables of mean |RE| and WRE: mean over seeds, and the least and largest of them."""
+    lines = ["# Held-out errors of kernel regressors", "", f"    {command}", ""]
+    lines += [
+        "RE and WRE in %: mean over the seeds (least to largest). A fifth of the shapes held out by each seed.",
+        "",
+    ]
+    for what, devices in results.items():
+        lines += [f"## {what}", "", "| regressor | " + " | ".join(devices) + " | mean RE |"]
+        lines += ["|---|" + "---|" * (len(devices) + 1)]
+        for model in (*ORDER, "taken", "in order"):
+            if not all(model in seed for seeds in devices.values() for seed in seeds):
+                continue
+            cells = [_cell([seed[model] for seed in seeds]) for seeds in devices.values()]
+            means = [
+                statistics.mean(seeds[at][model]["re"] for seeds in devices.values())
+                for at in range(min(len(seeds) for seeds in devices.values()))
+            ]
+            lines.append(f"| {WORDS[model]} | " + " | ".join(cells) + f" | {_spread(means)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(values: list[dict[str, float]]) -> str:
+    wre = f"; WRE {statistics.mean(value['wre'] for value in values):.1%}" if "wre" in values[0] else ""
+    return _spread([value["re"] for value in values]) + wre
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+
+
+def main() -> None:
+    """Run, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs="*", type=Path, metavar="DIR", help="of paradl-bench kernels")
+    parser.add_argument("--seeds", type=int, default=5, help="how many splits (default 5)")
+    parser.add_argument("--without-mlp", action="store_true", help="leave the paper's network out: much faster")
+    parser.add_argument("-o", "--output", type=Path, help="folder for report.md and report.json")
+    given = parser.parse_args()
+    groups = swept_groups(given.directories) if given.directories else public_groups()
+    results: dict[str, dict[str, list[Any]]] = {}
+    kernels: dict[str, int] = {}
+    for group in groups:
+        kernels[f"{group.what} {group.device}"] = len(group.timed.shapes)
+        for seed in range(given.seeds):
+            found = errors(group, seed, not given.without_mlp)
+            results.setdefault(group.what, {}).setdefault(group.device, []).append(found)
+            taken = ", ".join(f"{model} {value['re']:.1%}" for model, value in found.items())
+            print(f"{group.what}, {group.device}, seed {seed}: {taken}", file=sys.stderr, flush=True)
+    command = " ".join(("python benchmarks/kernel_regression.py", *sys.argv[1:]))
+    text = report(results, command)
+    print(text)
+    if given.output is not None:
+        write_text_atomically(given.output / "report.md", text)
+        content = {"command": command, "kernels": kernels, "errors_by_seed": results}
+        write_bytes_atomically(given.output / "report.json", encode_pretty(content))
+
+
+if __name__ == "__main__":
+    main()

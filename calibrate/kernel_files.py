@@ -1,0 +1,73 @@
+"""The archive of a profile's kernel regressors: NumPy arrays, no pickle, checked by hash before they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import write_bytes_atomically
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def archive_beside(profile: Path) -> Path:
+    """Where the regressors of a profile lie: ``profile.json`` has ``profile.kernels.npz``."""
+    return profile.with_name(f"{profile.stem}.kernels.npz")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Write an archive atomically, bytes that depend on the arrays alone; returns its SHA-256."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(arrays):
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+            # A fixed date: the same fit gives the same bytes.
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), member.getvalue())
+    content = buffer.getvalue()
+    write_bytes_atomically(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def copy_archive(path: Path, sha256: str, profile: Path) -> Path:
+    """Put an archive beside another profile, unless it lies there; two archives of one profile differ in name.
+
+    Raises:
+        UserError: as :func:`read_arrays`. WorkError: it can't be written.
+    """
+    read_arrays(path, sha256)
+    copied = profile.with_name(f"{profile.stem}.kernels-{sha256[:8]}.npz")
+    write_bytes_atomically(copied, path.read_bytes())
+    return copied
+
+
+@lru_cache(maxsize=4)
+def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
+    """Arrays of an archive by name.
+
+    Raises:
+        UserError: missing, broken, or of another hash than the profile's.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}, which holds the profile's kernel regressors: {error.strerror or error}; move it "
+            "along with the profile"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(f"{path} is not the file that the profile was written with (its SHA-256 differs); fit it again")
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no archive of arrays: {error}") from None

@@ -1,0 +1,230 @@
+"""Regressors of kernel times as a profile keeps them, and what they say of a shape; numpy alone.
+
+A time is ``(floor + max(FLOPs / peak, bytes / bandwidth)) * exp(trees(shape))``, or ``exp(network(log sizes))``, or the
+geometric mean of the two. Floor, peak and bandwidth are those that the fitted kernels reached, so a regressor goes on
+along the roofline where its trees have nothing more to say. Where times grew in the course of a sweep, what was added
+to them is kept apart (:mod:`calibrate.kernel_drift`).
+
+Arrays of all regressors of a profile lie in one NumPy archive beside it, which the profile names with its hash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.kernel_features import (
+    Floats,
+    Kernels,
+    kernels_of,
+    log_sizes,
+    log_sizes_and_flops,
+    roofline_features,
+)
+from calibrate.kernel_files import Arrays, read_arrays
+from calibrate.kernel_mlp import evaluate_mlp
+from calibrate.kernel_trees import evaluate_trees
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel import KernelShape, KernelStage
+
+Regressor = Literal["trees", "mlp", "trees and mlp", "plain trees"]
+"""Trees on roofline features; the paper's network; both, averaged in logs; untuned trees on log sizes and FLOPs."""
+
+REFUSED_BEYOND = 2.0
+"""Times the largest size seen (or below the smallest by as much) at which a regressor no longer answers."""
+NORMAL_90 = 1.6448536269514722
+"""Half width of a normal distribution's 90% interval, in standard deviations."""
+
+
+class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How well one regressor did on kernels that it was not fitted on.
+
+    Attributes:
+        validation_re: mean |RE| over the 16% that regressors were chosen by; fitted on 64%.
+        held_out_re, held_out_wre: mean |RE| and WRE over the 20% that nothing was chosen by, where
+            RE = (estimated - measured) / measured, WRE = mean |estimated - measured| / mean measured (KernelMLP).
+        held_out_bias: median RE, with its sign.
+    """
+
+    model: Regressor
+    validation_re: float
+    held_out_re: float
+    held_out_wre: float
+    held_out_bias: float
+
+    def __post_init__(self) -> None:
+        for label in ("validation_re", "held_out_re", "held_out_wre", "held_out_bias"):
+            if not math.isfinite(getattr(self, label)):
+                raise ValueError(f"{label} has to be finite, not {getattr(self, label)}")
+
+
+class SizeRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Smallest and largest of one operand size that was fitted on."""
+
+    name: str
+    low: int
+    high: int
+
+
+class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A regressor of one kernel kind, stage, settings and dtype.
+
+    Attributes:
+        kernels: how many shapes it was fitted on.
+        model: what answers; of ``candidates`` the one with the least ``validation_re``.
+        inputs: sizes in the order of the features, with their ranges; those with equal ends are no feature.
+        floor_s, peak_flops, bandwidth_bytes_per_s: of the roofline, as the kernels reached them.
+        interval_log: half width of the 90% interval of log(time), from kernels that the regressor had not seen.
+        typical_distance: from an unseen kernel to the nearest fitted one; the interval widens beyond.
+        drift_s: what a sweep added to a time from its beginning to its end, at evenly spaced places; empty for nothing.
+        file, sha256: archive beside the profile. arrays: the prefix of this regressor's arrays in it.
+    """
+
+    kind: str
+    stage: KernelStage
+    dtype: str
+    kernels: int
+    model: Regressor
+    inputs: tuple[SizeRange, ...]
+    floor_s: float
+    peak_flops: float
+    bandwidth_bytes_per_s: float
+    interval_log: float
+    typical_distance: float
+    candidates: tuple[KernelCandidate, ...]
+    file: str
+    sha256: str
+    arrays: str
+    settings: dict[str, str] = {}
+    drift_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for label in ("floor_s", "peak_flops", "bandwidth_bytes_per_s", "interval_log", "typical_distance"):
+            value = getattr(self, label)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{label} has to be finite and not negative, not {value}")
+        if not all(map(math.isfinite, self.drift_s)):
+            raise ValueError("drift_s has to be finite")
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Names of the sizes that are features."""
+        return tuple(each.name for each in self.inputs if each.low < each.high)
+
+    @property
+    def title(self) -> str:
+        """``conv (conv2d) FW fp32``."""
+        chosen = f" ({', '.join(self.settings[name] for name in sorted(self.settings))})" if self.settings else ""
+        return f"{self.kind}{chosen} {self.stage} {self.dtype}"
+
+
+class Estimate(NamedTuple):
+    """Seconds of one shape.
+
+    Attributes:
+        relative_sd: from the 90% interval. beyond: in words, which sizes lie beyond those fitted on.
+    """
+
+    seconds: float
+    relative_sd: float
+    beyond: tuple[str, ...]
+
+
+def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: float) -> Floats:
+    """floor + max(FLOPs / peak, bytes / bandwidth); a rate of 0 is one that is not known."""
+    compute = kernels.flops / peak_flops if peak_flops else 0.0 * kernels.flops
+    memory = kernels.bytes / bandwidth if bandwidth else 0.0 * kernels.bytes
+    return np.asarray(floor_s + np.maximum(compute, memory))
+
+
+def log_times(
+    model: Regressor, arrays: Mapping[str, NDArray[Any]], kernels: Kernels, names: Sequence[str], base_s: Floats
+) -> Floats:
+    """log(seconds) as one regressor estimates it.
+
+    Args:
+        arrays: named as ``trees/leaf`` or ``mlp/weight0``. base_s: the roofline.
+    """
+    logs = []
+    if model == "plain trees":
+        return evaluate_trees(_within(arrays, "plain"), log_sizes_and_flops(kernels, names))
+    if model in ("trees", "trees and mlp"):
+        features = roofline_features(kernels, names)[1]
+        logs.append(np.log(base_s) + evaluate_trees(_within(arrays, "trees"), features))
+    if model in ("mlp", "trees and mlp"):
+        logs.append(evaluate_mlp(_within(arrays, "mlp"), log_sizes(kernels, names)))
+    return np.asarray(np.mean(logs, axis=0))
+
+
+def _within(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
+    return {name[len(prefix) + 1 :]: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def with_typical_drift(kernel_s: Floats, drift_s: Sequence[float]) -> Floats:
+    """A kernel's time plus what a sweep adds: of all times of the sweep the one with the least mean |RE|."""
+    if not drift_s:
+        return kernel_s
+    places = np.linspace(0, 1, 101)
+    added = np.interp(places, np.linspace(0, 1, len(drift_s)), drift_s)
+    times = np.sort(kernel_s[:, None] + added, axis=1)
+    # The median under weights of 1/time minimises the sum of |estimate - time| / time.
+    weights = np.cumsum(1 / times, axis=1)
+    middle = (weights >= weights[:, -1:] / 2).argmax(axis=1)
+    return np.asarray(times[np.arange(len(times)), middle])
+
+
+def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
+    """What a regressor says of a shape, the archive read where that was not done yet.
+
+    Returns:
+        None where the shape lies so far beyond what was fitted on that nobody should trust it.
+
+    Raises:
+        UserError: the archive is missing, broken, or not the one that the profile names.
+    """
+    beyond = _beyond(model, shape)
+    if beyond is None:
+        return None
+    arrays = _within(read_arrays(Path(model.file), model.sha256), model.arrays)
+    kernels = kernels_of([shape])
+    base_s = roofline_s(kernels, model.floor_s, model.peak_flops, model.bandwidth_bytes_per_s)
+    try:
+        kernel_s = np.exp(log_times(model.model, arrays, kernels, model.varied, base_s))
+        distance = float(distances(log_sizes(kernels, model.varied), arrays["seen"])[0])
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"{model.file}: arrays {model.arrays!r} do not fit the profile ({error}); fit it again"
+        ) from None
+    widening = max(1.0, distance / model.typical_distance) if model.typical_distance else 1.0
+    seconds = float(with_typical_drift(kernel_s, model.drift_s)[0])
+    return Estimate(seconds, math.expm1(model.interval_log) * widening / NORMAL_90, beyond)
+
+
+def _beyond(model: KernelModel, shape: KernelShape) -> tuple[str, ...] | None:
+    words = []
+    for each in model.inputs:
+        size = shape.sizes.get(each.name)
+        if size is None:
+            return None
+        if each.low <= size <= each.high:
+            continue
+        far = size > each.high * REFUSED_BEYOND or size * REFUSED_BEYOND < each.low
+        if far or each.low == each.high:
+            return None
+        words.append(f"{each.name} {size} beyond {each.low} to {each.high}")
+    return tuple(words) if len(shape.sizes) == len(model.inputs) else None
+
+
+def distances(points: Floats, seen: Floats) -> Floats:
+    """Of each row of log sizes to the nearest row of ``seen``, in Euclid's sense, in chunks that fit into a cache."""
+    nearest = [
+        np.sqrt(((points[at : at + 16, None, :] - seen[None]) ** 2).sum(axis=2)).min(axis=1)
+        for at in range(0, len(points), 16)
+    ]
+    return np.concatenate(nearest) if nearest else np.zeros(0)
