@@ -10,12 +10,11 @@ import pytest
 
 from calibrate import profile as profile_module
 from calibrate.fit import fit_profile
-from calibrate.profile import CommunicationFit, Profile, read_profile
+from calibrate.profile import CommunicationFit, Profile, encode_profile, read_profile
 from calibrate.schema import FORMATS, schema_of
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec import measurement
 from paradl_bench.spec.measurement import TrainingIterations, TrainingRun, read_manifest, read_records
-from paradl_bench.spec.storage import encode_pretty
 
 DATA = Path(__file__).parent.parent / "data"
 PROFILE_VERSIONS = range(1, profile_module.SCHEMA_VERSION + 1)
@@ -32,7 +31,7 @@ def test_a_profile_of_every_version_loads(version: int) -> None:
 
 def test_writing_the_newest_version_gives_the_same_bytes() -> None:
     path = DATA / f"profile-v{profile_module.SCHEMA_VERSION}.json"
-    assert encode_pretty(read_profile(path)) == path.read_bytes()
+    assert encode_profile(read_profile(path)) == path.read_bytes()
 
 
 @pytest.mark.parametrize("version", MEASUREMENT_VERSIONS)
