@@ -36,7 +36,7 @@ from paradl_bench.spec.kernel import KernelShape, KernelStage
 Regressor = Literal["trees", "mlp", "trees and mlp", "plain trees"]
 """Trees on roofline features; the paper's network; both, averaged in logs; untuned trees on log sizes and FLOPs."""
 
-REFUSED_BEYOND = 2.0
+REFUSED_BEYOND = 2
 """Times the largest size seen (or below the smallest by as much) at which a regressor no longer answers."""
 NORMAL_90 = 1.6448536269514722
 """Half width of a normal distribution's 90% interval, in standard deviations."""
