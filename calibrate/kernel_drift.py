@@ -51,5 +51,5 @@ def _least_absolute(shares: Floats, relative: Floats, weights: Floats) -> Floats
     ridge = 1e-9 * np.eye(shares.shape[1]) * float(np.mean(weights**2))
     for _ in range(_REWEIGHTINGS):
         again = 1 / np.maximum(np.abs(relative - scaled @ found), 1e-2)
-        found = np.linalg.solve((scaled.T * again) @ scaled + ridge, (scaled.T * again) @ relative)
+        found = np.asarray(np.linalg.solve((scaled.T * again) @ scaled + ridge, (scaled.T * again) @ relative), float)
     return np.asarray(found)
