@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 
 from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
+from calibrate.weakness import Weakness, WeaknessKind, never_measured
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.units import spell_size
 
-WeaknessKind = Literal["missing", "inaccurate", "untested"]
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
 
 
@@ -46,21 +45,6 @@ class ModelSums(msgspec.Struct, frozen=True, kw_only=True):
     remainder_interval: tuple[float, float]
     noise_floor_relative: float
     common_relative_sd: float
-
-
-class Weakness(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a profile is weak.
-
-    Attributes:
-        kind: ``missing`` (a prediction fails without, or assumes), ``inaccurate`` by ``size`` (relative), or
-            ``untested``.
-        command: what would help, ready to be run but for words in capitals.
-    """
-
-    kind: WeaknessKind
-    text: str
-    command: str
-    size: float | None = None
 
 
 def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
@@ -115,6 +99,7 @@ def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
         *_weak_models(profile),
         *_weak_communication(profile),
         *_weak_overlap(profile),
+        *never_measured(profile),
     ]
     return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
 

@@ -173,7 +173,7 @@ def _without_iterations(measured: Measurements) -> list[str]:
     timed = {record.model for _, record in measured.iterations}
     models = {record.model for index, record in measured.layers if index in measured.imported}
     return [
-        f"{model}: layer times were imported; the time between layers and the weight update were not, so that"
-        " predict can't add them up to an iteration"
+        f"{model}: layer times were imported; the time between layers and the weight update were not: predict takes"
+        " them as none, or from the memory's bandwidth, and says so"
         for model in sorted(models - timed)
     ]

@@ -83,7 +83,6 @@ class CostModel:
         backend: library of the collectives; None takes the one that suits the profile's device.
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
         input_options: what was asked of the input side, for evaluators that know it.
-        layers_alone: take a profile that has layer times and no iterations.
     """
 
     profile: Profile
@@ -94,7 +93,6 @@ class CostModel:
     backend: str | None = None
     proportional: bool = False
     input_options: InputOptions = field(default_factory=InputOptions)
-    layers_alone: bool = False
     communication: CommunicationCosts = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
@@ -106,13 +104,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
-        self._model = ModelCosts(
-            self.profile,
-            self.network,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            layers_alone=self.layers_alone,
-        )
+        self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
@@ -270,6 +262,8 @@ class CostModel:
 
     def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
         copies = [copy for copy in self.profile.copies if copy.direction == work.direction]
+        if not copies and not self.profile.model_times:
+            return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
         if not copies:
             raise UserError(
                 f"the profile holds no times of copying gradients {work.direction} buckets; measure a model anew: "

@@ -74,17 +74,22 @@ class KernelCosts:
         if phase not in ("FW", "BW", "BW_input", "BW_weight"):
             return None
         whole = kernel_shape(layer, phase, batch, self._dtype)
-        found = self._of_shape(whole)
+        found = self.of_shape(whole)
         if found is not None or phase != "BW":
             return found
         halves: tuple[KernelStage, ...] = ("BW_input", "BW_weight")
         shapes = [kernel_shape(layer, half, batch, self._dtype) for half in halves]
-        estimates = [self._of_shape(shape) for shape in shapes if shape is not None]
+        estimates = [self.of_shape(shape) for shape in shapes if shape is not None]
         if not estimates:
             return None
         return _added([each for each in estimates if each is not None]) if None not in estimates else None
 
-    def _of_shape(self, shape: KernelShape | None) -> Estimate | None:
+    def of_shape(self, shape: KernelShape | None) -> Estimate | None:
+        """Seconds of a kernel run alone; None where no regressor is for it, or none was fitted on kernels near it.
+
+        Raises:
+            UserError: the regressors' file is missing, broken, or another one.
+        """
         if shape is None:
             return None
         model = self._models.get((shape.kind, shape.stage, tuple(sorted(shape.settings.items()))))

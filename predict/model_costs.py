@@ -19,6 +19,7 @@ from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
 from predict.costs import MEDIAN_ERROR, Cost, Remark, Source
 from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
+from predict.unmeasured_costs import UnmeasuredCosts, none_known
 
 
 class Spread(NamedTuple):
@@ -51,15 +52,15 @@ class ModelCosts:
 
     Args:
         network: of the model; where the profile has no times of a model of this name, other models stand for it.
-        layers_alone: where the profile holds no iteration, take what is no layer's as nothing, and say so.
+
+    A profile with no iteration in any dtype holds layers alone (an imported trace): what is no layer's is estimated, or
+    taken as none, and said to be (:mod:`predict.unmeasured_costs`).
 
     Raises:
-        UserError: the profile holds no iteration of any model in this dtype, and is not taken so.
+        UserError: the profile holds iterations, and none in this dtype.
     """
 
-    def __init__(
-        self, profile: Profile, network: Network, *, dtype: str, optimizer: str, layers_alone: bool = False
-    ) -> None:
+    def __init__(self, profile: Profile, network: Network, *, dtype: str, optimizer: str) -> None:
         self._network = network
         self._networks = profile.network
         self._optimizer = optimizer
@@ -68,7 +69,8 @@ class ModelCosts:
         self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
         self._times = [time for time in profile.model_times if time.dtype == dtype]
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
-        if not self._times and not layers_alone:
+        self.unmeasured = UnmeasuredCosts(profile, network, dtype)
+        if profile.model_times and not self._times:
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
@@ -82,7 +84,7 @@ class ModelCosts:
         """
 
         if not self._times:
-            return _not_there("time between operations")
+            return none_known("time between operations")
 
         def summary(time: ModelTime) -> Summary:
             return time.fw_between if phase == "FW" else time.bw_between
@@ -106,7 +108,7 @@ class ModelCosts:
             UserError: the optimizer was not measured for any model.
         """
         if not self._times:
-            return _not_there("weight update")
+            return self.unmeasured.weight_update(self._optimizer, ranks_on_host)
         updated = [time for time in self._times if time.optimizer == self._optimizer]
         if not updated:
             measured = ", ".join(sorted({time.optimizer for time in self._times}))
@@ -214,11 +216,6 @@ class ModelCosts:
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
         remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)
         return Cost(seconds, Source.SCALED, method_sd_s=seconds * relative_sd, remarks=(remark,))
-
-
-def _not_there(what: str) -> Cost:
-    text = f"{what}: the profile holds layers alone (imported?), it is taken as none and the interval does not cover it"
-    return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
 
 
 def _estimate(

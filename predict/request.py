@@ -45,7 +45,6 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         cluster=read_cluster(cluster) if cluster else None,
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
-        layers_alone=not evaluator.needs_iterations and not profile.model_times,
     )
     settings = _settings_of(model, options)
     chosen = expand_points(

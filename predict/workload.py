@@ -119,15 +119,12 @@ class Evaluator:
         name: as ``--evaluator`` takes it. summary: one line for help.
         prepare: raises UserError where it has nothing to say on the point's strategy.
         covers: whether it has something to say on a strategy.
-        needs_iterations: whether a profile without whole iterations (an imported trace) has too little for it; else the
-            time between operations and the weight update count as none there, flagged.
     """
 
     name: str
     summary: str
     prepare: Callable[[CostModel, Point], Workload]
     covers: Callable[[Strategy], bool] = lambda strategy: True
-    needs_iterations: bool = True
 
 
 def evaluators() -> dict[str, Evaluator]:

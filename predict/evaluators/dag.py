@@ -133,5 +133,4 @@ EVALUATOR = Evaluator(
     summary="S-SGD's DAG: reading and copying the input, an exchange for every layer, overlap for free",
     prepare=prepare,
     covers=has_closed_form,
-    needs_iterations=False,
 )
