@@ -75,8 +75,10 @@ def test_blocks_of_a_sequence_are_units_and_large_modules_are_parted() -> None:
 @pytest.mark.parametrize(
     ("middle", "units"),
     [
-        # Read outside of its module, read twice, run in two pieces, changed in place what it was given.
+        # Read outside of its module, reading what lies outside, read twice, run in two pieces, changed in place what it
+        # was given.
         ([("b", "linear", ("b.w",)), ("linear", "linear", ("b.w",))], ["a", "c", ""]),
+        ([("b", "linear", ("free", "b.w"))], ["a", "c", ""]),
         ([("b", "linear", ("b.w",)), ("b#2", "linear", ("b.w",))], ["a", "c", ""]),
         ([("b.x", "linear", ("b.w",)), ("add", "elementwise", ()), ("b.y", "elementwise", ())], ["a", "c", ""]),
         ([("b.relu", "relu", ()), ("b.x", "linear", ("b.w",))], ["a", "c", ""]),
@@ -87,7 +89,10 @@ def test_a_module_that_shares_parameters_or_memory_goes_with_the_whole_model(
     middle: list[tuple[str, str, tuple[str, ...]]], units: list[str]
 ) -> None:
     network = network_of(
-        ("a", "linear", ("a.w",)), *middle, ("c", "linear", ("c.w",)), parameters={"a.w": 2, "b.w": 2, "c.w": 2}
+        ("a", "linear", ("a.w",)),
+        *middle,
+        ("c", "linear", ("c.w",)),
+        parameters={"free": 1, "a.w": 2, "b.w": 2, "c.w": 2},
     )
     assert list(names(network)) == units
 

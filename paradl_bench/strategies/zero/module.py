@@ -26,16 +26,18 @@ def shard_parameters(module: torch.nn.Module, network: Network, stage: int, devi
         stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
 
     Raises:
-        UserError: a unit whose module is no function of its own, as of a ``ModuleDict``.
+        UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
+            two units, since one module stands under two names.
     """
     mesh = DeviceMesh.from_group(group.process_group, device.type)
-    for unit in units_of(network)[:-1]:
+    # What is gathered for the whole model's own parameters, the last unit, would be gathered again at once.
+    for unit in units_of(network):
         try:
-            fully_shard(module.get_submodule(unit.name), mesh=mesh, reshard_after_forward=stage == 3)
+            part = module.get_submodule(unit.name)
+            fully_shard(part, mesh=mesh, reshard_after_forward=stage == 3 and part is not module)
         except ValueError as error:
-            raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {unit.name}: {error}") from error
-    # What is gathered for the whole model's own parameters would be gathered again at once.
-    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+            what = unit.name or "what is in no other unit"
+            raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(device.type != "cuda")

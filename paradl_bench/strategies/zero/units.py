@@ -5,8 +5,9 @@ The rule reads a network's names alone, so that a plan knows the units without t
 - From the model down, a module is a unit if it has parameters of its own, or holds at most an eighth of all
   parameters, or at most half of them where a number names it (``layer4.1``, ``h.7``: a block of a sequence). Others are
   parted into their children. So is what has numbered children alone (Sequential, ModuleList); a module with parameters
-  that several operations read, or one outside of it (tied weights); one that runs in several pieces; and one that
-  changes in place what it is given, which torch refuses.
+  that several operations read, or one outside of it, and one whose operations read parameters from outside (tied
+  weights, which torch takes in one group alone); one that runs in several pieces; and one that changes in place what
+  it is given, which torch refuses.
 - The whole model is the last unit, with the parameters that are then in no other.
 """
 
@@ -76,7 +77,8 @@ def _unit(network: Network, module: str) -> Unit | None:
     own = {parameter.name for parameter in parameters}
     reads = [(i, name) for i, layer in enumerate(network.layers) for name in set(layer.parameters) & own]
     in_one_piece = not layers or layers[-1] - layers[0] + 1 == len(layers)
-    alone = len({name for _, name in reads}) == len(reads) and {i for i, _ in reads} <= set(layers)
+    tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
+    alone = not tied and len({name for _, name in reads}) == len(reads) and {i for i, _ in reads} <= set(layers)
     # Of what an operation in place reads, it changes the first.
     in_place = [network.layers[i] for i in layers if network.layers[i].attributes.get("in_place")]
     changes_given = not inside.issuperset(name for layer in in_place for name in layer.inputs[:1])
