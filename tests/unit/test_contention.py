@@ -264,8 +264,9 @@ def test_profiles_show_compare_and_merge_it() -> None:
     parts = [msgspec.structs.replace(each, **bare) for each in (one, profile_with([entry(3.0, 4)]))]
     merged = merge_profiles(parts, ["a", "b"], command_line=(), force=False)
     assert [each.concurrent for each in merged.contention] == [2, 4]
+    assert merge_profiles([parts[0], parts[0]], ["a", "b"], command_line=(), force=False).contention == one.contention
     with pytest.raises(UserError, match="both hold contention of gloo all_reduce node 2"):
-        merge_profiles([parts[0], parts[0]], ["a", "b"], command_line=(), force=False)
+        merge_profiles([parts[0], msgspec.structs.replace(other, **bare)], ["a", "b"], command_line=(), force=False)
 
 
 def test_records_of_one_directory_are_held_against_those_of_it() -> None:

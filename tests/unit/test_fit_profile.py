@@ -213,9 +213,10 @@ def test_weaknesses_say_what_is_missing_first(tmp_path: Path) -> None:
     assert any("one local batch (4)" in weakness.text for weakness in found)
 
 
-def test_a_whole_profile_misses_nothing(whole: Profile) -> None:
-    kinds = {weakness.kind for weakness in weaknesses(whole)}
-    assert "missing" not in kinds
+def test_a_profile_misses_only_what_was_never_measured(whole: Profile) -> None:
+    missing = [weakness for weakness in weaknesses(whole) if weakness.kind == "missing"]
+    assert ["--behind-compute" in missing[0].command, "--concurrent 2" in missing[1].command] == [True, True]
+    assert len(missing) == 2
 
 
 def test_two_profiles_differ_where_something_moved(tmp_path: Path) -> None:
