@@ -160,6 +160,14 @@ def test_a_torn_report_gives_the_rows_before_the_tear_where_asked() -> None:
     assert [r.message_bytes for r in held.collectives] == [4096, 4096]
 
 
+@pytest.mark.parametrize("name", ["group", "hostname"])
+def test_a_report_whose_devices_hold_lists_is_read(name: str) -> None:
+    report = json.loads((DATA / "nccl-tests-2.19-report.json").read_bytes())
+    report["config"]["devices"][0][name] = ["a"]
+    held = read(LogFile(path="odd.json", content=json.dumps(report).encode()), ImportOptions())
+    assert {r.ranks for r in held.collectives} == {2}
+
+
 def test_osu_tables_of_several_generations() -> None:
     with pytest.raises(UserError, match="give --ranks"):
         read_log("osu", DATA / "osu-5.7.log")

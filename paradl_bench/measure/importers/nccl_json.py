@@ -152,8 +152,8 @@ def _sweep(
         for entry in results
         if isinstance(entry, dict) and entry.get("experiment_name")
     ]
-    groups = {device.get("group") for device in devices}
-    hosts = {device.get("hostname") for device in devices if device.get("hostname")}
+    groups = {str(device.get("group")) for device in devices}
+    hosts = {str(device["hostname"]) for device in devices if device.get("hostname")}
     errors = _texts(report.get("errors"))
     failure = "its report breaks off" if broken else next((text for text in errors if text.strip()), None)
     aggregated = _number(config.get("aggregated_iterations"), 1)
