@@ -17,8 +17,9 @@ from calibrate.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.measure.importers.importer import Imported, ImportOptions
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.measure.importers.kineto_events import busy, shared, total
+from paradl_bench.measure.importers.paradl_net import read
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LAYERS_FILE, TRACE_FILE, LayerSamples, TraceTimes, read_records
@@ -163,6 +164,12 @@ def test_a_lone_time_of_the_papers_network_is_the_whole_models() -> None:
     assert sum(value for values in layer_ms(held).values() for value in values) == pytest.approx(3.1, abs=1e-5)
     assert layer_ms(held)["RELU", "FWBW"] == [0.0]
     assert any("shared over layers by FLOPs: not measured" in note for note in held.notes)
+
+
+def test_a_layer_that_takes_longer_than_any_is_dropped() -> None:
+    content = (DATA / "tiny-whole.net").read_bytes().replace(b"64x113x113|0\n", b"64x113x113|1e308\n", 1)
+    held = read(LogFile(path="odd.net", content=content), ImportOptions())
+    assert [row.why for row in held.dropped] == ["no layer takes that long"]
 
 
 def test_the_papers_platform_is_a_cluster_file(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from paradl_bench.spec.measurement import LayerSamples
 from paradl_bench.spec.network import Attribute, Layer, Network, Tensor
 
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
+_LONGEST_S = 1e9
+"""Sums over a network have to stay finite."""
 _HEADS = ("Dataset", "Input", "Model")
 _KIND = re.compile(r"(CONV|FC|BNORM|RELU|MPOOL|APOOL|ADD|DROPOUT)")
 _SPLIT_LAYERS = re.compile(r"\s*\d{1,9}\s+\S{1,80}\s*\|\s*[01]\s*")
@@ -128,6 +130,8 @@ def _row(fields: list[str], names: set[str]) -> NetLine | str:
     seconds = decimal(fields[4]) if len(fields) == 5 and fields[4] else 0.0
     if None in shapes or seconds is None or seconds < 0:
         return "a shape or the time is no number"
+    if seconds > _LONGEST_S:
+        return "no layer takes that long"
     x, w, y = (shape for shape in shapes if shape is not None)
     if kind.group() in ("CONV", "FC") and len(w) < 2:
         return "weights need channels and filters"
