@@ -11,11 +11,14 @@ with nothing cached from before (the model was run whole to see whether it runs)
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +50,10 @@ _CATEGORIES = {
 }
 _COMMUNICATION = "communication"
 _TOTAL = "Total"
-_LET_GO_S = 1e-3
+_LET_GO_S, _LET_GO_AT_MOST_S = 1e-3, 0.2
 """What a communication thread is given to let go of a message that is done: it may share a core with this one, and hold
 the message for as long as it has to wait for it. So peaks are repeatable."""
+_TASKS = Path("/proc/self/task")
 
 
 class _NoModules:
@@ -132,7 +136,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         self.settle()
         self._operation += 1
         if self._communicated:
-            time.sleep(_LET_GO_S)
+            _wait_for_threads()
         self._communicated = func.namespace == "c10d"
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, torch.Tensor) and value.device == self._device:
@@ -173,6 +177,26 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
             if reftype is _MemRefType.TEMP and storage not in self._WINFO and storage.device == self._device:
                 self._made[storage] = self._operation
         super()._track(reftype, t)
+
+
+def _wait_for_threads() -> None:
+    """Let the other threads of this process run until none of them has anything to do, as far as that shows."""
+    until = time.monotonic() + _LET_GO_AT_MOST_S
+    time.sleep(_LET_GO_S)
+    while _another_runs() and time.monotonic() < until:
+        time.sleep(_LET_GO_S)
+
+
+def _another_runs() -> bool:
+    """Whether another thread of this process runs or waits for a core; never where there is no /proc."""
+    own = str(threading.get_native_id())
+    for task in _TASKS.glob("[0-9]*"):
+        if task.name != own:
+            # A thread that ends meanwhile has let go too. Its name may hold anything but ends with the last bracket.
+            with contextlib.suppress(OSError):
+                if (task / "stat").read_text().rpartition(") ")[2].startswith("R"):
+                    return True
+    return False
 
 
 def track_memory(
