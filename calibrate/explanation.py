@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
-from calibrate.weakness import Weakness, WeaknessKind, never_measured
+from calibrate.weakness import Weakness, WeaknessKind, never_measured, sweep_command
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
@@ -172,7 +172,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="no collectives: only serial training can be predicted",
-            command="paradl-bench collectives --ranks 2 --backend gloo -o collectives-gloo-2",
+            command=f"{sweep_command('gloo', 2, NODE)} -o collectives-gloo-2",
         )
     groups: dict[tuple[str, str, int], list[CommunicationFit]] = {}
     for fit in profile.communication:
@@ -203,14 +203,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
 
 
 def _sweep(fit: CommunicationFit) -> str:
-    return f"{_collectives(fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
-
-
-def _collectives(library: str, ranks: int, level: str) -> str:
-    """On several hosts ranks are started by srun."""
-    if level == NODE:
-        return f"paradl-bench collectives --ranks {ranks} --backend {library}"
-    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {library}"
+    return f"{sweep_command(fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
 
 
 def _output(fit: CommunicationFit) -> str:
@@ -224,7 +217,7 @@ def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
     count = 2 * ranks
     if level == NODE and most and count > most:
         count, level = (ranks // 2, level) if ranks >= 4 else (count, "system")
-    return f"{_collectives(fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
+    return f"{sweep_command(fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
@@ -240,7 +233,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
-        command = f"{_collectives(library, libraries[library], NODE)} --beside-compute -o beside-{library}"
+        command = f"{sweep_command(library, libraries[library], NODE)} --beside-compute -o beside-{library}"
         yield Weakness(
             kind="missing",
             text=f"{library}: interference of compute and communication was not measured; overlap would be free",
@@ -255,8 +248,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
-            command=f"paradl-bench collectives --ranks {ranks} --backend {library} --beside-compute"
-            f" -o beside-{library}",
+            command=f"{sweep_command(library, ranks, NODE)} --beside-compute -o beside-{library}",
             size=spread,
         )
     models = sorted({time.model for time in profile.model_times}) or ["MODEL"]

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from calibrate.profile import Profile
+from paradl_bench.spec.cluster import NODE
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
 
@@ -27,46 +28,55 @@ class Weakness(msgspec.Struct, frozen=True, kw_only=True):
     size: float | None = None
 
 
+def sweep_command(library: str, ranks: int, level: str) -> str:
+    """The command that sweeps collectives; on several hosts ranks are started by srun."""
+    if level == NODE:
+        return f"paradl-bench collectives --ranks {ranks} --backend {library}"
+    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {library}"
+
+
 def never_measured(profile: Profile) -> Iterator[Weakness]:
-    """Kinds of measurements that a profile of this program's own lacks, and what is assumed without them."""
-    device = profile.devices[0].kind if profile.devices else "cpu"
+    """Kinds of measurements that a profile lacks, and what is assumed without them."""
     if profile.communication:
-        library = profile.communication[0].library
-        sweep = f"paradl-bench collectives --ranks 2 --backend {library}"
-        if not profile.behind_compute:
-            yield Weakness(
-                kind="missing",
-                text="collectives behind compute were not measured; those between layers count as in a loop",
-                command=f"{sweep} --behind-compute -o collectives-behind-{library}",
-            )
-        if not profile.contention:
-            yield Weakness(
-                kind="missing",
-                text="groups at once were not measured; without a cluster file that states it, they share no link",
-                command=f"{_four_ranks(profile, library)} --concurrent 2 -o collectives-concurrent-{library}",
-            )
-    if profile.devices and not profile.devices[0].rates:
-        yield Weakness(
-            kind="untested",
-            text="peak and bandwidth of the device are those that layers reached; rooflines stand on them",
-            command=f"paradl-bench doctor --measure --device {device} -o doctor",
-        )
-    if not profile.kernel_models:
-        yield Weakness(
-            kind="untested",
-            text="no regressors: layers that were not measured are scaled from a neighbour",
-            command=f"paradl-bench kernels --device {device} -o kernels",
-        )
-    if not profile.input_side:
-        yield Weakness(
-            kind="untested",
-            text="reading, decoding and copying of inputs were not measured; iterations are predicted without them",
-            command=f"paradl-bench io synthetic --device {device} -o io",
-        )
+        yield from _never_together(profile, profile.communication[0].library)
+    device = f"--device {profile.devices[0].kind if profile.devices else 'cpu'}"
+    rates = not profile.devices or any(each.rates for each in profile.devices)
+    for measured, text, command in (
+        (
+            rates,
+            "peak and bandwidth of the device are those that layers reached; rooflines stand on them",
+            f"paradl-bench doctor --measure {device} -o doctor",
+        ),
+        (
+            profile.kernel_models,
+            "no regressors: layers that were not measured are scaled from a neighbour",
+            f"paradl-bench kernels {device} -o kernels",
+        ),
+        (
+            profile.input_side,
+            "reading, decoding and copying of inputs were not measured; iterations are predicted without them",
+            f"paradl-bench io synthetic {device} -o io",
+        ),
+    ):
+        if not measured:
+            yield Weakness(kind="untested", text=text, command=command)
 
 
-def _four_ranks(profile: Profile, library: str) -> str:
-    """A sweep by two groups of two; started by srun on several hosts where this one has too few devices or cores."""
-    if max((device.devices_per_host for device in profile.devices), default=4) >= 4:
-        return f"paradl-bench collectives --ranks 2 --backend {library}"
-    return f"srun --ntasks 4 paradl-bench collectives --launcher srun --backend {library}"
+def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
+    """What collectives cost behind compute, and beside each other."""
+    if not profile.behind_compute:
+        yield Weakness(
+            kind="missing",
+            text="collectives behind compute were not measured; those between layers count as in a loop",
+            command=f"{sweep_command(library, 2, NODE)} --behind-compute -o collectives-behind-{library}",
+        )
+    if profile.contention:
+        return
+    # Two groups of two; under srun --ntasks counts the ranks of both.
+    enough = max((device.devices_per_host for device in profile.devices), default=4) >= 4
+    sweep = sweep_command(library, 2, NODE) if enough else sweep_command(library, 4, "system")
+    yield Weakness(
+        kind="missing",
+        text="groups at once were not measured; without a cluster file that states it, they share no link",
+        command=f"{sweep} --concurrent 2 -o collectives-concurrent-{library}",
+    )

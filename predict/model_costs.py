@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ class ModelCosts:
     """
 
     def __init__(self, profile: Profile, network: Network, *, dtype: str, optimizer: str) -> None:
+        self._profile, self._dtype = profile, dtype
         self._network = network
         self._networks = profile.network
         self._optimizer = optimizer
@@ -69,12 +71,16 @@ class ModelCosts:
         self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
         self._times = [time for time in profile.model_times if time.dtype == dtype]
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
-        self.unmeasured = UnmeasuredCosts(profile, network, dtype)
         if profile.model_times and not self._times:
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
             )
+
+    @cached_property
+    def unmeasured(self) -> UnmeasuredCosts:
+        """What stands for iterations where the profile has none."""
+        return UnmeasuredCosts(self._profile, self._network, self._dtype)
 
     def between(self, phase: Literal["FW", "BW"], batch: int, ranks_on_host: int, shard: str = "") -> Cost:
         """Seconds between operations in the whole phase: framework, engine, allocator.
