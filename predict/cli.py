@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from paradl_bench.options import (
-    batch_norm_option,
-    bucket_option,
-    exchange_options,
-    input_options,
-    schedule_options,
-    sharing_options,
-)
 from paradl_bench.terminal import run_command
+from predict.command_options import point_options, refuse_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,30 +23,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 @click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate ...]")
 @click.version_option(package_name="paradl", prog_name="predict")
-@click.option("--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote.")
-@click.option("--model", metavar="M", help="A model of the profile, or the one that --network describes.")
-@click.option("--strategy", metavar="S[,S...]", help="Fixed degrees (serial, d4), or kinds whose ranks --ranks sets.")
-@click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling that of the fewest ranks.")
-@click.option("--ranks", metavar="2:1024:x2", help="Rank counts of strategies given as kinds (data).")
-@click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True)
-@click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe.")
-@click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch.")
-@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured.")
-@click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, csf or dag.")
-@click.option("--optimizer", help="sgd or adam. Default: the one that was measured.")
-@click.option("--dtype", help="fp32, ... Default: the one that was measured.")
-@click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device.")
-@bucket_option
-@batch_norm_option
-@sharing_options
-@exchange_options("those of the cluster's innermost level")
-@schedule_options
-@click.option(
-    "--stages",
-    metavar="measured|LAYER[,...]",
-    help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
-)
-@input_options
+@point_options
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
@@ -73,12 +43,7 @@ def group(ctx: click.Context, /, **options: Any) -> None:
         return
     if not given:
         raise click.exceptions.NoArgsIsHelpError(ctx)
-    for name, flag in (
-        ("profile", "--from-profile"),
-        *((name, f"--{name}") for name in ("model", "strategy", "batch")),
-    ):
-        if options[name] is None:
-            raise click.UsageError(f"Missing option '{flag}'.")
+    refuse_missing(options, "profile", "model", "strategy", "batch")
     _predict(options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,67 @@ from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
 from predict.stage_balance import refuse_without_pipeline, with_balanced_stages
-from predict.workload import evaluator_named
+from predict.workload import Evaluator, Point, evaluator_named
 
 _MEASURED = "measured"
 """What ``--stages`` takes for stages that balance the profile's seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the options of ``predict`` and its commands ask for, read and checked.
+
+    Attributes:
+        settings: a plan's settings for a global mini-batch.
+        points: every strategy, rank count and batch. left_out: those of a sweep that are not possible, and why.
+    """
+
+    model: CostModel
+    evaluator: Evaluator
+    settings: Callable[[int], PlanSettings]
+    points: tuple[Point, ...]
+    left_out: tuple[str, ...]
+
+
+def read_request(options: Mapping[str, Any]) -> Request:
+    """The request that the options of :data:`predict.command_options.point_options` make, by their names.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line.
+    """
+    evaluator = evaluator_named(options["evaluator"])
+    model = read_model(options, evaluator)
+    settings = settings_of(model, options)
+    chosen = expand_points(
+        model.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
+    )
+    refuse_unused(settings(1), [point.strategy for point in chosen.points])
+    refuse_without_pipeline(options["stages"], chosen.points)
+    points = chosen.points
+    if options["stages"] == _MEASURED:
+        points = tuple(with_balanced_stages(model, point) for point in points)
+    return Request(model=model, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
+
+
+def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
+    """The cost model of the profile, model, cluster and choices that the options name.
+
+    Raises:
+        UserError: a file is unreadable, or the profile lacks what is chosen.
+    """
+    profile = read_profile(options["profile"])
+    network = choose_network(profile, options["model"], options["network"])
+    optimizer, dtype = _measured_choices(profile, network, options)
+    cluster: Path | None = options["cluster"]
+    return CostModel(
+        profile=profile,
+        network=network,
+        optimizer=optimizer,
+        dtype=dtype,
+        cluster=read_cluster(cluster) if cluster else None,
+        backend=options["backend"],
+        input_options=input_options(evaluator.name, options),
+    )
 
 
 def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
@@ -32,36 +90,17 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
     Raises:
         UserError: whatever of the options, files or limits is wrong, in one line.
     """
-    evaluator = evaluator_named(options["evaluator"])
-    profile = read_profile(options["profile"])
-    network = choose_network(profile, options["model"], options["network"])
-    optimizer, dtype = _measured_choices(profile, network, options)
-    cluster: Path | None = options["cluster"]
-    model = CostModel(
-        profile=profile,
-        network=network,
-        optimizer=optimizer,
-        dtype=dtype,
-        cluster=read_cluster(cluster) if cluster else None,
-        backend=options["backend"],
-        input_options=input_options(evaluator.name, options),
-    )
-    settings = _settings_of(model, options)
-    chosen = expand_points(
-        network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
-    )
-    refuse_unused(settings(1), [point.strategy for point in chosen.points])
-    refuse_without_pipeline(options["stages"], chosen.points)
+    request = read_request(options)
     predictor = Predictor(
-        model, evaluator, dataset_samples=options["dataset_samples"], strong_scaling=options["scaling"] == "strong"
+        request.model,
+        request.evaluator,
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
     )
-    points = chosen.points
-    if options["stages"] == _MEASURED:
-        points = tuple(with_balanced_stages(model, point) for point in points)
-    return tuple(predictor.predict(point) for point in points), chosen.left_out
+    return tuple(predictor.predict(point) for point in request.points), request.left_out
 
 
-def _settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
+def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
     """A plan's settings for a global mini-batch."""
     first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
     known = model.communication.cluster.ranks_per_node
