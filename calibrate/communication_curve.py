@@ -44,6 +44,7 @@ class Curve:
             which say what a node takes, are fitted to them too.
         ranks_per_node: of each point's group. places: distinct own (ranks, ranks per node), shape (places, 2).
         place: of each own point, the index of its place.
+        blocks: that a point's calls come in (median over points).
     """
 
     ranks: Floats
@@ -56,6 +57,7 @@ class Curve:
     ranks_per_node: Floats
     places: Floats
     place: NDArray[np.int64]
+    blocks: int
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -107,6 +109,7 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
         ranks_per_node=per_node,
         places=places,
         place=place,
+        blocks=int(np.median([len(point.blocks) for point in points])),
     )
 
 

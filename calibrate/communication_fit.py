@@ -12,7 +12,7 @@ from calibrate.communication_choice import Choice, Form, choose, tried
 from calibrate.communication_curve import Curve, Floats, Mask, Point, build_curve
 from calibrate.communication_points import Key, read_points
 from calibrate.communication_segments import MIN_SIZES_OF_PIECE
-from calibrate.communication_spread import with_comparable_scaling
+from calibrate.communication_spread import student_90, with_comparable_scaling
 from calibrate.communication_time import Piece, coefficients, piecewise_seconds
 from calibrate.outliers import outliers_of
 from calibrate.profile import Candidate, CommunicationChoice, CommunicationFit, CommunicationPoint, InnerLevel
@@ -20,7 +20,7 @@ from calibrate.regression import fit_relative_many, relative_covariance
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
-from paradl_bench.spec.statistics import MAD_TO_SD
+from paradl_bench.spec.statistics import MAD_TO_SD, Z90
 from paradl_bench.terminal import progress
 
 KEPT_CANDIDATES = 8
@@ -257,4 +257,6 @@ def _covariance(curve: Curve, reduction: bool, piece: Piece, inside: Mask) -> Fl
     spare = max(len(seconds) - int(free.sum()), 1)
     residual_sd = MAD_TO_SD * float(np.median(np.abs(design @ piece.parameters / seconds - 1)))
     excess = max(0.0, residual_sd**2 * len(seconds) / spare - curve.noise**2)
-    return quantile_covariance(drawn) + relative_covariance(design, seconds, excess, free)
+    # Few blocks leave their own spread uncertain: the interval that is made of this is to hold 90% all the same.
+    stretch = student_90(curve.blocks - 1) / Z90 if curve.blocks > 1 else 1.0
+    return quantile_covariance(drawn) * stretch**2 + relative_covariance(design, seconds, excess, free)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.communication_choice import forms
@@ -59,32 +59,31 @@ def test_ranks_that_share_no_node_need_no_hierarchy() -> None:
     assert not any(algorithm.hierarchical for form in tried for algorithm in form.algorithms)
 
 
-@settings(deadline=None, max_examples=15)
-@given(
-    alpha_s=st.floats(5e-6, 1e-4),
-    beta_s_per_byte=st.floats(5e-11, 5e-9),
-    gamma_share=st.floats(0.5, 2.0),
-    seed=st.integers(0, 1000),
-)
-def test_alpha_beta_and_gamma_come_back_inside_their_interval(
-    alpha_s: float, beta_s_per_byte: float, gamma_share: float, seed: int
-) -> None:
+def test_alpha_beta_and_gamma_come_back_inside_their_interval() -> None:
     apart = Algorithm(name="apart", source="test", terms=lambda p, m: CostTerms(p, m, (p - 1) * m))
     operation = CollectiveOperation(
         name="apart", message_bytes_is="all", bus_factor=lambda ranks: 1.0, algorithms=(apart,)
     )
-    gamma = gamma_share * beta_s_per_byte
-    truth = Piece(apart, 1024, 1e9, alpha_s, beta_s_per_byte, gamma)
-    fits, _ = fit_points(KEY, points(truth, (2, 4, 8), 0.005, seed), operation)
-    assert len(fits) <= 2
-    fit = fits[-1]
-    assert fit.gamma_s_per_byte == pytest.approx(gamma, rel=0.1)
-    # Of many examples some miss an interval of 90%; none by far.
-    for found, value, variance in (
-        (fit.alpha_s, alpha_s, fit.covariance[0][0]),
-        (fit.beta_s_per_byte, beta_s_per_byte, fit.covariance[1][1]),
-    ):
-        assert abs(found - value) <= 2.5 * Z90 * math.sqrt(variance) + 1e-9 * value
+    generator = np.random.default_rng(0)
+    held: list[tuple[bool, bool]] = []
+    for seed in range(24):
+        alpha_s, beta = float(generator.uniform(5e-6, 1e-4)), float(10 ** generator.uniform(-10.3, -8.3))
+        gamma = float(generator.uniform(0.5, 2.0)) * beta
+        truth = Piece(apart, 1024, 1e9, alpha_s, beta, gamma)
+        fits, _ = fit_points(KEY, points(truth, (2, 4, 8), 0.005, seed), operation)
+        assert len(fits) <= 2
+        fit = fits[-1]
+        assert fit.gamma_s_per_byte == pytest.approx(gamma, rel=0.1)
+        assert (fit.alpha_s, fit.beta_s_per_byte) == pytest.approx((alpha_s, beta), rel=0.1)
+        (alpha_variance, _), (_, beta_variance) = fit.covariance
+        held.append(
+            (
+                abs(fit.alpha_s - alpha_s) <= Z90 * math.sqrt(alpha_variance),
+                abs(fit.beta_s_per_byte - beta) <= Z90 * math.sqrt(beta_variance),
+            )
+        )
+    # Of 24 intervals that hold 90% each, fewer than 18 hold in one case of a hundred.
+    assert np.sum(held, axis=0).min() >= 18
 
 
 def log_then_line(size: int) -> float:
