@@ -88,19 +88,15 @@ def COMMAND(  # noqa: N802
     batches = parse_counts(batch, "--batch")
     shape = parse_sample_shape(input_shape, sequence)
     strategies = tuple(parse_strategy(text) for text in shards.split(",") if text.strip())
-    from paradl_bench.measure import layers as measure
+    from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import launch_ranks
     from paradl_bench.measure.layer_summary import print_layer_summary
+    from paradl_bench.measure.layers_request import LayersRequest
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.strategies.axis_planner import refuse_unused
 
-    place = launcher_of_environment(launcher)
-    if place is None:
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s)
-        print_layer_summary(output, as_json=as_json)
-        return
-    request = measure.LayersRequest(
+    request = LayersRequest(
         models=tuple(model.split(",")),
         batches=batches,
         input_shape=shape,
@@ -116,8 +112,18 @@ def COMMAND(  # noqa: N802
         filter_backward=filter_backward,
         spatial_until=spatial_until,
     )
+    refuse_unused(request.settings(batch=1), request.shards)
+    place = launcher_of_environment(launcher)
+    if place is None:
+        refuse_unusable(output)
+        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
+        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s)
+        print_layer_summary(output, as_json=as_json)
+        return
+    from paradl_bench.measure.layers import measure_layers
+
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
     with join_ranks(backend, device, timeout_s=timeout_s, launcher=launcher) as context:
-        measure.measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
+        measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)

@@ -145,6 +145,7 @@ def COMMAND(  # noqa: N802
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, timeout_s: float, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
+    from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, check_backend, launcher_of_environment
@@ -152,6 +153,7 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, timeout_s
     check_backend(backend, request.device)
     place = launcher_of_environment(launcher)
     if place is None:
+        refuse_unusable(output)
         if request.shares_layers:
             from paradl_bench.measure.training import check_limits
 

@@ -55,14 +55,11 @@ class MeasurementDirectory:
         Raises:
             UserError: the path holds something else, a measurement of other arguments, or one from another machine.
         """
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file; -o takes a directory")
+        refuse_unusable(path)
         if (path / MANIFEST_NAME).exists():
             manifest = read_manifest(path)
             _check_same(path, manifest, kind, arguments, environment)
             return cls(path, manifest, True)
-        if path.is_dir() and any(path.iterdir()):
-            raise UserError(f"{path} is not empty and holds no measurement; give an empty or new directory")
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             kind=kind,
@@ -87,6 +84,18 @@ class MeasurementDirectory:
         if not self.manifest.complete:
             self.manifest = msgspec.structs.replace(self.manifest, complete=True)
             write_manifest(self.path, self.manifest)
+
+
+def refuse_unusable(path: Path) -> None:
+    """Refuse what can be no measurement directory, as a command does before it starts ranks.
+
+    Raises:
+        UserError: a file, or a directory that holds something else.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; -o takes a directory")
+    if path.is_dir() and any(path.iterdir()) and not (path / MANIFEST_NAME).exists():
+        raise UserError(f"{path} is not empty and holds no measurement; give an empty or new directory")
 
 
 def _check_same(

@@ -25,6 +25,7 @@ from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
 from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
+from paradl_bench.measure.layers_request import LayersRequest
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.probes import (
     OperationProbe,
@@ -48,67 +49,9 @@ from paradl_bench.spec.measurement import (
     LayerSamples,
 )
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import refuse_unused, shard_label
+from paradl_bench.strategies.axis_planner import shard_label
 from paradl_bench.terminal import progress, say
-
-
-class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``paradl-bench layers`` is asked to measure.
-
-    Attributes:
-        batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
-            the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
-        shards: strategies whose ranks' parts of the model are measured as well.
-        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
-    """
-
-    models: tuple[str, ...]
-    batches: tuple[int, ...]
-    input_shape: tuple[int, ...] | None
-    device: str
-    dtype: str
-    optimizer: str
-    blocks: int
-    pairs: int
-    warmup: int
-    isolated: str
-    shards: tuple[Strategy, ...] = ()
-    split: tuple[str, ...] = ()
-    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
-    spatial_until: str | None = None
-    seed: int = 0
-
-    def settings(self, batch: int) -> PlanSettings:
-        """What decides the shards on a local batch."""
-        return PlanSettings(
-            batch=batch,
-            optimizer=self.optimizer,
-            split=self.split,
-            filter_backward=self.filter_backward,
-            spatial_until=self.spatial_until,
-        )
-
-    def arguments(self, ranks: int) -> dict[str, str]:
-        """Settings that two runs have to share for one to resume the other."""
-        sharded = {"shards": ",".join(map(str, self.shards))} if self.shards else {}
-        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
-        return {
-            "models": ",".join(self.models),
-            "batches": ",".join(map(str, self.batches)),
-            "input_shape": shape,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "ranks_on_host": str(ranks),
-            "blocks": str(self.blocks),
-            "pairs": str(self.pairs),
-            "warmup": str(self.warmup),
-            "isolated": self.isolated,
-            "seed": str(self.seed),
-            **sharded,
-            **self.settings(batch=1).options,
-        }
 
 
 @dataclass(slots=True)
@@ -153,7 +96,6 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     Raises:
         UserError: a model or batch that does not run, or a directory of something else.
     """
-    refuse_unused(request.settings(batch=1), request.shards)
     clock = clock_for(context.device)
     subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None

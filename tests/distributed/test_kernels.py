@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_process import run_in_process
 
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.spec.measurement import read_manifest, read_records
@@ -80,7 +81,7 @@ def test_a_plan_measures_no_kernel(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = kernels(tmp_path, *arguments)
+    done = run_in_process(tmp_path, "kernels", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

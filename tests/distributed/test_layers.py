@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from in_process import run_in_process
+
 from paradl_bench.measure.layer_summary import closures
 from paradl_bench.spec.measurement import (
     COPIES_FILE,
@@ -180,7 +182,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(workplace: Path, arguments: tup
 
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    done = layers(workplace, *arguments)
+    done = run_in_process(workplace, "layers", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -43,15 +43,19 @@ CASES = {
 
 # An axis that shares layers inside of a pipeline, or outside; and eight stages on four ranks.
 NESTED = {
+    4: ["Chain:p2f2:gpipe:2:scatter", "Normed:p2s2:interleaved:4", "Residual:p2f2:1f1b:4"]
+    + ["Rereading:p2c2:1f1b:3", "Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:gpipe:2:two", "Rereading:p2s2:gpipe:2:fc"]
+    + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Own", "gpt2")]
+    + ["transformer_networks.Split:p2t2:1f1b:3:transpose#6"]
+    + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4", "Residual:p4:interleaved:8"],
+}
+MORE_NESTED = {
     4: [f"{name}:p2{axis}:gpipe:2" for name in NETWORKS for axis in ("f2", "c2", "s2")]
-    + ["Rereading:p2f2:gpipe:2", "Rereading:p2c2:1f1b:3", "Rereading:p2s2:gpipe:2", "Rereading:p2s1x2:1f1b:3"]
-    + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "two", "late", "three", "fc")]
-    + ["Residual:p2f2:1f1b:4", "Chain:p2c2:interleaved:2", "Normed:p2s2:interleaved:4", "Residual:p2s2:interleaved:2"]
-    + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Own", "Split", "gpt2", "t5")]
-    + [f"transformer_networks.Split:p2t2:1f1b:3:{cut}" for cut in ("q", "transpose#6", "up")]
-    + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4"]
-    + ["Normed:p4:interleaved:4", "Residual:p4:interleaved:8"]
-    + ["Chain:p2f2:gpipe:2:scatter", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"],
+    + ["Rereading:p2f2:gpipe:2", "Rereading:p2s2:gpipe:2", "Chain:p2c2:interleaved:2", "Residual:p2s2:interleaved:2"]
+    + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "late", "three")]
+    + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Split", "t5")]
+    + [f"transformer_networks.Split:p2t2:1f1b:3:{cut}" for cut in ("q", "up")]
+    + ["Normed:p4:interleaved:4", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"],
 }
 
 # Three deep, each in another order of axes and under another schedule.
@@ -83,6 +87,12 @@ def test_stages_are_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", NESTED)
 def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
     run(ranks, NESTED[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MORE_NESTED)
+def test_more_stages_that_share_their_layers_are_serial(ranks: int) -> None:
+    run(ranks, MORE_NESTED[ranks])
 
 
 @pytest.mark.slow

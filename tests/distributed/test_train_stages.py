@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from in_process import run_in_process
 from synthetic_measurements import ENVIRONMENT
 
 from paradl_bench.measure.directory import MeasurementDirectory
@@ -91,7 +92,7 @@ def test_stages_that_share_layers_are_cut_by_measured_seconds(tmp_path: Path) ->
     ],
 )
 def test_mistakes_are_one_line_before_any_rank_starts(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = train(tmp_path, *arguments, "--batch", "4", "-o", "run")
+    result = run_in_process(tmp_path, "train", MODEL, *arguments, "--batch", "4", "-o", "run")
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1

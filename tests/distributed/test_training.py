@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from in_process import run_in_process
+
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.training_summary import TrainingSummary, summarise_training
 from paradl_bench.spec.measurement import TRAINING_FILE, TrainingIterations, read_manifest, read_records, read_run
@@ -487,7 +489,7 @@ def test_a_loss_that_is_no_number_ends_the_run(workplace: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_nothing(workplace: Path, arguments: str, message: str) -> None:
-    result = train(workplace, *arguments.split(), "-o", "run")
+    result = run_in_process(workplace, "train", *arguments.split(), "-o", "run")
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("paradl-bench: error: ")
@@ -499,7 +501,8 @@ def test_wrong_input_is_one_line_and_leaves_nothing(workplace: Path, arguments: 
 def test_a_directory_of_something_else_is_not_touched(workplace: Path) -> None:
     (workplace / "notes").mkdir()
     (workplace / "notes" / "mine.txt").write_text("mine")
-    result = train(workplace, "networks:Biased", "--strategy", "serial", "--batch", "4", "-o", "notes")
+    settings = ("--strategy", "serial", "--batch", "4", "-o", "notes")
+    result = run_in_process(workplace, "train", "networks:Biased", *settings)
     assert result.returncode == 2
     assert "notes is not empty and holds no measurement" in result.stderr
     assert [path.name for path in (workplace / "notes").iterdir()] == ["mine.txt"]
