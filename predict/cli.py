@@ -12,6 +12,7 @@ import click
 
 from paradl_bench.terminal import run_command
 from predict.command_options import point_options, refuse_missing
+from predict.what_if_command import what_if_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate ...]")
+@click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate|what-if ...]")
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
@@ -98,6 +99,9 @@ def validate(
     report = validate_runs(profile, runs, cluster_path=cluster, force=force)
     paths = write_report(output, report)
     print_report(report, paths, as_json=as_json)
+
+
+group.add_command(what_if_command)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from paradl_bench.strategies.mesh import members_of
 from predict.behind_costs import BehindCosts
 from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
+from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
@@ -73,12 +74,20 @@ class CommunicationCosts:
     Args:
         cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
         backend: library; None takes the one that suits the profile's device.
+        hardware: factors on the links that were measured or stated.
+
+    Raises:
+        UserError: the library was not measured, or the cluster lacks a level of ``hardware``.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster | None, backend: str | None) -> None:
+    def __init__(
+        self, profile: Profile, cluster: Cluster | None, backend: str | None, hardware: Hardware = AS_MEASURED
+    ) -> None:
         self._profile = profile
         self._given = cluster is not None
         self.cluster = cluster or profile.cluster
+        self._hardware = hardware
+        hardware.check_levels(self.cluster)
         self.backend = _choose_backend(profile, backend)
         self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
         self._behind = BehindCosts(profile, self.backend)
@@ -103,6 +112,8 @@ class CommunicationCosts:
         remarks += more
         fits, more = self._fits_at(work, level)
         remarks += more
+        level, fits, changed = self._on_links(level, fits)
+        remarks += changed
         collective = lookup(operations(), work.operation, "collective")
         per_node = self._ranks_per_node(work, strategy)
         stated = level.alpha_s is not None and level.beta_s_per_byte is not None
@@ -114,7 +125,7 @@ class CommunicationCosts:
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else _beyond_remarks(work, fits)
-        source = Source.STATED if stated else Source.SCALED if beyond else Source.REGRESSED
+        source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
             point = Asked(work.ranks, work.message_bytes, per_node)
@@ -190,6 +201,18 @@ class CommunicationCosts:
             text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
             return outermost, (Remark(text, True),)
         return self.cluster.level_of(span), ()
+
+    def _on_links(
+        self, level: Level, fits: list[CommunicationFit]
+    ) -> tuple[Level, list[CommunicationFit], tuple[Remark, ...]]:
+        """The level and its fits as they are on links that are faster or slower than those known."""
+        own, inside = self._hardware.links(level.name), self._hardware.links(self.cluster.levels[0].name)
+        changes = own != (1.0, 1.0) or (inside != (1.0, 1.0) and any(fit.inner for fit in fits))
+        if not changes:
+            return level, fits, ()
+        times = f"{1 / own.beta:.3g} times the bandwidth, {own.alpha:.3g} times the latency"
+        remark = Remark(f"links of level {level.name!r} that were not measured: {times}", True)
+        return changed_level(level, own), [changed_fit(fit, own, inside) for fit in fits], (remark,)
 
     def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
         """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.profile import CopyTime, Profile
+from calibrate.profile import Profile
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
@@ -35,11 +35,14 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
+from predict.copy_costs import nearest_copy
 from predict.costs import Cost, Costs, Remark, Remarks, Source
 from predict.input_terms import InputOptions
-from predict.layer_costs import LayerCosts, nearest_count
+from predict.layer_costs import LayerCosts
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread, Straggler
+from predict.what_if_device import OtherDevice
+from predict.what_if_hardware import AS_MEASURED, Hardware
 
 
 class Place(NamedTuple):
@@ -83,6 +86,7 @@ class CostModel:
         backend: library of the collectives; None takes the one that suits the profile's device.
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
         input_options: what was asked of the input side, for evaluators that know it.
+        hardware: factors on the links and the device that were measured.
     """
 
     profile: Profile
@@ -93,7 +97,9 @@ class CostModel:
     backend: str | None = None
     proportional: bool = False
     input_options: InputOptions = field(default_factory=InputOptions)
+    hardware: Hardware = AS_MEASURED
     communication: CommunicationCosts = field(init=False)
+    device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
@@ -105,7 +111,8 @@ class CostModel:
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
-        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend)
+        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
+        self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
@@ -142,7 +149,7 @@ class CostModel:
         if self.proportional:
             self._layers.share_out(_shares(self.network, plan))
         place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
-        priced = self._priced_works(plan, place)
+        priced = self._on_device(plan, place)
         remarks = Remarks()
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         straggler = self._model.straggler(place.ranks, place.local_batch, place.ranks_on_host)
@@ -173,7 +180,7 @@ class CostModel:
 
     def _sum_up(self, place: Place) -> PricedSums:
         groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
-        for work, part in zip(self._serial.works, self._priced_works(self._serial, place), strict=True):
+        for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
             groups[_sum_of(work)].append(part)
         spread = self._spread(place)
         return PricedSums(
@@ -181,6 +188,11 @@ class CostModel:
             spread=spread,
             remarks=tuple(remark for group in groups.values() for part in group for remark in part.cost.remarks),
         )
+
+    def _on_device(self, plan: Plan, place: Place) -> list[Priced]:
+        """Parts in the order of ``plan.works``, on the device that is asked for."""
+        priced = self._priced_works(plan, place)
+        return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
 
     def _spread(self, place: Place) -> Spread:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
@@ -261,16 +273,15 @@ class CostModel:
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
 
     def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
-        copies = [copy for copy in self.profile.copies if copy.direction == work.direction]
-        if not copies and not self.profile.model_times:
+        copy = nearest_copy(self.profile, work.direction, ranks_on_host)
+        if copy is None and not self.profile.model_times:
             return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
-        if not copies:
+        if copy is None:
             raise UserError(
                 f"the profile holds no times of copying gradients {work.direction} buckets; measure a model anew: "
                 f"paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
             )
-        measured = nearest_count([copy.ranks_on_host for copy in copies], ranks_on_host)
-        copy: CopyTime = next(copy for copy in copies if copy.ranks_on_host == measured)
+        measured = copy.ranks_on_host
         seconds = work.tensors * copy.alpha_s + work.bytes * copy.beta_s_per_byte
         text = f"bucket copies were measured with {measured} ranks on a host, and stand for {ranks_on_host}"
         other_host = measured != ranks_on_host

@@ -28,7 +28,8 @@ MEDIAN_ERROR = math.sqrt(math.pi / 2)
 class Source(IntEnum):
     """Where a predicted second comes from, from the best on (DESIGN.md, idea 3).
 
-    ``STATED`` is a number of a cluster file: neither measured here nor derived.
+    ``STATED`` is a number of a cluster file: neither measured here nor derived. ``SCALED_BY_ROOFLINE`` is any of the
+    former, on a device that was not measured.
     """
 
     MEASURED = 0
@@ -36,7 +37,8 @@ class Source(IntEnum):
     INTERPOLATED = 2
     SCALED = 3
     STATED = 4
-    ROOFLINE = 5
+    SCALED_BY_ROOFLINE = 5
+    ROOFLINE = 6
 
 
 class Remark(NamedTuple):

@@ -311,7 +311,7 @@ class Roofline:
         rates = self._rates(ranks_on_host)
         if rates is None:
             return None
-        flops, moved = self._work(layer, phase, batch)
+        flops, moved = self.demand(layer, phase, batch)
         peak, bandwidth = rates
         return max(flops / peak, moved / bandwidth)
 
@@ -320,10 +320,11 @@ class Roofline:
         mine, theirs = self.seconds(layer, phase, 1), self.seconds(other, phase, 1)
         if mine is not None and theirs is not None:
             return mine / theirs if mine and theirs else 1.0
-        pairs = zip(self._work(layer, phase, 1), self._work(other, phase, 1), strict=True)
+        pairs = zip(self.demand(layer, phase, 1), self.demand(other, phase, 1), strict=True)
         return next((mine / theirs for mine, theirs in pairs if mine and theirs), 1.0)
 
-    def _work(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
+    def demand(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
+        """FLOPs and bytes of a layer's phase on a local batch."""
         weights = self._parameter_bytes.get(layer.operation, 0)
         samples = 1 if layer.batchless else batch
         if phase == "FW":

@@ -1,0 +1,161 @@
+"""Compute on a device that was not measured, by the roofline (Williams et al. 2009; KernelMLP's what-if).
+
+With FLOPs F, bytes M, sustained rates P and W before and P', W' after, a work that took t takes
+
+    t' = t  max(F/P', M/W') / max(F/P, M/W)
+
+so that what is bound by memory gains nothing from more FLOP/s. The time between operations (framework, launches) and
+the fixed part of a bucket copy stay as they were measured. What of t the roofline does not explain may be bound by
+something else: with e = max(F/P, M/W) / t at most 1, the rest (1 - e) t lies somewhere between the smallest and the
+largest of 1, P/P' and W/W' times itself, any value as likely as another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from calibrate.profile import Profile
+from calibrate.roofline_rates import roofline_rates
+from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.plan import BucketCopy, Compute, WeightUpdate, Work
+from predict.assembly import Priced
+from predict.copy_costs import nearest_copy
+from predict.costs import UNIFORM_TO_SD, Cost, Remark, Source
+from predict.layer_costs import Roofline
+from predict.what_if_hardware import Hardware
+
+
+class Rates(NamedTuple):
+    """FLOP/s and bytes/s that one rank sustains."""
+
+    flops: float
+    bytes: float
+
+
+class _Demand(NamedTuple):
+    """What a work asks of the device; of its seconds ``fixed_s`` is bound by neither rate."""
+
+    flops: float
+    bytes: float
+    fixed_s: float = 0.0
+
+
+class OtherDevice:
+    """Prices of works on a device with other rates than the one that was measured.
+
+    Args:
+        hardware: factors on the rates.
+        stated: the other device's own rates, on which the factors then are; None for those of the profile's device.
+
+    A device that is the same leaves every price as it is, and needs no rates.
+    """
+
+    def __init__(
+        self, profile: Profile, network: Network, dtype: str, hardware: Hardware, stated: Rates | None = None
+    ) -> None:
+        self._profile, self._network, self._dtype = profile, network, dtype
+        self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
+        self._stated = stated
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs from what was measured."""
+        return self._stated is None and self._factors == (1.0, 1.0)
+
+    @cached_property
+    def _roofline(self) -> Roofline:
+        return Roofline(self._profile, self._network, self._dtype)
+
+    def parts(
+        self,
+        works: Sequence[Work],
+        priced: Sequence[Priced],
+        sharded: Sequence[tuple[Layer, int]],
+        local_batch: int,
+        ranks_on_host: int,
+    ) -> list[Priced]:
+        """Parts of a plan, in the order of its works, as the other device takes them.
+
+        Args:
+            sharded: layers that the network lacks, with the bytes of their parameters.
+
+        Raises:
+            UserError: the profile holds no rates for a roofline.
+        """
+        if self.same:
+            return list(priced)
+        for layer, parameter_bytes in sharded:
+            self._roofline.learn(layer, parameter_bytes)
+        before = self._measured_rates(ranks_on_host)
+        after = self._rates(before)
+        found = []
+        for work, part in zip(works, priced, strict=True):
+            demand = self._demand(work, local_batch, ranks_on_host)
+            found.append(part if demand is None else _on_other(part, demand, before, after))
+        return found
+
+    def rates(self, ranks_on_host: int) -> Rates | None:
+        """What the device sustains with so many ranks on the host; None where the profile does not know."""
+        known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
+        return None if known is None and self._stated is None else self._rates(Rates(*(known or (0.0, 0.0))))
+
+    def _rates(self, before: Rates) -> Rates:
+        base = self._stated or before
+        return Rates(base.flops * self._factors.flops, base.bytes * self._factors.bytes)
+
+    def _measured_rates(self, ranks_on_host: int) -> Rates:
+        known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
+        if known is None:
+            raise UserError(
+                "the profile holds no FLOP/s and bytes/s of its device, which a roofline needs; measure them: "
+                "paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
+            )
+        return Rates(*known)
+
+    def _demand(self, work: Work, local_batch: int, ranks_on_host: int) -> _Demand | None:
+        if isinstance(work, Compute):
+            layer = self._roofline.layers[work.operation]
+            return _Demand(*self._roofline.demand(layer, work.phase, local_batch))
+        if isinstance(work, WeightUpdate):
+            shape = optimizer_shape(work.optimizer, work.elements, work.tensors, self._dtype)
+            return _Demand(shape.flops, shape.bytes)
+        if isinstance(work, BucketCopy):
+            measured = nearest_copy(self._profile, work.direction, ranks_on_host)
+            moved = copy_shape("D2D", work.bytes, work.tensors).bytes
+            return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
+        return None
+
+
+def _on_other(part: Priced, demand: _Demand, before: Rates, after: Rates) -> Priced:
+    cost = part.cost
+    bound_s = max(demand.flops / before.flops, demand.bytes / before.bytes)
+    moving_s = max(cost.seconds - demand.fixed_s, 0.0)
+    if not (bound_s and moving_s):
+        return part
+    factor = max(demand.flops / after.flops, demand.bytes / after.bytes) / bound_s
+    seconds = cost.seconds - moving_s + moving_s * factor
+    ratio = seconds / cost.seconds
+    explained = min(1.0, bound_s / moving_s)
+    choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
+    width = (1 - explained) * moving_s * (max(choices) - min(choices))
+    remark = Remark(
+        f"compute on another device, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
+        f"{after.bytes / before.bytes:.3g} times the memory bandwidth",
+        True,
+    )
+    return part._replace(
+        cost=Cost(
+            seconds,
+            max(cost.source, Source.SCALED_BY_ROOFLINE),
+            cost.independent_sd_s * ratio,
+            cost.batch_sd_s * ratio,
+            math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
+            (*cost.remarks, remark),
+        ),
+        modes=tuple((name, shift * ratio) for name, shift in part.modes),
+    )
