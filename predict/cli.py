@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from predict.prediction import Prediction
+    from predict.scaling import Sweep
 
+_KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate|what-if ...]")
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
+@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
+@click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
+@click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
@@ -53,7 +58,10 @@ def _predict(options: dict[str, Any]) -> None:
     from paradl_bench.spec.errors import UserError
     from paradl_bench.terminal import refuse_overwrite, say
     from predict.request import predict_request
+    from predict.scaling import with_knees
+    from predict.utilisation import check_price
 
+    check_price(options["price"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
     if options["output"]:
@@ -61,12 +69,13 @@ def _predict(options: dict[str, Any]) -> None:
     predictions, left_out = predict_request(options)
     for line in left_out:
         say(f"predict: left out: {line}")
-    _write(predictions, options)
+    predictions, sweeps = with_knees(predictions, strong=options["scaling"] == "strong", fraction=options["knee"])
+    _write(predictions, sweeps, options)
 
 
-def _write(predictions: Sequence[Prediction], options: dict[str, Any]) -> None:
+def _write(predictions: Sequence[Prediction], sweeps: Sequence[Sweep], options: dict[str, Any]) -> None:
     from paradl_bench.terminal import write_output
-    from predict.presentation import predictions_csv, predictions_json, print_table
+    from predict.presentation import predictions_csv, predictions_json, print_table, print_use
 
     output, as_csv = options["output"], options["as_csv"]
     content = predictions_csv(predictions) if as_csv else predictions_json(predictions)
@@ -76,7 +85,9 @@ def _write(predictions: Sequence[Prediction], options: dict[str, Any]) -> None:
         if output is None:
             write_output("-", content)
     elif output != "-":
-        print_table(predictions)
+        print_table(predictions, sweeps)
+        if options["wide"] or options["price"] is not None:
+            print_use(predictions)
 
 
 @group.command("validate", context_settings=_CONTEXT)

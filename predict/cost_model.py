@@ -82,7 +82,8 @@ class CostModel:
     """Prices works for one network, dtype and optimizer, on one cluster through one library.
 
     Args:
-        cluster: of a cluster file; None takes the profile's own, and goes on beyond its ranks.
+        cluster: of a cluster file, which may be of another device; None takes the profile's own, and goes on beyond its
+            ranks.
         backend: library of the collectives; None takes the one that suits the profile's device.
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
         input_options: what was asked of the input side, for evaluators that know it.
@@ -112,7 +113,7 @@ class CostModel:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
-        self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware)
+        self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware, self.cluster)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 
 from calibrate.profile import Profile
-from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Network
 
 _LONGEST_CLUSTER_BYTES = 1 << 18
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path) -> ClusterFile:
     """A cluster file (YAML; INTERFACE.md, "Files").
 
     Raises:
@@ -35,7 +35,7 @@ def read_cluster(path: Path) -> Cluster:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"cluster {path} is no valid YAML: {error}") from None
     try:
-        cluster = msgspec.convert(raw, Cluster, strict=False)
+        cluster = msgspec.convert(raw, ClusterFile, strict=False)
         # Half a surrogate pair is text to YAML, and no file can hold it.
         msgspec.json.encode(cluster)
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:

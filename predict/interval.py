@@ -17,11 +17,19 @@ from predict.workload import Workload
 
 
 class Interval(NamedTuple):
-    """Bounds in seconds, and the half-width that each source of error alone would have (its larger side)."""
+    """Bounds in seconds, and the half-width that each source of error alone would have (its larger side).
+
+    Attributes:
+        moved_s: the iteration with each mode at the upper and at the lower end of its own interval.
+        own_s: half-width from parts' own spreads alone. unexplained_s: what the parts left of each measured iteration.
+    """
 
     low_s: float
     high_s: float
     spread_s: dict[str, float]
+    moved_s: dict[str, tuple[float, float]]
+    own_s: float
+    unexplained_s: tuple[float, ...]
 
 
 def interval(workload: Workload) -> Interval:
@@ -40,8 +48,11 @@ def interval(workload: Workload) -> Interval:
     own = Z90 * costs.independent_total_sd_s * workload.lag
     above, below = own**2, own**2
     spread = {"each layer": own}
+    moved: dict[str, tuple[float, float]] = {}
     for mode in costs.modes:
-        gains = [_shifted(workload, costs, mode, sign * Z90) - point for sign in (1.0, -1.0)]
+        ends = _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)
+        moved[mode.name] = ends
+        gains = [end - point for end in ends]
         up, down = max(0.0, *gains), max(0.0, *(-gain for gain in gains))
         above += up**2
         below += down**2
@@ -50,7 +61,8 @@ def interval(workload: Workload) -> Interval:
     spread["remainder of closure"] = max((abs(value) for value in unexplained), default=0.0)
     low = point - math.sqrt(below) + min(0.0, *unexplained)
     high = point + math.sqrt(above) + max(0.0, *unexplained)
-    return Interval(max(low, 0.0), high, {name: value for name, value in spread.items() if value})
+    spread = {name: value for name, value in spread.items() if value}
+    return Interval(max(low, 0.0), high, spread, moved, own, tuple(unexplained))
 
 
 def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:

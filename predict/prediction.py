@@ -6,6 +6,7 @@ A prediction is a type of its own, which nothing that calibrates reads (DESIGN.m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +16,8 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from predict.cost_model import CostModel
 from predict.interval import interval
+from predict.scaling_band import Timed, efficiency_band
+from predict.utilisation import effort, model_flops, tokens_per_sample, utilisation
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -32,13 +35,20 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
         overlap_s: both at once.
         straggler: the slowest rank's compute over a median one's.
-        speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks.
+        speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks, with its
+            90% interval. knee_ranks: of the sweep that this is a point of (:mod:`predict.scaling`); else null.
         memory_bytes: peak of one rank. memory_interval_bytes: its 90% interval; null where the profile has no memory
             factor. memory_of: whose peak: the tensors', or what the factor was fitted to (allocator, device).
         fits: in the cluster's memory per rank; null where that is not known. ``notes`` say where the limit lies inside
             of the interval.
         sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
         spread_s: half-width of the interval that each source of error alone would give.
+        model_flops: of forward and backward of the mini-batch, each operation once.
+        model_flops_utilisation: model_flops / (iteration_s x ranks x peak_flops_per_rank); null where no peak was
+            measured or stated. peak_flops_basis: where the peak comes from, or why there is none.
+        tokens_per_s_per_rank: of models of token sequences; else null.
+        rank_hours_per_epoch, rank_hours_per_million_samples: hours of all ranks together; an epoch's are null where its
+            samples were not given. cost_per_epoch, cost_per_million_samples: at the price of a rank-hour, if given.
     """
 
     strategy: str
@@ -76,6 +86,25 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     extrapolated: tuple[str, ...]
     notes: tuple[str, ...]
     spread_s: dict[str, float]
+    efficiency_interval: tuple[float, float]
+    knee_ranks: int | None
+    samples_per_s_per_rank: float
+    tokens_per_s_per_rank: float | None
+    model_flops: float
+    model_flops_utilisation: float | None
+    peak_flops_per_rank: float | None
+    peak_flops_basis: str
+    rank_hours_per_epoch: float | None
+    rank_hours_per_million_samples: float
+    cost_per_epoch: float | None
+    cost_per_million_samples: float | None
+
+
+class _Alone(NamedTuple):
+    """One rank on some samples, and whether that was extrapolated."""
+
+    timed: Timed
+    beyond: bool
 
 
 @dataclass(slots=True)
@@ -85,13 +114,15 @@ class Predictor:
     Args:
         dataset_samples: D; an epoch has ceil(D/B) iterations.
         strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
+        price_per_rank_hour: in any currency; None leaves costs out.
     """
 
     model: CostModel
     evaluator: Evaluator
     dataset_samples: int | None = None
     strong_scaling: bool = False
-    _serial: dict[int, tuple[float, bool]] = field(init=False, default_factory=dict)
+    price_per_rank_hour: float | None = None
+    _serial: dict[int, _Alone] = field(init=False, default_factory=dict)
 
     def predict(self, point: Point) -> Prediction:
         """One prediction.
@@ -105,6 +136,8 @@ class Predictor:
         bounds = interval(workload)
         reference = batch if self.strong_scaling else point.local_batch
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
+        efficiency = speedup / point.strategy.ranks
+        epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
         costs = workload.costs
         return Prediction(
             strategy=str(point.strategy),
@@ -121,7 +154,7 @@ class Predictor:
             options=point.settings.options,
             iteration_s=iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
-            epoch_s=None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s,
+            epoch_s=epoch_s,
             samples_per_s=batch / iteration_s,
             phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
             breakdown_s=_breakdown(timing),
@@ -130,19 +163,49 @@ class Predictor:
             overlap_s=timing.overlap_s,
             straggler=workload.lag,
             speedup=speedup,
-            efficiency=speedup / point.strategy.ranks,
+            efficiency=efficiency,
             speedup_batch=reference,
-            memory_bytes=workload.memory.peak_bytes,
-            memory_interval_bytes=workload.memory.interval_bytes,
-            memory_of=workload.memory.measured,
-            memory_parts_bytes=workload.memory.parts_bytes,
-            fits=self._fits(workload),
             limits=workload.limits,
             sources=costs.source_shares(),
             extrapolated=workload.remarks.extrapolated(),
             notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload)),
             spread_s=bounds.spread_s,
+            efficiency_interval=self._band(point, Timed(iteration_s, bounds), reference, efficiency),
+            knee_ranks=None,
+            **self._memory(workload),
+            **self._use(point, iteration_s, epoch_s),
         )
+
+    def _memory(self, workload: Workload) -> dict[str, Any]:
+        """Fields on what a rank holds."""
+        return {
+            "memory_bytes": workload.memory.peak_bytes,
+            "memory_interval_bytes": workload.memory.interval_bytes,
+            "memory_of": workload.memory.measured,
+            "memory_parts_bytes": workload.memory.parts_bytes,
+            "fits": self._fits(workload),
+        }
+
+    def _use(self, point: Point, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
+        """Fields on what the iteration makes of its ranks."""
+        network, ranks = self.model.network, point.strategy.ranks
+        peak = self.model.device.peak(self.model.place(point.strategy, point.local_batch).ranks_on_host)
+        tokens = tokens_per_sample(network)
+        per_rank = point.settings.batch / iteration_s / ranks
+        return {
+            "samples_per_s_per_rank": per_rank,
+            "tokens_per_s_per_rank": None if tokens is None else tokens * per_rank,
+            "model_flops": model_flops(network, point.settings.batch),
+            "model_flops_utilisation": utilisation(network, point, iteration_s, peak),
+            "peak_flops_per_rank": peak.flops,
+            "peak_flops_basis": peak.basis,
+            **effort(point, iteration_s, epoch_s, self.price_per_rank_hour)._asdict(),
+        }
+
+    def _band(self, point: Point, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
+        if point.strategy.ranks == 1 and point.settings.batch == reference:
+            return efficiency, efficiency
+        return efficiency_band(timed, self._serial[reference].timed, efficiency)
 
     def _fits(self, workload: Workload) -> bool | None:
         limit = self.model.communication.cluster.memory_bytes_per_rank
@@ -161,8 +224,9 @@ class Predictor:
         if reference not in self._serial:
             serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
             workload = self.evaluator.prepare(self.model, serial)
-            self._serial[reference] = workload.timing().iteration_s, bool(workload.remarks.extrapolated())
-        serial_s, beyond = self._serial[reference]
+            timed = Timed(workload.timing().iteration_s, interval(workload))
+            self._serial[reference] = _Alone(timed, bool(workload.remarks.extrapolated()))
+        (serial_s, _), beyond = self._serial[reference]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
 

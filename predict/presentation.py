@@ -13,6 +13,7 @@ from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.prediction import Prediction
+from predict.scaling import Sweep
 
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
@@ -29,7 +30,9 @@ def flat_row(record: msgspec.Struct) -> dict[str, object]:
     """A record's fields in one level."""
     flat: dict[str, object] = {}
     for name, value in msgspec.structs.asdict(record).items():
-        if name in ("interval_s", "predicted_interval_s") or (name.endswith("interval_bytes") and value is not None):
+        if name in ("interval_s", "predicted_interval_s", "efficiency_interval") or (
+            name.endswith("interval_bytes") and value is not None
+        ):
             flat |= {f"{name}.low": value[0], f"{name}.high": value[1]}
         elif name == "input_shape":
             flat[name] = "x".join(map(str, value))
@@ -59,8 +62,8 @@ def rows_csv(rows: Sequence[Mapping[str, object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def print_table(predictions: Sequence[Prediction]) -> None:
-    """A table on standard output, with flags as numbered footnotes."""
+def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ()) -> None:
+    """A table on standard output, with flags as numbered footnotes, and the knee of each sweep."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -83,7 +86,8 @@ def print_table(predictions: Sequence[Prediction]) -> None:
     for prediction in predictions:
         lines = (*prediction.extrapolated, *prediction.notes)
         numbers = [footnotes.setdefault(line, len(footnotes) + 1) for line in lines]
-        table.add_row(*_cells(prediction, with_epochs, with_layers), ",".join(map(str, sorted(numbers))))
+        cells = _cells(prediction, with_epochs, with_layers, with_band=bool(sweeps))
+        table.add_row(*cells, ",".join(map(str, sorted(numbers))))
     console = open_console()
     console.print(table)
     console.print(
@@ -93,6 +97,8 @@ def print_table(predictions: Sequence[Prediction]) -> None:
         "measured: share of the seconds.",
         highlight=False,
     )
+    for sweep in sweeps:
+        console.print(escape(f"knee of {sweep}"), highlight=False)
     beyond = {line for prediction in predictions for line in prediction.extrapolated}
     for line, number in footnotes.items():
         console.print(escape(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}"), highlight=False)
@@ -112,7 +118,57 @@ def _of_layers_s(prediction: Prediction) -> float:
     return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
 
 
-def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool) -> list[str]:
+def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
+    """In percent, with how many of them the band reaches down and up."""
+    low, high = (100 * (end - prediction.efficiency) for end in prediction.efficiency_interval)
+    return f"{prediction.efficiency:.1%}" + (f" {low:+.0f} {high:+.0f}" if with_band else "")
+
+
+def print_use(predictions: Sequence[Prediction]) -> None:
+    """A second table: what the iterations make of their ranks."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    cells = [_use_cells(prediction) for prediction in predictions]
+    shown = [title for title in cells[0] if any(row[title] for row in cells)]
+    for title in shown:
+        table.add_column(title, justify="left" if title == "strategy" else "right")
+    for row in cells:
+        table.add_row(*(row[title] for title in shown))
+    console = open_console()
+    console.print(table)
+    bases = dict.fromkeys((each.peak_flops_basis, each.peak_flops_per_rank is not None) for each in predictions)
+    for basis, known in bases:
+        text = (
+            f"MFU: FLOPs of FW and BW over those of all ranks at their peak, {basis}" if known else f"no MFU: {basis}"
+        )
+        console.print(escape(text), highlight=False)
+
+
+def _use_cells(prediction: Prediction) -> dict[str, str]:
+    """By column; empty where there is nothing to say."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.4g}"
+
+    busy = prediction.model_flops_utilisation
+    return {
+        "strategy": prediction.strategy,
+        "ranks": str(prediction.ranks),
+        "batch": str(prediction.batch),
+        "MFU": "" if busy is None else f"{busy:.1%}",
+        "samples/s a rank": number(prediction.samples_per_s_per_rank),
+        "tokens/s a rank": number(prediction.tokens_per_s_per_rank),
+        "rank-hours/1e6 samples": number(prediction.rank_hours_per_million_samples),
+        "rank-hours/epoch": number(prediction.rank_hours_per_epoch),
+        "cost/1e6 samples": number(prediction.cost_per_million_samples),
+        "cost/epoch": number(prediction.cost_per_epoch),
+    }
+
+
+def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool, *, with_band: bool) -> list[str]:
     low, high = prediction.interval_s
     parts = prediction.breakdown_s
     memory = _memory_cell(prediction)
@@ -128,7 +184,7 @@ def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool) -> list[
         *([format_seconds(_of_layers_s(prediction))] if with_layers else []),
         *(format_seconds(parts[name]) for name in ("GE", "WU", "exposed_communication")),
         f"{prediction.samples_per_s:.4g}",
-        f"{prediction.efficiency:.1%}",
+        _efficiency_cell(prediction, with_band),
         memory,
         f"{prediction.sources['measured']:.0%}",
     ]

@@ -96,6 +96,7 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         request.evaluator,
         dataset_samples=options["dataset_samples"],
         strong_scaling=options["scaling"] == "strong",
+        price_per_rank_hour=options.get("price"),
     )
     return tuple(predictor.predict(point) for point in request.points), request.left_out
 

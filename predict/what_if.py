@@ -28,7 +28,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         varied: the value of each quantity that was varied; nothing for the prediction as measured, the base.
         speedup_over_base: samples/s over those of the base, the same strategy as measured.
         bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration.
-        interval_s, sources, extrapolated, notes: as of any prediction.
+        interval_s, epoch_s, sources, extrapolated, notes: as of any prediction.
     """
 
     varied: Setting
@@ -39,6 +39,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str
     iteration_s: float
     interval_s: tuple[float, float]
+    epoch_s: float | None
     samples_per_s: float
     speedup_over_base: float
     bound_by: str
@@ -63,10 +64,17 @@ class WhatIfs:
     left_out: tuple[str, ...]
 
 
-def what_if(request: Request, settings: Sequence[Setting], *, strong_scaling: bool = False) -> WhatIfs:
+def what_if(
+    request: Request,
+    settings: Sequence[Setting],
+    *,
+    dataset_samples: int | None = None,
+    strong_scaling: bool = False,
+) -> WhatIfs:
     """Predict every point of a request as measured, then under every setting.
 
     Args:
+        dataset_samples: of an epoch; None leaves epochs out.
         strong_scaling: other rank counts keep the global mini-batch; else it grows with them.
 
     Raises:
@@ -75,7 +83,7 @@ def what_if(request: Request, settings: Sequence[Setting], *, strong_scaling: bo
     """
     rows: list[WhatIf] = []
     refused: list[UserError] = []
-    predict = _remembering(request.model, request.evaluator)
+    predict = _remembering(request.model, request.evaluator, dataset_samples)
     for point in request.points:
         base = predict({}, point)
         rows.append(_row({}, base, base))
@@ -92,17 +100,19 @@ def what_if(request: Request, settings: Sequence[Setting], *, strong_scaling: bo
     return WhatIfs(rows=tuple(rows), left_out=tuple(left_out))
 
 
-def _remembering(model: CostModel, evaluator: Evaluator) -> Callable[[Setting, Point], Prediction]:
+def _remembering(
+    model: CostModel, evaluator: Evaluator, dataset_samples: int | None
+) -> Callable[[Setting, Point], Prediction]:
     """Predictions under a setting; the cost model of the hardware last asked for is kept."""
     known = hardware_of({})
-    predictor = Predictor(model, evaluator)
+    predictor = Predictor(model, evaluator, dataset_samples)
 
     def predict(setting: Setting, point: Point) -> Prediction:
         nonlocal known, predictor
         hardware = hardware_of(setting)
         if hardware != known:
             known = hardware
-            predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator)
+            predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator, dataset_samples)
         return predictor.predict(point)
 
     return predict
@@ -157,6 +167,7 @@ def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
         model=prediction.model,
         iteration_s=prediction.iteration_s,
         interval_s=prediction.interval_s,
+        epoch_s=prediction.epoch_s,
         samples_per_s=prediction.samples_per_s,
         speedup_over_base=prediction.samples_per_s / base.samples_per_s,
         bound_by=max(seconds, key=lambda name: seconds[name]),

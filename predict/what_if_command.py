@@ -52,7 +52,12 @@ def _run(options: dict[str, Any]) -> None:
         refuse_undrawable(options["plot"])
     for target in filter(None, (options["output"], options["plot"])):
         refuse_overwrite(target, force=options["force"])
-    found = what_if(read_request(options), settings, strong_scaling=options["scaling"] == "strong")
+    found = what_if(
+        read_request(options),
+        settings,
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+    )
     for line in found.left_out:
         say(f"predict: left out: {line}")
     _write(found.rows, options)

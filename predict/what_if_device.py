@@ -18,8 +18,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from calibrate.profile import Profile
-from calibrate.roofline_rates import roofline_rates
+from calibrate.roofline_rates import rate_of, roofline_rates
 from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
+from paradl_bench.spec.cluster import Cluster, ClusterFile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import BucketCopy, Compute, WeightUpdate, Work
@@ -27,7 +28,7 @@ from predict.assembly import Priced
 from predict.copy_costs import nearest_copy
 from predict.costs import UNIFORM_TO_SD, Cost, Remark, Source
 from predict.layer_costs import Roofline
-from predict.what_if_hardware import Hardware
+from predict.what_if_hardware import AS_MEASURED, Hardware
 
 
 class Rates(NamedTuple):
@@ -35,6 +36,13 @@ class Rates(NamedTuple):
 
     flops: float
     bytes: float
+
+
+class Peak(NamedTuple):
+    """FLOP/s of one rank, and where they come from; None, and why, where they are not known."""
+
+    flops: float | None
+    basis: str
 
 
 class _Demand(NamedTuple):
@@ -50,17 +58,26 @@ class OtherDevice:
 
     Args:
         hardware: factors on the rates.
-        stated: the other device's own rates, on which the factors then are; None for those of the profile's device.
+        cluster: where it states another device than the profile's, the factors are on that one's rates.
 
     A device that is the same leaves every price as it is, and needs no rates.
+
+    Raises:
+        UserError: the cluster's device is not the profile's, and its rates are not stated.
     """
 
     def __init__(
-        self, profile: Profile, network: Network, dtype: str, hardware: Hardware, stated: Rates | None = None
+        self,
+        profile: Profile,
+        network: Network,
+        dtype: str,
+        hardware: Hardware = AS_MEASURED,
+        cluster: Cluster | None = None,
     ) -> None:
         self._profile, self._network, self._dtype = profile, network, dtype
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
-        self._stated = stated
+        self._stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
+        self._stated = _other_rates(profile, cluster)
 
     @property
     def same(self) -> bool:
@@ -99,10 +116,19 @@ class OtherDevice:
             found.append(part if demand is None else _on_other(part, demand, before, after))
         return found
 
-    def rates(self, ranks_on_host: int) -> Rates | None:
-        """What the device sustains with so many ranks on the host; None where the profile does not know."""
-        known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
-        return None if known is None and self._stated is None else self._rates(Rates(*(known or (0.0, 0.0))))
+    def peak(self, ranks_on_host: int) -> Peak:
+        """FLOP/s that a rank can reach: stated of the device, else as doctor measured with so many ranks on the host.
+
+        What layers reached is no peak, though a roofline makes do with it.
+        """
+        if self._stated_peak is not None:
+            return Peak(self._stated_peak * self._factors.flops, "stated by the cluster file")
+        for device in self._profile.devices:
+            found = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
+            if found is not None:
+                return Peak(found * self._factors.flops, f"measured by doctor in {self._dtype}")
+        text = f"the profile holds no peak in {self._dtype}: paradl-bench doctor --measure -o DIR, then calibrate fit"
+        return Peak(None, text)
 
     def _rates(self, before: Rates) -> Rates:
         base = self._stated or before
@@ -129,6 +155,22 @@ class OtherDevice:
             moved = copy_shape("D2D", work.bytes, work.tensors).bytes
             return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
         return None
+
+
+def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
+    """Rates of the cluster's device where that is not the profile's."""
+    if not isinstance(cluster, ClusterFile) or cluster.device_name is None:
+        return None
+    measured = [device.name for device in profile.devices]
+    if cluster.device_name in measured:
+        return None
+    if cluster.peak_flops is None or cluster.memory_bandwidth_bytes_per_s is None:
+        raise UserError(
+            f"the profile is of {', '.join(measured) or 'no device that it names'}, and cluster {cluster.name!r} has "
+            f"{cluster.device_name}: measure there, or state the peak_flops and memory_bandwidth_bytes_per_s that one "
+            "rank sustains in the cluster file, by which compute is then scaled"
+        )
+    return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
 
 
 def _on_other(part: Priced, demand: _Demand, before: Rates, after: Rates) -> Priced:

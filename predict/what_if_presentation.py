@@ -33,7 +33,8 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
     table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
-    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", "speed-up", "bound by", *shown]
+    epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
+    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up", "bound by", *shown]
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in ("strategy", "varied", "bound by") else "right"
         table.add_column(_TITLES.get(column, column), justify=justify)
@@ -46,6 +47,7 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
             *([_text(row.varied)] if varied == ["varied"] else [_value(row.varied, name) for name in names]),
             format_seconds(row.iteration_s),
             f"{low / row.iteration_s - 1:+.0%} {high / row.iteration_s - 1:+.0%}",
+            *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
             f"{row.speedup_over_base:.3g}",
             row.bound_by,
             *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),

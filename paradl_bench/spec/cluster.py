@@ -76,3 +76,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def ranks_per_node(self) -> int:
         """Ranks of the innermost level, which share a host."""
         return self.levels[0].ranks
+
+
+class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster as a person describes it, with its device; a profile knows its devices itself.
+
+    Attributes:
+        device_name: as the profile of such a device has it. Predicting from a profile of another one needs both rates.
+        peak_flops, memory_bandwidth_bytes_per_s: what one rank sustains, in the dtype that is trained in.
+    """
+
+    device_name: str | None = None
+    peak_flops: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rates = {
+            "peak_flops": self.peak_flops,
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+        }
+        for label, value in rates.items():
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"cluster {self.name!r}: {label} has to be finite and positive, not {value}")
+            if value is not None and not self.device_name:
+                raise ValueError(f"cluster {self.name!r}: {label} is of a device: state its device_name as well")
