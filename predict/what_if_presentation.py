@@ -6,15 +6,20 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import format_seconds
 from paradl_bench.terminal import open_console, write_output
 from predict.what_if import BOUNDS, WhatIf
-from predict.what_if_quantities import Setting
+from predict.what_if_hardware import AS_MEASURED
+from predict.what_if_quantities import Setting, hardware_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DRAWN = (".png", ".svg", ".html")
+_MOST_TICKS = 9
 _TITLES = {"exposed communication": "exposed"}
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Told apart by people with any colour vision (Okabe and Ito)."""
@@ -61,8 +66,9 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
         "bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.",
         highlight=False,
     )
-    of_base = {line for row in rows if not row.varied for line in row.extrapolated}
-    for line in sorted(of_base):
+    # Rows on other hardware would say so once a value; what they vary stands in the table.
+    lines = {line for row in rows if hardware_of(row.varied) == AS_MEASURED for line in row.extrapolated}
+    for line in sorted(lines):
         console.print(escape(f"extrapolated: {line}"), highlight=False)
     if any(row.sources["scaled_by_roofline"] for row in rows):
         console.print("extrapolated: compute of rows on another device is scaled by the roofline", highlight=False)
@@ -117,6 +123,7 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
         for base in (row for row in rows if not row.varied):
             panel.axhline(base.iteration_s, color="0.5", linestyle="--", linewidth=1)
         panel.set_xscale("log")
+        _mark_values(panel, sorted({row.varied[name] for row in rows if name in row.varied}))
         panel.set_xlabel(name if name in ("ranks", "batch") else f"{name}, times what was measured")
         panel.legend(fontsize=8)
     panels[0].set_ylabel("iteration [s], with 90% interval")
@@ -129,14 +136,25 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     write_output(target, _page(content, rows[0].model) if suffix == ".html" else content, force=force)
 
 
+def _mark_values(panel: Axes, values: Sequence[float]) -> None:
+    """Ticks at values that were varied, at most so many of them that they can be read."""
+    from matplotlib.ticker import NullLocator
+
+    marked = values[:: -(-len(values) // _MOST_TICKS)]
+    panel.set_xticks(marked, [f"{value:.3g}" for value in marked])
+    panel.xaxis.set_minor_locator(NullLocator())
+
+
 def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
-    """Rows along one quantity, by what else they are of."""
+    """Rows along one quantity, by their base, which stands before them, and by what else they are of."""
     found: dict[str, list[WhatIf]] = {}
+    base = ""
     for row in rows:
-        if name in row.varied:
+        if not row.varied:
+            base = f"{row.strategy}, batch {row.batch}"
+        elif name in row.varied:
             others = [f"{other}={value:.4g}" for other, value in row.varied.items() if other != name]
-            strategy = row.strategy if name != "ranks" else row.strategy.rstrip("0123456789x") or row.strategy
-            found.setdefault(", ".join([strategy, *others]), []).append(row)
+            found.setdefault("; ".join([base, *others]), []).append(row)
     return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in found.items()}
 
 
