@@ -37,31 +37,31 @@ def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
     all-reduce of gradients does not: it is issued beside backward, and waits for the others.
     """
     behind = np.zeros((2, len(plan.works)), int)
+    is_sent = np.array([isinstance(work, Transfer) and work.direction == "send" for work in plan.works], bool)
     for role in plan.roles:
-        chosen = _tasks_behind_compute(plan.works, role)
+        chosen = _tasks_behind_compute(plan.works, role) | is_sent[role.work]
         for row, own in zip(behind, (~chosen, chosen), strict=True):
             row += np.bincount(role.work[own], minlength=len(plan.works))
     return np.asarray(behind[1] > behind[0])
 
 
 def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
-    """Per task of a role, likewise."""
+    """Per task of a role, likewise, but for what is sent."""
     found = np.zeros(role.tasks, bool)
     stream, starts, awaited = role.stream.tolist(), role.dependency_start.tolist(), role.dependencies.tolist()
+    last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
     run: list[int] = []
     waited_for = False
     from_compute = False
 
     def end_run() -> None:
-        if run and from_compute and (waited_for or not any(lane == Stream.COMPUTE for lane in stream[run[-1] :])):
+        if run and from_compute and (waited_for or last_computed < run[-1]):
             found[run[0]] = not _is_exchange(works[role.work[run[0]]], role.phase[run[0]])
 
-    for task, lane in enumerate(stream):
+    for task in _communicating_or_waiting_for_it(role):
         waits_for = awaited[starts[task] : starts[task + 1]]
-        if lane == Stream.COMPUTE:
+        if stream[task] == Stream.COMPUTE:
             waited_for = waited_for or any(other in run for other in waits_for)
-            continue
-        if lane != Stream.COMMUNICATION:
             continue
         computed = [other for other in waits_for if stream[other] == Stream.COMPUTE]
         goes_on = run and run[-1] == task - 1 and role.phase[run[-1]] == role.phase[task]
@@ -72,8 +72,15 @@ def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.boo
         # What an iteration begins with stands behind the weight update of the one before.
         run, waited_for, from_compute = [task], False, bool(computed) or task == 0
     end_run()
-    is_sent = [isinstance(work, Transfer) and work.direction == "send" for work in works]
-    return np.asarray(found | np.array(is_sent, bool)[role.work])
+    return found
+
+
+def _communicating_or_waiting_for_it(role: Role) -> list[int]:
+    """Tasks of the communication stream, and those of the compute stream that wait for one, in order."""
+    row = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
+    chosen = role.stream == Stream.COMMUNICATION
+    chosen[row[chosen[role.dependencies] & (role.stream[row] == Stream.COMPUTE)]] = True
+    return np.flatnonzero(chosen).tolist()
 
 
 def _is_exchange(work: Work, phase: int) -> bool:

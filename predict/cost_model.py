@@ -311,12 +311,8 @@ class _About(NamedTuple):
 
 
 def _updated_elements(plan: Plan) -> float:
-    of_roles = [
-        role.multiplicity * work.elements
-        for role in plan.roles
-        for work in (plan.works[index] for index in role.work.tolist())
-        if isinstance(work, WeightUpdate)
-    ]
+    elements = np.array([work.elements if isinstance(work, WeightUpdate) else 0 for work in plan.works])
+    of_roles = [role.multiplicity * int(elements[role.work].sum()) for role in plan.roles]
     return sum(of_roles) * degree_of(plan.strategy, "pipeline") / plan.strategy.ranks
 
 

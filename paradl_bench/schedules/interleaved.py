@@ -5,7 +5,10 @@ Micro-batches go round in groups: a rank runs one group on its first stage, then
 
 from __future__ import annotations
 
-from paradl_bench.schedules.schedule import Action, Schedule
+import itertools
+from collections.abc import Sequence
+
+from paradl_bench.schedules.schedule import Action, Direction, Schedule
 
 _STAGES_PER_RANK = 2
 
@@ -19,24 +22,21 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     operations = _STAGES_PER_RANK * micro_batches
     # Two forwards more for each rank between this one and the last: the way there and back.
     ahead = min((_STAGES_PER_RANK - 1) * group + 2 * (ranks - 1 - rank), operations)
-    forward = [_action("FW", index, group, rank, ranks) for index in range(operations)]
-    backward = [_action("BW", index, group, rank, ranks) for index in range(operations)]
-    actions = forward[:ahead]
-    for index in range(operations):
-        if ahead + index < operations:
-            actions.append(forward[ahead + index])
-        actions.append(backward[index])
-    return tuple(actions)
+    own = [local * ranks + rank for local in range(_STAGES_PER_RANK)]
+    forward = _in_turn("FW", own, group, micro_batches)
+    backward = _in_turn("BW", own[::-1], group, micro_batches)
+    alternating = itertools.chain.from_iterable(zip(forward[ahead:], backward, strict=False))
+    return (*forward[:ahead], *alternating, *backward[operations - ahead :])
 
 
-def _action(direction: str, index: int, group: int, rank: int, ranks: int) -> Action:
-    """The rank's forward or backward number ``index``: groups take turns over its stages, backward from the last."""
-    turn, within = divmod(index, group)
-    round_, local = divmod(turn, _STAGES_PER_RANK)
-    micro_batch = round_ * group + within
-    if direction == "FW":
-        return Action("FW", local * ranks + rank, micro_batch)
-    return Action("BW", (_STAGES_PER_RANK - 1 - local) * ranks + rank, micro_batch)
+def _in_turn(direction: Direction, stages: Sequence[int], group: int, micro_batches: int) -> list[Action]:
+    """A rank's forwards, or backwards: groups of micro-batches, each on one stage after the other."""
+    return [
+        Action(direction, stage, micro_batch)
+        for start in range(0, micro_batches, group)
+        for stage in stages
+        for micro_batch in range(start, start + group)
+    ]
 
 
 def _refusal(ranks: int, micro_batches: int) -> str:

@@ -20,6 +20,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action, Schedule
 from paradl_bench.spec.errors import UserError
@@ -41,6 +43,7 @@ from paradl_bench.strategies.axis_planner import SharedLayers, Shares, sharded_l
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
 from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
@@ -162,49 +165,94 @@ class _RankPlan:
         self._schedule: Schedule = schedule_of(settings.schedule)
         self._count = micro_batches(settings, self._ranks)
         self._micro_batch = samples_at_once(strategy, settings)
-        self._builder = RoleBuilder(works)
-        self._running: dict[tuple[int, int], NetworkCompute] = {}
-        self._before: tuple[int, ...] = ()
-        self._done: list[int] = []
+        self._works = works
+        self._operations: dict[int, str] = {}
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
-        for action in self._schedule.order(self._rank, self._ranks, self._count):
-            if action.direction == "FW":
-                self._add_forward(action)
-            else:
-                self._add_backward(action)
-        held = hold_parameters(self._network, [share.stage for share in self._own.values()], self._shared)
-        self._builder.add(weight_update(held, self._settings), Phase.WU, Stream.COMPUTE, tuple(self._done))
-        return self._builder.build(name, multiplicity, self._setup(), self._handshake())
+        actions = self._schedule.order(self._rank, self._ranks, self._count)
+        directions, stages, micro_batches = (np.array(column) for column in zip(*actions, strict=True))
+        is_backward, last = directions == "BW", micro_batches == self._count - 1
+        exchanging = is_backward & last & bool(self._exchange_axes)
+        kinds = 4 * stages + np.where(is_backward, 2 + exchanging, 0)
+        # Nothing is before the first one.
+        kinds[0] = -1
+        _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
+        # Works are numbered in the order in which a rank comes to them.
+        appearing = np.argsort(first)
+        distinct = [
+            self._tasks(actions[number], exchanging=bool(exchanging[number]), first=number == 0)
+            for number in first[appearing].tolist()
+        ]
+        forward_of = np.zeros((stages.max() + 1, self._count), np.int64)
+        forward_of[stages[~is_backward], micro_batches[~is_backward]] = np.flatnonzero(~is_backward)
+        tasks = repeat(distinct, np.argsort(appearing)[order], forward_of[stages, micro_batches])
+        return self._built(name, multiplicity, tasks)
 
-    def _add_forward(self, action: Action) -> None:
-        share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
-        stage = share.stage
+    def _built(self, name: str, multiplicity: int, tasks: Repeated) -> Role:
+        own = list(self._own.values())
+        held = hold_parameters(own[0].network, [share.stage for share in own], self._shared)
+        update = RoleBuilder(self._works)
+        update.add(weight_update(held, self._settings), Phase.WU, Stream.COMPUTE)
+        return Role(
+            name=name,
+            multiplicity=multiplicity,
+            phase=np.append(tasks.phase, np.int32(update.phase[0])),
+            stream=np.append(tasks.stream, np.int32(update.stream[0])),
+            work=np.append(tasks.work, np.int32(update.work[0])),
+            dependency_start=np.append(tasks.dependency_start, np.int32(len(tasks.dependencies) + len(tasks.done))),
+            dependencies=np.concatenate([tasks.dependencies, tasks.done]),
+            setup=self._setup(),
+            handshake=self._handshake(),
+        )
+
+    def _tasks(self, action: Action, *, exchanging: bool, first: bool) -> ActionTasks:
+        """The tasks of an action.
+
+        Args:
+            exchanging: whether it is a backward after which gradients are exchanged. first: whether none is before it.
+        """
+        builder, share = RoleBuilder(self._works), self._own[action.stage]
         compute = NetworkCompute(
-            self._builder,
+            builder,
             share.network,
             share.shards,
-            outputs=stage.outputs,
-            input_has_gradient=bool(stage.receives),
+            outputs=share.stage.outputs,
+            input_has_gradient=bool(share.stage.receives),
+            operations=self._operations,
         )
-        self._running[action.stage, action.micro_batch] = compute
-        received = self._receive(action, near.source)
+        forward = action._replace(direction="FW")
+        computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
+        if action.direction == "FW":
+            return ActionTasks.of_builder(builder, 0, computed)
+        start = builder.tasks
+        computed, done = self._add_backward(builder, compute, action, exchanging=exchanging)
+        return ActionTasks.of_builder(builder, start, computed, done)
+
+    def _add_forward(
+        self, builder: RoleBuilder, compute: NetworkCompute, action: Action, before: tuple[int, ...]
+    ) -> int:
+        """Returns the last task that computes."""
+        stage, near = self._own[action.stage].stage, self._schedule.neighbours(action, self._ranks)
+        received = self._receive(builder, action, near.source)
         # What a stage communicates for its first layers, it calls when it comes to them.
-        compute.add_forward(received or self._before)
-        self._before = (self._builder.tasks - 1,)
+        compute.add_forward(received or before)
+        computed = builder.tasks - 1
         if near.target is not None:
             made = tuple(compute.forward_tasks[i] for i in stage.outputs if i < len(stage.layers))
-            self._send(action, (*received, *made))
+            self._send(builder, action, (*received, *made))
+        return computed
 
-    def _add_backward(self, action: Action) -> None:
+    def _add_backward(
+        self, builder: RoleBuilder, compute: NetworkCompute, action: Action, *, exchanging: bool
+    ) -> tuple[int, tuple[int, ...]]:
+        """Returns the last task that computes, and those that the weight update waits for."""
         share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
-        compute = self._running.pop((action.stage, action.micro_batch))
-        received = self._receive(action, near.source)
+        received = self._receive(builder, action, near.source)
         exchange = None
-        if self._exchange_axes and action.micro_batch == self._count - 1:
+        if exchanging:
             exchange = GradientExchange(
-                self._builder,
+                builder,
                 share.network,
                 GradientBuckets(share.network, self._settings),
                 compute.backward_layers,
@@ -217,20 +265,21 @@ class _RankPlan:
                 exchange.add_ready(layer, last)
         # The input's gradient is there when the last layer has communicated for it.
         last = compute.backward_task
-        self._done += exchange.add_finish(last) if exchange is not None else (last,)
-        self._before = (self._builder.tasks - 1,)
+        done = exchange.add_finish(last) if exchange is not None else (last,)
+        computed = builder.tasks - 1
         if near.target is not None:
-            self._send(action, (last,))
+            self._send(builder, action, (last,))
+        return computed, tuple(done)
 
-    def _receive(self, action: Action, source: int | None) -> tuple[int, ...]:
+    def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
         if source is None:
             return ()
         cut = min(source, action.stage)
-        return (self._builder.add(self._transfer("receive", action, cut), Phase[action.direction], Stream.COMPUTE),)
+        return (builder.add(self._transfer("receive", action, cut), Phase[action.direction], Stream.COMPUTE),)
 
-    def _send(self, action: Action, after: tuple[int, ...]) -> None:
+    def _send(self, builder: RoleBuilder, action: Action, after: tuple[int, ...]) -> None:
         cut = action.stage if action.direction == "FW" else action.stage - 1
-        self._builder.add(
+        builder.add(
             self._transfer("send", action, cut), Phase[action.direction], Stream.COMMUNICATION, tuple(sorted(after))
         )
 

@@ -80,11 +80,12 @@ def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communicat
 def hold_parameters(network: Network, stages: Sequence[Stage], shared: SharedLayers) -> Network:
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
-    return msgspec.structs.replace(
-        network,
-        parameters=tuple(parameter for parameter in shared.network.parameters if parameter.name in held),
-        gradient_order=tuple(name for name in shared.network.gradient_order if name in held),
-    )
+    parameters = tuple(parameter for parameter in shared.network.parameters if parameter.name in held)
+    order = tuple(name for name in shared.network.gradient_order if name in held)
+    if (parameters, order) == (network.parameters, network.gradient_order):
+        # Making a network checks all of its layers.
+        return network
+    return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
 
 
 def _gathered_again(network: Network, stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:

@@ -16,13 +16,13 @@ A network may be cut where
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from paradl_bench.models.language_sizes import UNTIED, language_model_names
 from paradl_bench.schedules.catalog import schedule_of
@@ -32,9 +32,9 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
 from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+_Named = TypeVar("_Named", int, str)
 _SEVERAL_TENSORS = frozenset({"chunk", "split", "unbind", "tensor_split", "unsafe_chunk", "unsafe_split", "meshgrid"})
 
 
@@ -82,15 +82,6 @@ def constants(network: Network) -> frozenset[int]:
     return frozenset(indices)
 
 
-def crossing(network: Network, cut: int) -> tuple[int, ...]:
-    """Indices of the layers before the cut (the index of the first layer behind it) that are read behind it.
-
-    Constants are not among them.
-    """
-    last, made_again = _last_readers(network), constants(network)
-    return tuple(i for i in range(cut) if last[i] >= cut and i not in made_again)
-
-
 def _last_readers(network: Network) -> list[int]:
     """Per layer, the last layer that reads it; -1 where none does."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
@@ -102,8 +93,12 @@ def _last_readers(network: Network) -> list[int]:
     return last
 
 
-def _crossings(network: Network) -> list[tuple[int, ...]]:
-    """What :func:`crossing` gives for every cut, the one before the first layer included."""
+def crossings(network: Network) -> list[tuple[int, ...]]:
+    """Indices of the layers whose outputs cross, for every cut from the one before the first layer on.
+
+    A cut is the index of the first layer behind it. What crosses are the layers before it that are read behind it,
+    constants excepted.
+    """
     last, made_again = _last_readers(network), constants(network)
     alive: list[int] = []
     found: list[tuple[int, ...]] = []
@@ -116,17 +111,17 @@ def _crossings(network: Network) -> list[tuple[int, ...]]:
 
 
 def refusals(network: Network) -> dict[int, str]:
-    """Cuts inside the model that are not allowed, and why; in the terms of :func:`crossing`."""
+    """Cuts inside the model that are not allowed, and why; in the terms of :func:`crossings`."""
     refused = _refused_values(network)
     reads_input = max((i for i, layer in enumerate(network.layers) if "input" in layer.inputs), default=0)
-    overwritten = _overwritten(network)
     spans = _shared_spans(network)
-    crossed = _crossings(network)
+    shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
+    writer_at = _first_across((source, layer, layer) for source, layer in _overwritten(network))
+    crossed = crossings(network)
     found = {}
     for cut in range(1, operations_of_forward(network)):
-        shared = next((name for name, (first, last) in spans.items() if first < cut <= last), None)
+        shared, writer = shared_at.get(cut), writer_at.get(cut)
         value = next((i for i in crossed[cut] if i in refused), None)
-        writer = next((layer for source, layer in overwritten if source < cut <= layer), None)
         if shared is not None:
             found[cut] = f"{shared} is used on both sides, by {_users(network, spans[shared])}"
         elif cut <= reads_input:
@@ -135,6 +130,15 @@ def refusals(network: Network) -> dict[int, str]:
             found[cut] = f"the output of {network.layers[value].name} crosses, and {refused[value]}"
         elif writer is not None:
             found[cut] = f"{network.layers[writer].name} works in place on what crosses"
+    return found
+
+
+def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:
+    """Per cut that parts a span of layers (first, last, what it is of), the first such span's."""
+    found: dict[int, _Named] = {}
+    for first, last, name in spans:
+        for cut in range(first + 1, last + 1):
+            found.setdefault(cut, name)
     return found
 
 
@@ -168,15 +172,15 @@ def _users(network: Network, span: tuple[int, int]) -> str:
 def _shared_spans(network: Network) -> dict[str, tuple[int, int]]:
     """First and last layer that use each parameter, or the buffers of each module."""
     spans: dict[str, tuple[int, int]] = {}
+    with_buffers = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
     for i, layer in enumerate(network.layers):
-        for name in (*layer.parameters, *_modules_of_buffers(network, layer)):
+        for name in (*layer.parameters, *_modules_of(layer, with_buffers)):
             spans[name] = (spans.get(name, (i, i))[0], i)
     return spans
 
 
-def _modules_of_buffers(network: Network, layer: Layer) -> set[str]:
-    """Modules with buffers that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
-    modules = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
+def _modules_of(layer: Layer, modules: set[str]) -> set[str]:
+    """Those of the modules that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
     name = layer.name.partition("#")[0]
     parts = name.split(".")
     return {".".join(parts[:i]) for i in range(1, len(parts) + 1)} & modules
@@ -188,17 +192,36 @@ def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tup
     Raises:
         UserError: the network can't be cut into so many, or not where the settings ask for.
     """
-    count = schedule_of(settings.schedule).stages(ranks)
-    cuts = given_cuts(network, settings.stages, count) if settings.stages else balanced_cuts(network, count)
+    return _cut(_Same(network), schedule_of(settings.schedule).stages(ranks), settings.stages)
+
+
+class _Same:
+    """A network that is equal to itself alone: comparing two of them layer by layer takes longer than to cut one."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.network is self.network
+
+
+# A plan's check, the plan and its memory all ask for the same.
+@functools.lru_cache(maxsize=16)
+def _cut(same: _Same, count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
+    network = same.network
+    cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
     bounds = (0, *cuts, len(network.layers))
     names = {layer.name: i for i, layer in enumerate(network.layers)}
-    owners = _owners(network, bounds)
+    owners, crossed = _owners(network, bounds), crossings(network)
     return tuple(
         Stage(
             index=stage,
             layers=range(bounds[stage], bounds[stage + 1]),
-            receives=crossing(network, bounds[stage]) if stage else (),
-            sends=crossing(network, bounds[stage + 1]) if stage + 1 < count else (),
+            receives=crossed[bounds[stage]] if stage else (),
+            sends=crossed[bounds[stage + 1]] if stage + 1 < count else (),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
         )
         for stage in range(count)
@@ -319,51 +342,19 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     """
     weights = layer_flops(network) if weights is None else weights
     places = (0, *allowed_cuts(network), len(network.layers))
-    crossed = _crossings(network)
+    crossed = crossings(network)
     sent = [sum(network.layers[i].output_elements for i in crossed[cut]) for cut in places]
     above, trained = [0.0], [0]
     for layer, weight in zip(network.layers, weights, strict=True):
         above.append(above[-1] + weight)
         trained.append(trained[-1] + bool(layer.parameters))
-    cut = _cut_evenly(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent, stages)
+    cut = cut_evenly(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent, stages)
     if cut is None:
         raise UserError(
             f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
             f" the most{_widest_share(network)}"
         )
     return cut
-
-
-def _cut_evenly(
-    places: Sequence[int], above: Floats, trained: Ints, sent: Sequence[int], stages: int
-) -> tuple[int, ...] | None:
-    """Cuts at some of the places; None where there are too few.
-
-    Args:
-        places: where stages may start and end. above: weight of all layers before each. trained: how many of those
-            have a parameter. sent: elements that cross at each.
-    """
-    # Up to each place, cut into the stages so far: the largest stage, what is sent, and the cuts. Of equally large
-    # ones the cut that sends less is better.
-    largest = np.full(len(places), math.inf)
-    largest[0] = 0.0
-    elements = np.zeros(len(places), np.int64)
-    cuts: list[tuple[int, ...]] = [()] * len(places)
-    for _ in range(stages):
-        grown, grown_elements, grown_cuts = np.full_like(largest, math.inf), np.zeros_like(elements), list(cuts)
-        for end in range(1, len(places)):
-            sizes = np.maximum(largest[:end], above[end] - above[:end])
-            sizes[trained[:end] == trained[end]] = math.inf
-            grown[end] = sizes.min()
-            if math.isinf(grown[end]):
-                continue
-            equal = np.flatnonzero(sizes == grown[end])
-            equal = equal[elements[equal] == elements[equal].min()]
-            start = min(equal, key=lambda index: cuts[index])
-            grown_elements[end] = elements[start] + sent[end]
-            grown_cuts[end] = (*cuts[start], places[end])
-        largest, elements, cuts = grown, grown_elements, grown_cuts
-    return None if math.isinf(largest[-1]) else cuts[-1][:-1]
 
 
 def _widest_share(network: Network) -> str:
