@@ -12,13 +12,15 @@ Where an axis shares layers, each rank holds its parts of its stages, and what c
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.memory.liveness import Gradient, Ledger, Liveness, Pass, Storage, hold
+from paradl_bench.memory.liveness import Ledger, Liveness, Storage, hold
 from paradl_bench.memory.peak import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
+from paradl_bench.memory.repeated_passes import RepeatedPasses
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action, Schedule
 from paradl_bench.spec.network import DTYPE_BYTES, Network
@@ -73,10 +75,18 @@ def _parts(
         share.message_bytes(cut, micro_batch) for share in own for cut in (share.stage.receives, share.stage.sends)
     ]
     ledger = Ledger()
-    walks = {share.stage.index: _walk(ledger, share, micro_batch, dtype, device) for share in own}
-    sent = {share.stage.index: share.message_bytes(share.stage.sends, micro_batch) for share in own}
-    block = 0 if rank else block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
-    _run(ledger, walks, sent, schedule.order(rank, ranks, count), schedule, block)
+    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
+    passes = {
+        share.stage.index: RepeatedPasses(
+            ledger,
+            functools.partial(_walk, share, micro_batch, dtype, device),
+            # Forward of the first stage copies the rank's block of a micro-batch.
+            0 if share.stage.index else block,
+            share.message_bytes(share.stage.sends, micro_batch),
+        )
+        for share in own
+    }
+    _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
     return {
         **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, *REPLICATING) > 1),
         "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
@@ -85,7 +95,7 @@ def _parts(
     }
 
 
-def _walk(ledger: Ledger, share: StageShare, micro_batch: int, dtype: str, device: str) -> Liveness:
+def _walk(share: StageShare, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> Liveness:
     stage = share.stage
     return Liveness(
         ledger,
@@ -101,31 +111,22 @@ def _walk(ledger: Ledger, share: StageShare, micro_batch: int, dtype: str, devic
     )
 
 
-def _run(
-    ledger: Ledger,
-    walks: Mapping[int, Liveness],
-    sent: Mapping[int, tuple[int, ...]],
-    actions: Sequence[Action],
-    schedule: Schedule,
-    block_bytes: int,
-) -> None:
+def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:
     """Walk through a rank's actions.
 
     Args:
-        sent: bytes of each value that a stage sends; its gradient is received into a buffer that is there already.
-        block_bytes: of the rank's block of a micro-batch, which forward of the first stage copies.
+        passes: of each of its stages.
     """
-    passes: dict[tuple[int, int], Pass] = {}
+    outputs: dict[tuple[int, int], list[Storage]] = {}
     messages = _Messages(ledger, actions, schedule)
     for number, action in enumerate(actions):
-        walk, key = walks[action.stage], (action.stage, action.micro_batch)
+        key = action.stage, action.micro_batch
         if action.direction == "FW":
-            received = ledger.allocate(0 if action.stage else block_bytes)
-            passes[key] = walk.forward(received)
-            ledger.release(received)
-            now = [hold(storage) for storage in passes[key].outputs]
+            outputs[key] = passes[action.stage].forward()
+            now = [hold(storage) for storage in outputs[key]]
         else:
-            now = walk.backward(passes.pop(key), [Gradient(Storage(0), size) for size in sent[action.stage]])
+            # The gradient of what was sent is received into a buffer that is there already.
+            now = passes[action.stage].backward(outputs.pop(key))
         messages.add(number, now)
     messages.release_all()
 
