@@ -14,12 +14,13 @@ for layers waits on the rank's communication stream behind what it sends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Phase, Plan, Role, Stream, Transfer
+from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream, Transfer
 from predict.costs import Floats
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.simulator import Timeline, condense, couple, simulate
@@ -41,11 +42,13 @@ class PipelineSimulation:
     Args:
         lag: per work, how much longer the slowest rank takes.
         overlapped: false lets a rank compute nothing while it sends.
+        merge: false keeps every task a segment of its own.
     """
 
-    def __init__(self, plan: Plan, lag: Floats, *, overlapped: bool = True) -> None:
+    def __init__(self, plan: Plan, lag: Floats, *, overlapped: bool = True, merge: bool = True) -> None:
+        transfers = _Transfers(plan)
         self._lines = [
-            _Line(plan, [plan.roles[index] for index in line], lag, overlapped=overlapped)
+            _Line(plan, [plan.roles[index] for index in line], lag, transfers, overlapped=overlapped, merge=merge)
             for line in lines_of_stages(plan)
         ]
 
@@ -62,52 +65,51 @@ class PipelineSimulation:
         """When the last role ends."""
         return max(line.run(*costs).iteration_s for line in self._lines)
 
+    def timelines(self, *costs: Floats) -> list[Timeline]:
+        """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
+        return [line.run(*costs) for line in self._lines]
+
 
 class _Line:
     """Roles that send to each other, from the first stage to the last."""
 
-    def __init__(self, plan: Plan, stages: Sequence[Role], lag: Floats, *, overlapped: bool) -> None:
-        roles = [role if overlapped else _with_blocking_sends(plan, role) for role in stages]
-        ends = [_ends_of_transfers(plan, role) for role in roles]
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[Role],
+        lag: Floats,
+        transfers: _Transfers,
+        *,
+        overlapped: bool,
+        merge: bool,
+    ) -> None:
+        roles = [role if overlapped else transfers.with_blocking_sends(role) for role in stages]
+        ends = [transfers.ends(role) for role in roles]
         condensed = [
-            condense(role, alone={task for tasks in own.values() for task in tasks})
+            condense(role, merge=merge, waiting=_chosen(own, "receive"), waited_for=_chosen(own, "send"))
             for role, own in zip(roles, ends, strict=True)
         ]
-        sends = {
-            key[1:]: [(index, int(condensed[index].segment[task])) for task in tasks]
-            for index, own in enumerate(ends)
-            for key, tasks in own.items()
-            if key[0] == "send"
-        }
-        edges = [
-            (sent, (index, int(condensed[index].segment[task])))
-            for index, own in enumerate(ends)
-            for key, tasks in own.items()
-            if key[0] == "receive"
-            for sent, task in zip(sends[key[1:]], tasks, strict=True)
+        segments = [
+            {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(condensed, ends, strict=True)
         ]
-        self._graph = couple([each.graph for each in condensed], edges)
-        self._condensed = condensed
-        self._work = [role.work for role in roles]
-        self._lag = [lag[role.work] for role in roles]
-        first = [np.unique(each.segment, return_index=True)[1] for each in condensed]
+        self._graph = couple([each.graph for each in condensed], _matches(segments))
+        self._task_work = np.concatenate([role.work for role in roles])
+        self._task_lag = lag[self._task_work]
+        starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
+        self._segment = np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
+        first = [each.first for each in condensed]
         self._segment_work = np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._phase = np.concatenate([each.phase for each in condensed])
-        self._on_compute = (
-            np.concatenate([r.stream[tasks] for r, tasks in zip(roles, first, strict=True)]) == Stream.COMPUTE
-        )
+        self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
 
     def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
         """The timeline of all roles' segments under costs per work."""
-        of_segments = [
-            each.sum_seconds(seconds[work] * lag)
-            for each, work, lag in zip(self._condensed, self._work, self._lag, strict=True)
-        ]
+        of_tasks = seconds[self._task_work] * self._task_lag
         return simulate(
             self._graph,
-            np.concatenate(of_segments),
+            np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
         )
@@ -156,21 +158,57 @@ class _Line:
         return exposed_seconds(line, own & self._on_compute, found)
 
 
-def _with_blocking_sends(plan: Plan, role: Role) -> Role:
-    sends = np.array([_is(plan, work, "send") for work in role.work])
-    return dataclasses.replace(role, stream=np.where(sends, np.int32(Stream.COMPUTE), role.stream).astype(np.int32))
+def ends_of_transfers(plan: Plan, role: Role) -> dict[TransferEnd, list[int]]:
+    """Tasks of a role that send and receive, in order."""
+    return _Transfers(plan).ends(role)
 
 
-def _is(plan: Plan, work: int, direction: str) -> bool:
-    found = plan.works[work]
-    return isinstance(found, Transfer) and found.direction == direction
+class TransferEnd(NamedTuple):
+    """One end of the messages that cross a cut in one phase."""
+
+    direction: str
+    phase: str
+    cut: int
 
 
-def _ends_of_transfers(plan: Plan, role: Role) -> dict[tuple[str, str, int], list[int]]:
-    """Tasks of a role that send and receive, in order, by (direction, phase, cut)."""
-    found: dict[tuple[str, str, int], list[int]] = {}
-    for task, work in enumerate(role.work.tolist()):
-        transfer = plan.works[work]
-        if isinstance(transfer, Transfer):
-            found.setdefault((transfer.direction, transfer.phase, transfer.cut), []).append(task)
-    return found
+class _Transfers:
+    """Which works of a plan send and receive."""
+
+    def __init__(self, plan: Plan) -> None:
+        ends: dict[TransferEnd, int] = {}
+        self._number = np.full(len(plan.works), -1)
+        self._sends = np.zeros(len(plan.works), bool)
+        for index, work in enumerate(plan.works):
+            if isinstance(work, Transfer):
+                self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut), len(ends))
+                self._sends[index] = work.direction == "send"
+        self._ends = list(ends)
+
+    def ends(self, role: Role) -> dict[TransferEnd, list[int]]:
+        """Tasks of a role that send and receive, in order."""
+        numbers = self._number[role.work]
+        tasks = np.flatnonzero(numbers >= 0)
+        tasks = tasks[np.argsort(numbers[tasks], kind="stable")]
+        found, starts = np.unique(numbers[tasks], return_index=True)
+        rows = np.split(tasks, starts[1:])
+        return {self._ends[number]: row.tolist() for number, row in zip(found.tolist(), rows, strict=False)}
+
+    def with_blocking_sends(self, role: Role) -> Role:
+        """The role with its sends on the compute stream."""
+        stream = np.where(self._sends[role.work], np.int32(Stream.COMPUTE), role.stream)
+        return dataclasses.replace(role, stream=stream.astype(np.int32))
+
+
+def _chosen(ends: Mapping[TransferEnd, list[int]], direction: str) -> list[int]:
+    return [task for end, tasks in ends.items() if end.direction == direction for task in tasks]
+
+
+def _matches(ends: Sequence[Mapping[TransferEnd, Ints]]) -> list[tuple[int, Ints, int, Ints]]:
+    """(role, segments) that send and (role, segments) that receive the same messages."""
+    sends = {end[1:]: (role, own) for role, of in enumerate(ends) for end, own in of.items() if end.direction == "send"}
+    return [
+        (*sends[end[1:]], role, own)
+        for role, of in enumerate(ends)
+        for end, own in of.items()
+        if end.direction == "receive"
+    ]

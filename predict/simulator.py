@@ -7,40 +7,90 @@ change only where a task starts or ends. Several roles run together where one wa
 (:func:`couple`). What is not modelled: preemption, several collectives at once on one rank, and collectives between
 roles that differ (a collective starts when its own role reaches it).
 
-Arrays in, arrays out: a task is an index.
+Arrays in, arrays out: a task is an index. The event loop is :mod:`predict.engine_compiled` where that was built, else
+:mod:`predict.engine_python`, which does the same.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Role, Stream
-from predict.costs import Floats, Ints
+from paradl_bench.spec.plan import Ints, Role, Stream
+from predict.costs import Floats
 
-_COMPUTE = int(Stream.COMPUTE)
-_BESIDE = int(Stream.COMMUNICATION) - _COMPUTE
-"""From a role's compute lane to its communication lane."""
+try:
+    from predict.engine_compiled import run_events
+except ImportError:
+    from predict.engine_python import run_events
+
+_COMPUTE, _COMMUNICATION = int(Stream.COMPUTE), int(Stream.COMMUNICATION)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGraph:
     """Tasks of one role, or of several that wait for each other, as the event loop reads them.
 
     Attributes:
-        streams: per stream, its tasks in order; all streams of one role, then those of the next.
-        waits_for: per task, how many tasks it waits for on other streams.
-        followers: per task, the tasks on other streams that wait for it. Waiting inside a stream is implied by its
-            order.
+        lane: per task, the stream that it runs on: streams of the first role, then those of the next. Tasks of a lane
+            run in the order of their numbers.
+        lane_start, queue: compressed rows: lane i runs ``queue[lane_start[i]:lane_start[i + 1]]``, one after the other.
+        waits_for: per task, how many tasks it waits for on other lanes.
+        follower_start, followers: compressed rows: per task, those on other lanes that wait for it. Waiting inside a
+            lane is implied by its order.
     """
 
-    streams: tuple[tuple[int, ...], ...]
-    waits_for: tuple[int, ...]
-    followers: tuple[tuple[int, ...], ...]
+    lane: Ints
+    lane_start: Ints
+    queue: Ints
+    waits_for: Ints
+    follower_start: Ints
+    followers: Ints
+
+    @classmethod
+    def of_edges(cls, lane: Ints, roles: int, source: Ints, target: Ints) -> TaskGraph:
+        """The graph in which each target waits for the source of the same index.
+
+        Args:
+            lane: as the attribute. roles: how many roles the lanes are of.
+        """
+        tasks, lanes = len(lane), roles * len(Stream)
+        by_source = np.argsort(source, kind="stable")
+        return cls(
+            lane=_as_indices(lane),
+            lane_start=_row_starts(lane, lanes),
+            queue=_as_indices(np.argsort(lane, kind="stable")),
+            waits_for=_as_indices(np.bincount(target, minlength=tasks)),
+            follower_start=_row_starts(source, tasks),
+            followers=_as_indices(target[by_source]),
+        )
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.lane)
+
+    @property
+    def roles(self) -> int:
+        """Number of roles."""
+        return (len(self.lane_start) - 1) // len(Stream)
+
+    @property
+    def edges(self) -> tuple[Ints, Ints]:
+        """(source, target) of all edges between lanes."""
+        return np.repeat(np.arange(self.tasks, dtype=np.int32), np.diff(self.follower_start)), self.followers
+
+
+def _as_indices(values: NDArray[np.integer]) -> Ints:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _row_starts(row: Ints, rows: int) -> Ints:
+    return _as_indices(np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))]))
 
 
 class Timeline(NamedTuple):
@@ -72,11 +122,13 @@ class Condensed:
     Attributes:
         graph: of the segments.
         segment: per task of the role, the segment that holds it.
+        first: per segment, its first task.
         phase: per segment, the phase of its first task; of all of its tasks, unless phases were joined.
     """
 
     graph: TaskGraph
     segment: Ints
+    first: Ints
     phase: Ints
 
     def sum_seconds(self, task_seconds: Floats) -> Floats:
@@ -90,90 +142,81 @@ def task_graph(role: Role) -> TaskGraph:
 
 
 def condense(
-    role: Role, *, merge: bool = True, across_phases: bool = False, alone: Collection[int] = frozenset()
+    role: Role,
+    *,
+    merge: bool = True,
+    across_phases: bool = False,
+    waiting: Sequence[int] = (),
+    waited_for: Sequence[int] = (),
 ) -> Condensed:
     """Join compute tasks into segments wherever no other stream waits for, or is waited for, in between.
 
     Args:
         merge: false keeps every task a segment of its own.
         across_phases: join tasks of unlike phases too, where only the whole iteration is asked for.
-        alone: tasks to keep as segments of their own, since other roles wait for them or are waited for by them.
+        waiting: tasks that wait for other roles, and so begin a segment.
+        waited_for: tasks that other roles wait for, and so end one.
     """
-    stream, phase = role.stream.tolist(), role.phase.tolist()
-    rows = _other_stream_dependencies(role)
-    waited_for = {dependency for row in rows for dependency in row}
-    segment: list[int] = []
-    first: list[int] = []
-    last_of_stream: dict[int, int] = {}
-    for task, lane in enumerate(stream):
-        previous = last_of_stream.get(lane)
-        joins = (
-            merge
-            and lane == _COMPUTE
-            and previous is not None
-            and task not in alone
-            and previous not in alone
-            and not rows[task]
-            and previous not in waited_for
-            and (across_phases or phase[task] == phase[previous])
-        )
-        if not joins:
-            first.append(task)
-        segment.append(segment[previous] if joins and previous is not None else len(first) - 1)
-        last_of_stream[lane] = task
+    source, target = _waits_across_streams(role)
+    begins, computing = np.ones(role.tasks, bool), np.flatnonzero(role.stream == _COMPUTE)
+    if merge:
+        ends = _marked(role.tasks, source) | _marked(role.tasks, waited_for)
+        apart = _marked(role.tasks, target) | _marked(role.tasks, waiting)
+        before, after = computing[:-1], computing[1:]
+        begins[after] = apart[after] | ends[before]
+        if not across_phases:
+            begins[after] |= role.phase[after] != role.phase[before]
+    first = np.flatnonzero(begins)
+    leader = np.where(begins, np.arange(role.tasks), 0)
+    leader[computing] = np.maximum.accumulate(leader[computing])
+    segment = _as_indices((np.cumsum(begins) - 1)[leader])
+    edges = np.unique(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
     return Condensed(
-        graph=_graph_of_segments(first, segment, stream, rows),
-        segment=np.array(segment, np.int64),
-        phase=np.array([phase[task] for task in first], np.int64),
+        graph=TaskGraph.of_edges(
+            role.stream[first], 1, _as_indices(edges % (len(first) + 1)), _as_indices(edges // (len(first) + 1))
+        ),
+        segment=segment,
+        first=_as_indices(first),
+        phase=role.phase[first],
     )
 
 
-def _other_stream_dependencies(role: Role) -> list[list[int]]:
-    """Per task, the last task that it waits for on each other stream: earlier ones of that stream are done by then."""
-    stream = role.stream.tolist()
-    starts, dependencies = role.dependency_start.tolist(), role.dependencies.tolist()
-    rows = []
-    for task in range(role.tasks):
-        latest: dict[int, int] = {}
-        for dependency in dependencies[starts[task] : starts[task + 1]]:
-            lane = stream[dependency]
-            if lane != stream[task]:
-                latest[lane] = max(dependency, latest.get(lane, -1))
-        rows.append(list(latest.values()))
-    return rows
+def _marked(tasks: int, chosen: Sequence[int] | Ints) -> NDArray[np.bool_]:
+    marked = np.zeros(tasks, bool)
+    marked[np.asarray(chosen, np.int64)] = True
+    return marked
 
 
-def _graph_of_segments(first: list[int], segment: list[int], stream: list[int], rows: list[list[int]]) -> TaskGraph:
-    lanes: list[list[int]] = [[] for _ in Stream]
-    waits_for = [0] * len(first)
-    followers: list[list[int]] = [[] for _ in first]
-    for index, task in enumerate(first):
-        lanes[stream[task]].append(index)
-        sources = {segment[dependency] for dependency in rows[task]}
-        waits_for[index] = len(sources)
-        for source in sources:
-            followers[source].append(index)
-    return TaskGraph(tuple(map(tuple, lanes)), tuple(waits_for), tuple(map(tuple, followers)))
+def _waits_across_streams(role: Role) -> tuple[Ints, Ints]:
+    """(waited for, waiting), per task the last of each other stream: earlier ones are done by then."""
+    target = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
+    other = role.stream[role.dependencies] != role.stream[target]
+    source, target = role.dependencies[other].astype(np.int64), target[other]
+    by_stream = np.lexsort((source, role.stream[source], target))
+    source, target = source[by_stream], target[by_stream]
+    row = target * len(Stream) + role.stream[source]
+    last = np.append(row[1:] != row[:-1], True)[: len(row)]
+    return _as_indices(source[last]), _as_indices(target[last])
 
 
-def couple(graphs: Sequence[TaskGraph], edges: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> TaskGraph:
+def couple(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:
     """One graph of several roles; tasks are numbered role after role.
 
     Args:
-        edges: (role, task) that is waited for, and (role, task) that waits.
+        edges: (role, tasks) that are waited for, and (role, tasks) that wait, one for one.
     """
-    starts = [0, *itertools.accumulate(len(graph.waits_for) for graph in graphs)]
-    streams = [tuple(task + start for task in lane) for graph, start in _with(graphs, starts) for lane in graph.streams]
-    waits_for = [count for graph in graphs for count in graph.waits_for]
-    followers = [[task + start for task in row] for graph, start in _with(graphs, starts) for row in graph.followers]
-    for (source_role, source), (role, task) in edges:
-        followers[starts[source_role] + source].append(starts[role] + task)
-        waits_for[starts[role] + task] += 1
-    return TaskGraph(tuple(streams), tuple(waits_for), tuple(map(tuple, followers)))
-
-
-def _with(graphs: Sequence[TaskGraph], starts: Sequence[int]) -> Iterator[tuple[TaskGraph, int]]:
-    return zip(graphs, starts, strict=False)
+    start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
+    lanes = [graph.lane + index * len(Stream) for index, graph in enumerate(graphs)]
+    sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))
+    for source_role, source, role, target in edges:
+        sources.append(source + start[source_role])
+        targets.append(target + start[role])
+    return TaskGraph.of_edges(
+        _as_indices(np.concatenate(lanes)),
+        len(graphs),
+        _as_indices(np.concatenate(sources)),
+        _as_indices(np.concatenate(targets)),
+    )
 
 
 def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
@@ -187,77 +230,27 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     Raises:
         ValueError: tasks wait for each other in a circle.
     """
-    run = _Run(graph, seconds, compute_slowdown, communication_slowdown)
-    while run.finished < len(seconds):
-        run.advance()
-    return run.timeline()
-
-
-class _Run:
-    """The state of a simulation: what is active on every lane (a stream of a role), and what is left of it."""
-
-    def __init__(
-        self, graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
-    ) -> None:
-        self._graph = graph
-        self._left: list[float] = seconds.tolist()
-        self._slow_compute: list[float] = compute_slowdown.tolist()
-        self._slow_communication: list[float] = communication_slowdown.tolist()
-        self._waits_for = list(graph.waits_for)
-        self._start, self._end = [0.0] * len(self._left), [0.0] * len(self._left)
-        self._queues = [list(reversed(lane)) for lane in graph.streams]
-        self._active: list[int | None] = [None] * len(self._queues)
-        roles = len(self._queues) // len(Stream)
-        self._compute_lanes = [role * len(Stream) + _COMPUTE for role in range(roles)]
-        self._overlap, self._exposed = [0.0] * roles, [0.0] * roles
-        self._last_end = [0.0] * roles
-        self._now = 0.0
-        self.finished = 0
-
-    def advance(self) -> None:
-        """To the next moment at which a task ends."""
-        self._start_ready()
-        active = self._active
-        rate = [1.0] * len(active)
-        for lane in self._compute_lanes:
-            exchange = active[lane + _BESIDE]
-            if active[lane] is not None and exchange is not None:
-                rate[lane], rate[lane + _BESIDE] = (
-                    1 / self._slow_compute[exchange],
-                    1 / self._slow_communication[exchange],
-                )
-        waiting = [self._left[task] / rate[lane] for lane, task in enumerate(active) if task is not None]
-        if not waiting:
-            raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
-        passed = min(waiting)
-        self._now += passed
-        for role, lane in enumerate(self._compute_lanes):
-            if active[lane + _BESIDE] is not None:
-                (self._exposed if active[lane] is None else self._overlap)[role] += passed
-        self._finish(passed, rate)
-
-    def _start_ready(self) -> None:
-        for lane, queue in enumerate(self._queues):
-            if self._active[lane] is None and queue and not self._waits_for[queue[-1]]:
-                task = self._active[lane] = queue.pop()
-                self._start[task] = self._now
-
-    def _finish(self, passed: float, rate: list[float]) -> None:
-        for lane, task in enumerate(self._active):
-            if task is None:
-                continue
-            if self._left[task] / rate[lane] > passed:
-                self._left[task] -= passed * rate[lane]
-                continue
-            self._active[lane] = None
-            self._end[task] = self._now
-            self._last_end[lane // len(Stream)] = self._now
-            self.finished += 1
-            for follower in self._graph.followers[task]:
-                self._waits_for[follower] -= 1
-
-    def timeline(self) -> Timeline:
-        """What happened; overlap and exposure are those of the role that ended last."""
-        last = max(range(len(self._last_end)), key=lambda role: self._last_end[role], default=0)
-        overlap, exposed = (sums[last] if sums else 0.0 for sums in (self._overlap, self._exposed))
-        return Timeline(np.array(self._start), np.array(self._end), overlap, exposed)
+    start_s, end_s = np.zeros(graph.tasks), np.zeros(graph.tasks)
+    overlap_s, exposed_s = np.zeros(graph.roles), np.zeros(graph.roles)
+    finished = run_events(
+        graph.lane_start,
+        graph.queue,
+        graph.waits_for,
+        graph.follower_start,
+        graph.followers,
+        np.ascontiguousarray(seconds, float),
+        np.ascontiguousarray(compute_slowdown, float),
+        np.ascontiguousarray(communication_slowdown, float),
+        start_s,
+        end_s,
+        overlap_s,
+        exposed_s,
+        len(Stream),
+        _COMPUTE,
+        _COMMUNICATION,
+    )
+    if finished < graph.tasks:
+        raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
+    last = int(graph.lane[int(np.argmax(end_s))]) // len(Stream) if graph.tasks else 0
+    overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
+    return Timeline(start_s, end_s, overlap, exposed)

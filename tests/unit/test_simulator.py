@@ -76,7 +76,7 @@ def test_an_empty_role_takes_no_time() -> None:
 
 
 def test_a_circle_is_refused() -> None:
-    graph = TaskGraph(streams=((0,), (1,)), waits_for=(1, 1), followers=((1,), (0,)))
+    graph = TaskGraph.of_edges(np.array([COMPUTE, EXCHANGE]), 1, np.array([0, 1]), np.array([1, 0]))
     with pytest.raises(ValueError, match="circle"):
         simulate(graph, np.ones(2), np.ones(2), np.ones(2))
 

@@ -1,0 +1,112 @@
+"""Speed of the simulator: its event loop, a long pipeline, and a pipeline on many ranks as a whole process.
+
+    python benchmarks/simulator_speed.py
+    python benchmarks/simulator_speed.py --repetitions 21
+
+Makes a synthetic profile of the model, which needs torch once, to trace it. Prints medians over the repetitions, with
+the fastest and slowest of them. The figures to reach: 5,000,000 tasks a second, 0.5 s, 1 s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+from predict_speed import run_once, synthetic_profile
+
+_MICRO_BATCHES = 512
+
+
+def pipeline_profile(path: Path, model: str) -> None:
+    """A synthetic profile of a model that has times of messages as well."""
+    synthetic_profile(path, model, 2)
+    from profile_factory import ring_fit
+
+    from calibrate.profile import read_profile, write_profile
+
+    profile = read_profile(path)
+    sent = ring_fit("send_recv", covariance=((1e-12, 0.0), (0.0, 1e-22)), block_relative_sd=0.05)
+    write_profile(path, msgspec.structs.replace(profile, communication=(*profile.communication, sent)))
+
+
+def timed(run: Callable[[], object], repetitions: int) -> list[float]:
+    """Seconds of each repetition, after one that is not counted."""
+    run()
+    seconds = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def spoken(seconds: list[float]) -> str:
+    """Median, fastest and slowest."""
+    return f"median {statistics.median(seconds):.3f} s, {min(seconds):.3f} to {max(seconds):.3f} s"
+
+
+def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) -> None:
+    """A pipeline of interleaved 1F1B from its plan to its iteration, then its event loop alone, on all of its tasks."""
+    from calibrate.profile import read_profile
+    from paradl_bench.spec.plan import PlanSettings
+    from paradl_bench.spec.strategy import parse_strategy
+    from paradl_bench.strategies.catalog import planner_for
+    from predict.cost_model import CostModel
+    from predict.pipeline_simulation import PipelineSimulation
+    from predict.simulator import run_events
+
+    stored = read_profile(profile)
+    network, strategy = stored.network[model], parse_strategy(f"p{ranks}")
+    settings = PlanSettings(batch=2 * _MICRO_BATCHES, schedule="interleaved", micro_batches=_MICRO_BATCHES)
+    planner = planner_for(strategy)
+    plan = planner.plan(network, strategy, settings)
+    costs = CostModel(profile=stored, network=network).price(plan).costs
+    arrays = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+    lag = np.ones(len(plan.works))
+
+    def whole() -> float:
+        again = planner.plan(network, strategy, settings)
+        return PipelineSimulation(again, lag).iteration_s(*arrays)
+
+    tasks = sum(role.tasks for role in plan.roles)
+    found = timed(whole, repetitions)
+    click.echo(f"event loop: {run_events.__module__.rpartition('.')[2]}")
+    click.echo(
+        f"{model}, interleaved 1F1B, {ranks} ranks of two stages, {_MICRO_BATCHES} micro-batches, {tasks} tasks: "
+        f"plan, condense, couple, simulate: {spoken(found)}"
+    )
+    simulation = PipelineSimulation(plan, lag, merge=False)
+    again = timed(lambda: simulation.iteration_s(*arrays), repetitions)
+    click.echo(
+        f"the same plan with each of its tasks an event, once loaded: {spoken(again)}: "
+        f"{tasks / statistics.median(again) / 1e6:.1f} million tasks a second"
+    )
+
+
+@click.command()
+@click.option("--model", default="resnet152", show_default=True, help="One that can be cut into 128 stages.")
+@click.option("--repetitions", default=11, show_default=True)
+def main(model: str, repetitions: int) -> None:
+    """Time the simulator, and predict as a whole process."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile.json"
+        pipeline_profile(profile, model)
+        for ranks in (32, 64):
+            simulate_pipelines(profile, model, ranks, repetitions)
+        for schedule in ("gpipe", "1f1b"):
+            options = ["--strategy", "d256p64", "--batch", str(2 * 256 * 64), "--schedule", schedule]
+            arguments = ["--from-profile", str(profile), "--model", model, *options]
+            runs = [run_once(arguments)[0] for _ in range(repetitions)]
+            click.echo(f"predict {' '.join(options)}, a process from start to end: {spoken(runs)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The simulator's compiled event loop; all else of the build is in pyproject.toml.
+
+Optional: where there is no C compiler, or no Python headers, the simulator runs its Python loop.
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "predict.engine_compiled",
+            ["predict/engine_compiled.c"],
+            optional=True,
+            py_limited_api=True,
+        )
+    ],
+)
