@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
+
+from paradl_bench.spec.checks import check_finite, check_not_negative, check_slowdowns
 
 
 class BehindPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,10 +17,7 @@ class BehindPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fitted_s: float
 
     def __post_init__(self) -> None:
-        for label in ("back_to_back_s", "behind_s", "fitted_s"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} has to be finite and not negative, not {value}")
+        check_not_negative(self, "back_to_back_s", "behind_s", "fitted_s")
 
 
 class BehindCompute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,14 +47,9 @@ class BehindCompute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     points: tuple[BehindPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        for label in ("compute_s", "lag_s", "added_s", "residual_relative_median"):
-            value = getattr(self, label)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} has to be finite and not negative, not {value}")
-        if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise ValueError(f"factor has to be finite and at least 1, not {self.factor}")
-        if not all(math.isfinite(value) for row in self.covariance for value in row):
-            raise ValueError("covariance has to be finite")
+        check_not_negative(self, "compute_s", "lag_s", "added_s", "residual_relative_median")
+        check_slowdowns(self, "factor")
+        check_finite(self, "covariance")
 
     def extra_s(self, back_to_back_s: float) -> float:
         """Seconds that compute before a call adds to one that takes so long back to back."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_positive, check_slowdowns
 from paradl_bench.spec.statistics import Z90
 
 
@@ -26,10 +27,7 @@ class ContentionPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     fitted_ratio: float
 
     def __post_init__(self) -> None:
-        for label in ("measured_ratio", "fitted_ratio"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{label} has to be finite and positive, not {value}")
+        check_positive(self, "measured_ratio", "fitted_ratio")
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,13 +53,13 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     points: tuple[ContentionPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.concurrent < 2:
-            raise ValueError(f"concurrent has to be at least 2, not {self.concurrent}")
+        check_counts(self, "concurrent", least=2)
+        check_slowdowns(self, "factor")
+        check_finite(self, "factor_interval")
         low, high = self.factor_interval
-        if not (1 <= low <= high and math.isfinite(high) and math.isfinite(self.factor) and self.factor >= 1):
-            raise ValueError(f"contention has to be finite and at least 1, not {self.factor} ({low} to {high})")
-        if not (math.isfinite(self.residual_relative_median) and self.residual_relative_median >= 0):
-            raise ValueError("residual_relative_median has to be finite and not negative")
+        if not 1 <= low <= high:
+            raise ValueError(f"factor_interval has to rise from 1 or more, not {low} to {high}")
+        check_not_negative(self, "residual_relative_median")
 
     @property
     def factor_sd(self) -> float:

@@ -11,12 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-
-def _check(owner: msgspec.Struct, *labels: str) -> None:
-    for label in labels:
-        value = getattr(owner, label)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{label} has to be finite and not negative, not {value}")
+from paradl_bench.spec.checks import check_counts, check_not_negative
 
 
 class PartTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +28,7 @@ class PartTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     samples: int
 
     def __post_init__(self) -> None:
-        _check(self, "mean_s", "relative_sd", "iqr_s")
+        check_not_negative(self, "mean_s", "relative_sd", "iqr_s")
 
 
 class LoaderRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +40,7 @@ class LoaderRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     relative_sd: float
 
     def __post_init__(self) -> None:
-        _check(self, "sample_s", "relative_sd")
+        check_not_negative(self, "sample_s", "relative_sd")
 
 
 class HostCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +58,7 @@ class HostCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bytes_range: tuple[int, int]
 
     def __post_init__(self) -> None:
-        _check(self, "alpha_s", "beta_s_per_byte", "relative_sd")
+        check_not_negative(self, "alpha_s", "beta_s_per_byte", "relative_sd")
 
 
 class BatchInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,9 +70,8 @@ class BatchInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     samples: int
 
     def __post_init__(self) -> None:
-        _check(self, "median_s", "relative_sd")
-        if self.batch < 1:
-            raise ValueError("batch has to be at least 1")
+        check_not_negative(self, "median_s", "relative_sd")
+        check_counts(self, "batch")
 
 
 class InputSide(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ from calibrate.kernel_features import (
 from calibrate.kernel_files import Arrays, read_arrays
 from calibrate.kernel_mlp import evaluate_mlp
 from calibrate.kernel_trees import evaluate_trees
+from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel import KernelShape, KernelStage
 
@@ -59,9 +60,7 @@ class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     held_out_bias: float
 
     def __post_init__(self) -> None:
-        for label in ("validation_re", "held_out_re", "held_out_wre", "held_out_bias"):
-            if not math.isfinite(getattr(self, label)):
-                raise ValueError(f"{label} has to be finite, not {getattr(self, label)}")
+        check_finite(self, "validation_re", "held_out_re", "held_out_wre", "held_out_bias")
 
 
 class SizeRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,12 +104,8 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     drift_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for label in ("floor_s", "peak_flops", "bandwidth_bytes_per_s", "interval_log", "typical_distance"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} has to be finite and not negative, not {value}")
-        if not all(map(math.isfinite, self.drift_s)):
-            raise ValueError("drift_s has to be finite")
+        check_not_negative(self, "floor_s", "peak_flops", "bandwidth_bytes_per_s", "interval_log", "typical_distance")
+        check_finite(self, "drift_s")
 
     @property
     def varied(self) -> tuple[str, ...]:

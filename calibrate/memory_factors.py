@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from paradl_bench.spec.checks import check_finite, check_not_negative
+
 MemoryMeasure = Literal["tensors", "allocator", "device"]
 """Whose peak: tensors that torch's tracker saw; the CUDA allocator's; all that was taken of the device."""
 
@@ -78,9 +80,8 @@ class MemoryFactor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_bytes_range: tuple[int, int]
 
     def __post_init__(self) -> None:
-        _check(self, "fixed_bytes", "factor", "relative_sd", "deviations_90")
-        if not all(math.isfinite(value) for row in self.covariance for value in row):
-            raise ValueError("covariance has to be finite")
+        check_not_negative(self, "fixed_bytes", "factor", "relative_sd", "deviations_90")
+        check_finite(self, "covariance")
 
     def estimate(self, tensor_bytes: float) -> MemoryEstimate:
         """The peak of a rank whose plan's tensors take so many bytes."""
@@ -109,7 +110,7 @@ class MemoryReuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     runs: int
 
     def __post_init__(self) -> None:
-        _check(self, "relative_sd", "deviations_90")
+        check_not_negative(self, "relative_sd", "deviations_90")
         if not 0 < self.rho <= 1:
             raise ValueError(f"rho has to be in (0, 1], not {self.rho}")
 
@@ -117,10 +118,3 @@ class MemoryReuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The peak of a rank for which the paper's sum, with rho of 1, is so many bytes."""
         peak = self.rho * paradl_bytes
         return MemoryEstimate(peak, self.deviations_90 * self.relative_sd * peak)
-
-
-def _check(owner: msgspec.Struct, *labels: str) -> None:
-    for label in labels:
-        value = getattr(owner, label)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{label} has to be finite and not negative, not {value}")

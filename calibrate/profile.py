@@ -27,6 +27,7 @@ from calibrate.input_side import InputSide
 from calibrate.kernel_model import KernelModel
 from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_slowdowns
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
@@ -54,13 +55,6 @@ def _as_it_is(value: Any) -> Any:
 
 MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
-
-
-def _check_finite(owner: msgspec.Struct, *labels: str) -> None:
-    for label in labels:
-        value = getattr(owner, label)
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{label} has to be finite and not negative, not {value}")
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +95,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rates: tuple[DeviceRate, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_finite(self, "peak_flops", "memory_bandwidth_bytes_per_s")
+        check_not_negative(self, "peak_flops", "memory_bandwidth_bytes_per_s")
         if not all(value is None or (math.isfinite(value) and value >= 0) for value in self.layers_reached):
             raise ValueError("layers_reached has to be finite and not negative")
 
@@ -132,7 +126,7 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        _check_finite(self, "block_relative_sd", "blocks")
+        check_not_negative(self, "block_relative_sd", "blocks")
 
 
 class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,10 +166,8 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        _check_finite(self, "noise_floor_relative", "common_relative_sd", "blocks")
-        values = (self.remainder_relative, *self.remainder_interval, *self.iteration_relative_quantiles)
-        if not all(map(math.isfinite, values)):
-            raise ValueError("remainder and quantiles have to be finite")
+        check_not_negative(self, "noise_floor_relative", "common_relative_sd", "blocks")
+        check_finite(self, "remainder_relative", "remainder_interval", "iteration_relative_quantiles")
         if len(self.iteration_relative_quantiles) < 2 or min(self.iteration_relative_quantiles) <= 0:
             raise ValueError("iteration_relative_quantiles has to hold at least two positive numbers")
 
@@ -191,7 +183,7 @@ class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     models: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_finite(self, "alpha_s", "beta_s_per_byte", "relative_sd")
+        check_not_negative(self, "alpha_s", "beta_s_per_byte", "relative_sd")
 
 
 class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,7 +203,7 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     held_out_ranks_s: float | None = None
 
     def __post_init__(self) -> None:
-        _check_finite(self, "measured_s", "fitted_s", "held_out_s", "held_out_ranks_s")
+        check_not_negative(self, "measured_s", "fitted_s", "held_out_s", "held_out_ranks_s")
 
 
 class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +223,7 @@ class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     blocks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_finite(self, "ratio")
+        check_not_negative(self, "ratio")
         if not 0 < self.repetitions < self.total:
             raise ValueError(f"repetitions has to lie between 0 and total, not {self.repetitions} of {self.total}")
 
@@ -250,9 +242,8 @@ class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     covariance: tuple[tuple[float, float], tuple[float, float]]
 
     def __post_init__(self) -> None:
-        _check_finite(self, "alpha_s", "beta_s_per_byte")
-        if self.ranks < 1:
-            raise ValueError(f"ranks has to be at least 1, not {self.ranks}")
+        check_not_negative(self, "alpha_s", "beta_s_per_byte")
+        check_counts(self, "ranks")
 
 
 class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -268,9 +259,8 @@ class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     counts: int
 
     def __post_init__(self) -> None:
-        _check_finite(self, "relative_sd")
-        if self.counts < 1:
-            raise ValueError(f"counts has to be at least 1, not {self.counts}")
+        check_not_negative(self, "relative_sd")
+        check_counts(self, "counts")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,7 +278,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     held_out_ranks_relative_error: float | None
 
     def __post_init__(self) -> None:
-        _check_finite(self, "held_out_relative_error", "held_out_ranks_relative_error")
+        check_not_negative(self, "held_out_relative_error", "held_out_ranks_relative_error")
 
 
 class CommunicationChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,7 +343,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        _check_finite(
+        check_not_negative(
             self,
             "alpha_s",
             "beta_s_per_byte",
@@ -364,8 +354,7 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "held_out_ranks_relative_error",
             "block_relative_sd",
         )
-        if not all(math.isfinite(value) for row in self.covariance for value in row):
-            raise ValueError("covariance has to be finite")
+        check_finite(self, "covariance")
 
 
 class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -390,11 +379,8 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for label in ("compute_slowdown", "communication_slowdown"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 1):
-                raise ValueError(f"{label} has to be finite and at least 1, not {value}")
-        _check_finite(self, "compute_slowdown_iqr", "communication_slowdown_iqr")
+        check_slowdowns(self, "compute_slowdown", "communication_slowdown")
+        check_not_negative(self, "compute_slowdown_iqr", "communication_slowdown_iqr")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.blocks import between_block_sd
+from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.roofline_record import RateSamples, Resource
 
 if TYPE_CHECKING:
@@ -42,12 +43,8 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     spread_over_kernels: tuple[float, float]
 
     def __post_init__(self) -> None:
-        for label in ("per_s", "relative_sd"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} has to be finite and not negative, not {value}")
-        if not all(map(math.isfinite, self.spread_over_kernels)):
-            raise ValueError("spread_over_kernels has to be finite")
+        check_not_negative(self, "per_s", "relative_sd")
+        check_finite(self, "spread_over_kernels")
 
 
 class _Group(NamedTuple):

@@ -6,9 +6,9 @@ it starts when the last rank arrives.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
+
+from paradl_bench.spec.checks import check_samples
 
 BEHIND_FILE = "behind.jsonl"
 
@@ -47,11 +47,7 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         lists = (self.back_to_back_s, self.compute_s, self.start_s, self.end_s)
         if len({len(each) for each in lists}) != 1 or len({len(row) for each in lists for row in each}) != 1:
             raise ValueError(f"{where} has not as many samples on every rank and of every sort")
-        if not self.start_s or not self.start_s[0]:
-            raise ValueError(f"{where} holds no samples")
-        values = [value for each in lists for row in each for value in row]
-        if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ValueError(f"{where} holds times that are not finite or negative")
+        check_samples([value for each in lists for row in each for value in row], where)
         starts = [value for row in self.start_s for value in row]
         ends = [value for row in self.end_s for value in row]
         if any(end < start for start, end in zip(starts, ends, strict=True)):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
+from paradl_bench.spec.checks import check_counts, check_not_negative, check_positive, check_slowdowns
 from paradl_bench.spec.errors import UserError
 
 NODE = "node"
@@ -30,13 +29,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     contention: float | None = None
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"level {self.name!r}: ranks has to be at least 1, not {self.ranks}")
-        for label, value in (("alpha_s", self.alpha_s), ("beta_s_per_byte", self.beta_s_per_byte)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"level {self.name!r}: {label} has to be finite and not negative, not {value}")
-        if self.contention is not None and not (math.isfinite(self.contention) and self.contention >= 1):
-            raise ValueError(f"level {self.name!r}: contention has to be at least 1, not {self.contention}")
+        where = f"level {self.name!r}"
+        check_counts(self, "ranks", where=where)
+        check_not_negative(self, "alpha_s", "beta_s_per_byte", where=where)
+        check_slowdowns(self, "contention", where=where)
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,11 +51,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
             if outer.ranks < inner.ranks:
                 raise ValueError(f"level {outer.name!r} holds fewer ranks than {inner.name!r} inside it")
-        memory = self.memory_bytes_per_rank
-        if memory is not None and not (math.isfinite(memory) and memory > 0):
-            raise ValueError(
-                f"cluster {self.name!r}: memory_bytes_per_rank has to be finite and positive, not {memory}"
-            )
+        check_positive(self, "memory_bytes_per_rank", where=f"cluster {self.name!r}")
 
     def level_of(self, ranks: int) -> Level:
         """The innermost level that holds ``ranks`` ranks placed side by side: the slowest that a flat ring crosses.

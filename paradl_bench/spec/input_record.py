@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
+
+from paradl_bench.spec.checks import check_aligned, check_counts, check_not_negative, check_samples
 
 FILES_FILE = "files.jsonl"
 BATCHES_FILE = "batches.jsonl"
@@ -18,14 +19,6 @@ BatchStage = Literal["collate", "copy", "io"]
 """Samples to one batch; the batch to the device; all of a framework's input, where another tool timed no parts."""
 CopyHow = Literal["", "pageable", "pinned", "memcpy"]
 """Host memory that a copy starts from; ``memcpy``: there is no device, a copy inside of host memory stands for it."""
-
-
-def _check_times(where: str, *lists: tuple[float, ...]) -> None:
-    for values in lists:
-        if not values or not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ValueError(f"{where} needs times, each finite and not negative")
-    if len({len(values) for values in lists}) > 1:
-        raise ValueError(f"lists of {where} differ in length: one index is one sample")
 
 
 class FileSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +39,10 @@ class FileSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transform_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_times("files", self.read_s, self.decode_s, self.transform_s)
+        labels = ("read_s", "decode_s", "transform_s")
+        for label in labels:
+            check_samples(getattr(self, label), f"{label} of files")
+        check_aligned(self, *labels)
         if not len(self.bytes) == len(self.pixels) == len(self.read_s) or min(*self.bytes, *self.pixels) < 0:
             raise ValueError("files need bytes and pixels, one number each, not negative")
 
@@ -70,9 +66,10 @@ class BatchSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     calls_per_sample: int = 1
 
     def __post_init__(self) -> None:
-        _check_times(self.stage, self.samples_s)
-        if self.batch < (self.stage != "copy") or self.bytes < 0 or self.calls_per_sample < 1:
-            raise ValueError("batch and calls_per_sample have to be at least 1, and bytes not negative")
+        check_samples(self.samples_s, self.stage)
+        check_counts(self, "batch", least=0 if self.stage == "copy" else 1, where=self.stage)
+        check_counts(self, "bytes", least=0, where=self.stage)
+        check_counts(self, "calls_per_sample", where=self.stage)
 
 
 class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,10 +89,10 @@ class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gaps_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_times("batches of a loader", self.gaps_s)
-        _check_times("first batch of a loader", (self.first_s,))
-        if self.workers < 0 or self.batch < 1:
-            raise ValueError("workers may not be negative, and batch has to be at least 1")
+        check_samples(self.gaps_s, "gaps_s of a loader")
+        check_not_negative(self, "first_s", where="loader")
+        check_counts(self, "workers", least=0, where="loader")
+        check_counts(self, "batch", where="loader")
 
 
 class UnreadableFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

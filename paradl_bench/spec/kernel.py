@@ -6,10 +6,11 @@ can be drawn under every time. One shape describes a convolution of a log, of a 
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
+
+from paradl_bench.spec.checks import check_counts, check_not_negative, check_samples
 
 KERNELS_FILE = "kernels.jsonl"
 
@@ -40,10 +41,7 @@ class KernelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("a kernel needs a kind")
         if min(self.sizes.values(), default=0) < 0:
             raise ValueError(f"sizes of {self.kind} have to be at least 0, not {self.sizes}")
-        for label in ("flops", "bytes"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} of {self.kind} have to be finite and not negative, not {value}")
+        check_not_negative(self, "flops", "bytes", where=self.kind)
 
 
 class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,9 +58,6 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     calls_per_sample: int = 1
 
     def __post_init__(self) -> None:
-        if not self.samples_s:
-            raise ValueError(f"{self.shape.stage} of {self.shape.kind} holds no samples")
-        if not all(math.isfinite(value) and value >= 0 for value in self.samples_s):
-            raise ValueError(f"{self.shape.stage} of {self.shape.kind} holds times that are not finite or negative")
-        if self.calls_per_sample < 1:
-            raise ValueError(f"calls_per_sample has to be at least 1, not {self.calls_per_sample}")
+        where = f"{self.shape.stage} of {self.shape.kind}"
+        check_samples(self.samples_s, where)
+        check_counts(self, "calls_per_sample", where=where)

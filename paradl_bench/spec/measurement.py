@@ -10,12 +10,13 @@ kept under tests/data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
+
+from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings, library_blocks
@@ -44,21 +45,6 @@ MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""
 Mode = Literal["in_situ", "isolated"]
-
-
-def _check_samples(samples_s: tuple[float, ...], where: str) -> None:
-    if not samples_s:
-        raise ValueError(f"{where} holds no samples")
-    for value in samples_s:
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{where} holds {value}, which is no time: seconds are finite and not negative")
-
-
-def _check_aligned(owner: msgspec.Struct, *labels: str) -> None:
-    """One iteration, or one A-B group, has one index in all lists; a list that is not measured is empty."""
-    lengths = {label: len(getattr(owner, label)) for label in labels if getattr(owner, label)}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"lists of one index differ in length: {lengths}")
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,7 +176,7 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     calls_per_sample: int = 1
 
     def __post_init__(self) -> None:
-        _check_samples(self.samples_s, f"{self.phase} of {self.layer}")
+        check_samples(self.samples_s, f"{self.phase} of {self.layer}")
 
 
 class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,11 +218,10 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for label in lists:
             # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.
             if label.endswith("_between_s"):
-                if not all(map(math.isfinite, getattr(self, label))):
-                    raise ValueError(f"{label} has to be finite")
+                check_finite(self, label)
             elif label != "wu_instrumented_s" or self.wu_instrumented_s:
-                _check_samples(getattr(self, label), label)
-        _check_aligned(self, *lists)
+                check_samples(getattr(self, label), label)
+        check_aligned(self, *lists)
 
 
 class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -257,7 +242,7 @@ class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     samples_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_samples(self.samples_s, f"copy {self.direction} buckets")
+        check_samples(self.samples_s, f"copy {self.direction} buckets")
 
 
 class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -298,12 +283,11 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         if not 0 <= self.group < self.concurrent:
             raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
-        if self.calls_per_sample < 1:
-            raise ValueError(f"calls_per_sample of {self.operation} has to be at least 1, not {self.calls_per_sample}")
+        check_counts(self, "calls_per_sample", where=self.operation)
         if len({len(samples) for samples in self.samples_s}) != 1:
             raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
         for rank, samples in enumerate(self.samples_s):
-            _check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
+            check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
 
 
 class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -335,8 +319,8 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     def __post_init__(self) -> None:
         labels = ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s")
         for label in labels:
-            _check_samples(getattr(self, label), label)
-        _check_aligned(self, *labels)
+            check_samples(getattr(self, label), label)
+        check_aligned(self, *labels)
 
 
 class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -414,12 +398,12 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def __post_init__(self) -> None:
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
         for label in labels:
-            _check_samples(getattr(self, label), label)
+            check_samples(getattr(self, label), label)
         if self.pipeline_idle_s:
-            _check_samples(self.pipeline_idle_s, "pipeline_idle_s")
-        _check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
+            check_samples(self.pipeline_idle_s, "pipeline_idle_s")
+        check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
-            _check_samples(values, kind)
+            check_samples(values, kind)
             if len(values) != len(self.iteration_s):
                 raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
+
+from paradl_bench.spec.checks import check_counts, check_positive, check_samples
 
 RATES_FILE = "rates.jsonl"
 
@@ -40,9 +41,10 @@ class RateSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     calls_per_sample: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.work) and self.work > 0):
-            raise ValueError(f"work of {self.kernel} has to be finite and above 0, not {self.work}")
-        if not self.samples_s or not all(math.isfinite(value) and value > 0 for value in self.samples_s):
-            raise ValueError(f"{self.kernel} needs samples, each finite and above 0")
-        if self.calls_per_sample < 1 or self.working_set_bytes < 1 or not 0 <= self.rank < self.ranks_on_host:
-            raise ValueError(f"{self.kernel}: calls, bytes and ranks have to be at least 1, and rank below ranks")
+        check_positive(self, "work", where=self.kernel)
+        check_samples(self.samples_s, self.kernel)
+        if min(self.samples_s) <= 0:
+            raise ValueError(f"{self.kernel} holds a time of 0: it has no rate")
+        check_counts(self, "calls_per_sample", "working_set_bytes", where=self.kernel)
+        if not 0 <= self.rank < self.ranks_on_host:
+            raise ValueError(f"{self.kernel}: rank has to be below {self.ranks_on_host} ranks, not {self.rank}")

@@ -5,11 +5,11 @@ Medians, because shared machines have slow spells that move a mean; spreads are 
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from paradl_bench.spec.checks import check_not_negative
 
 Floats = NDArray[np.float64]
 Z90 = 1.6448536269514722
@@ -36,10 +36,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     samples: int
 
     def __post_init__(self) -> None:
-        for label in ("median_s", "typical_s", "iqr_s", "minimum_s"):
-            value = getattr(self, label)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{label} has to be finite and not negative, not {value}")
+        check_not_negative(self, "median_s", "typical_s", "iqr_s", "minimum_s")
+        # A profile holds more of these than of anything else: a call for one number would be seen in reading it.
         if self.samples < 1:
             raise ValueError(f"samples has to be at least 1, not {self.samples}")
 

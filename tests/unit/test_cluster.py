@@ -59,8 +59,8 @@ def test_the_level_found_is_the_innermost_that_holds_the_ranks(sizes: list[int],
         ({"alpha_s": -1e-6}, "alpha_s has to be finite and not negative"),
         ({"beta_s_per_byte": math.nan}, "beta_s_per_byte has to be finite and not negative"),
         ({"alpha_s": math.inf}, "alpha_s has to be finite"),
-        ({"contention": 0.5}, "contention has to be at least 1"),
-        ({"contention": math.inf}, "contention has to be at least 1"),
+        ({"contention": 0.5}, "contention has to be finite and at least 1"),
+        ({"contention": math.inf}, "contention has to be finite and at least 1"),
     ],
 )
 def test_a_level_validates_itself(change: dict[str, Any], why: str) -> None:
