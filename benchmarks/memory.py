@@ -21,9 +21,9 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.memory.peak import MemoryUse
 from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.measurement import TrainingRun, read_run
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.spec.training_record import TrainingRun, read_run
 
 
 class Subject(NamedTuple):

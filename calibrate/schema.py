@@ -18,11 +18,10 @@ from paradl_bench.spec.measurement import (
     IterationSamples,
     LayerSamples,
     Manifest,
-    TrainingIterations,
-    TrainingRun,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.roofline_record import RateSamples
+from paradl_bench.spec.training_record import TrainingIterations, TrainingRun
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "profile": Profile,

@@ -13,14 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import (
+from paradl_bench.spec.measurement import Manifest, read_manifest, read_records
+from paradl_bench.spec.training_record import (
     RUN_NAME,
     TRAINING_FILE,
-    Manifest,
     TrainingIterations,
     TrainingRun,
-    read_manifest,
-    read_records,
     read_run,
 )
 from predict.costs import Floats

@@ -25,11 +25,12 @@ from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
-from paradl_bench.spec import behind, input_record, measurement, roofline_record, units
+from paradl_bench.spec import behind, input_record, measurement, roofline_record, training_record, units
 from paradl_bench.spec.errors import ParadlError, shown
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
-from paradl_bench.spec.measurement import MANIFEST_NAME, RUN_NAME, read_manifest, read_records, read_run
+from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest, read_records
 from paradl_bench.spec.strategy import parse_strategy, parse_strategy_kinds
+from paradl_bench.spec.training_record import RUN_NAME, read_run
 from predict import inputs
 from predict.runs import read_runs
 
@@ -56,7 +57,7 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     measurement.COPIES_FILE: measurement.CopySamples,
     measurement.COLLECTIVES_FILE: measurement.CollectiveSamples,
     measurement.INTERFERENCE_FILE: measurement.InterferenceSamples,
-    measurement.TRAINING_FILE: measurement.TrainingIterations,
+    training_record.TRAINING_FILE: training_record.TrainingIterations,
     measurement.TRACE_FILE: measurement.TraceTimes,
     measurement.DROPPED_FILE: measurement.DroppedRow,
     KERNELS_FILE: KernelSamples,
@@ -293,7 +294,7 @@ def _as_one_text(folder: Path) -> bytes:
     text = b""
     for path in sorted(folder.glob("*.json*")):
         content = path.read_bytes()
-        if path.name == measurement.TRAINING_FILE:
+        if path.name == training_record.TRAINING_FILE:
             content = _longer(content)
         whole = content if path.suffix == ".json" else content[: content.rfind(b"\n", 0, 3000) + 1]
         text += b">>> " + path.name.encode() + b"\n" + whole.strip() + b"\n"

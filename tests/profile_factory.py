@@ -20,19 +20,12 @@ from calibrate.profile import (
 )
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
-from paradl_bench.spec.measurement import (
-    RUN_NAME,
-    TRAINING_FILE,
-    Environment,
-    Manifest,
-    TrainingIterations,
-    TrainingRun,
-    write_manifest,
-)
 from paradl_bench.spec.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION
+from paradl_bench.spec.measurement import Environment, Manifest, write_manifest
 from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, TrainingRun
 
 LayerSeconds = Callable[[Layer, str, int], float]
 """Seconds of (layer, phase, local batch)."""

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paradl_bench.spec.measurement import MemoryPeak
+from paradl_bench.spec.training_record import MemoryPeak
 
 _CATEGORIES = {
     "PARAM": "parameters",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from paradl_bench.measure.rank_place import DOES_NOT_FIT
-from paradl_bench.spec.measurement import MemoryShortage
+from paradl_bench.spec.training_record import MemoryShortage
 from paradl_bench.spec.units import format_bytes
 
 _ON_CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paradl_bench.spec.measurement import IssuedCollective
 from paradl_bench.spec.plan import Collective, Communication, Plan, Transfer
+from paradl_bench.spec.training_record import IssuedCollective
 from paradl_bench.strategies.mesh import group_of, members_of
 
 When = Literal["setup", "first", "rebuild", "iteration"]

@@ -33,13 +33,9 @@ from paradl_bench.measure.training_request import RECORDED, TrainingRequest
 from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.measurement import (
-    IssuedCollective,
-    MemoryPeak,
-    TrainingIterations,
-)
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Plan
+from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes

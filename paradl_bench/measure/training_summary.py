@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paradl_bench.spec.measurement import (
+from paradl_bench.spec.measurement import read_records
+from paradl_bench.spec.statistics import Summary, summarise
+from paradl_bench.spec.training_record import (
     TRAINING_FILE,
     IssuedCollective,
     TrainingIterations,
     TrainingRun,
-    read_records,
     read_run,
 )
-from paradl_bench.spec.statistics import Summary, summarise
 from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 

@@ -13,7 +13,9 @@ from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.spec.measurement import (
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.spec.training_record import (
     RUN_NAME,
     TRAINING_FILE,
     IssuedCollective,
@@ -23,8 +25,6 @@ from paradl_bench.spec.measurement import (
     TrainingRun,
     read_run,
 )
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names

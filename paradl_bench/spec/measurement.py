@@ -6,6 +6,8 @@ Format history (this file owns it):
 
 A new version adds a line here and a function to ``MIGRATIONS`` and ``RECORD_MIGRATIONS``; a test case of the old one is
 kept under tests/data.
+
+Records of training runs, kernels, the input side, rates and collectives behind compute stand in modules of their own.
 """
 
 from __future__ import annotations
@@ -17,9 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
-
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import PlanSettings, library_blocks
 from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -36,10 +36,8 @@ ITERATIONS_FILE = "iterations.jsonl"
 COPIES_FILE = "copies.jsonl"
 COLLECTIVES_FILE = "collectives.jsonl"
 INTERFERENCE_FILE = "interference.jsonl"
-TRAINING_FILE = "training.jsonl"
 TRACE_FILE = "trace.jsonl"
 DROPPED_FILE = "dropped.jsonl"
-RUN_NAME = "run.json"
 
 MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
@@ -323,22 +321,6 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         check_aligned(self, *labels)
 
 
-class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collective that a run issued, or that a plan holds: operation, bytes, group and how many of them.
-
-    Attributes:
-        when: ``setup`` (once, before the first iteration), ``first`` (the first iteration), ``rebuild`` (the second, in
-            which DDP rebuilds its buckets), ``iteration`` (every later one).
-        group: ranks of the group, in order.
-    """
-
-    when: Literal["setup", "first", "rebuild", "iteration"]
-    operation: str
-    message_bytes: int
-    group: tuple[int, ...]
-    count: int
-
-
 class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one rank's profiler trace adds up to (file ``trace.jsonl``).
 
@@ -361,178 +343,6 @@ class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     copy_s: float
     idle_s: float
     optimizer_s: float
-
-
-class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timed iterations of a real run on one rank (file ``training.jsonl``), warm-up excluded.
-
-    Attributes:
-        first_iteration: index, within the run, of the first one here.
-        iteration_s: from the start of forward to the end of the weight update; the sum of the phases.
-        fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
-        bw_s: to the readiness of the last gradient.
-        exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
-        wu_s: optimizer step and zero_grad.
-        pipeline_idle_s: where stages of a pipeline compute forward and backward in turns, what is neither: waiting for
-            other stages; empty elsewhere.
-        fw_communication_s, bw_communication_s: by kind (``halo``, or the collective), what layer-wise communication
-            took of ``fw_s`` and ``bw_s``, waiting for other ranks included; empty where layers are not shared.
-        collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
-            one issued as many as the recorded one; empty where the backend does not count.
-        losses: of this rank's samples; empty where another stage computes them.
-    """
-
-    rank: int
-    first_iteration: int
-    iteration_s: tuple[float, ...]
-    fw_s: tuple[float, ...]
-    bw_s: tuple[float, ...]
-    exposed_ge_s: tuple[float, ...]
-    wu_s: tuple[float, ...]
-    pipeline_idle_s: tuple[float, ...] = ()
-    fw_communication_s: dict[str, tuple[float, ...]] = {}
-    bw_communication_s: dict[str, tuple[float, ...]] = {}
-    collectives_issued: tuple[int, ...] = ()
-    losses: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
-        for label in labels:
-            check_samples(getattr(self, label), label)
-        if self.pipeline_idle_s:
-            check_samples(self.pipeline_idle_s, "pipeline_idle_s")
-        check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
-        for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
-            check_samples(values, kind)
-            if len(values) != len(self.iteration_s):
-                raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
-
-
-class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The most memory that one rank held at a time in an iteration.
-
-    Attributes:
-        tracked_bytes: of the tensors that torch's tracker saw; the sum of ``parts_bytes``.
-        allocator_bytes: the CUDA allocator's own peak, which holds rounding and workspaces; reserved_bytes: what it
-            had taken of the device for that, fragments included; device_bytes: all that was taken of the device after
-            it, by the context and the communication library too, and by other processes. None on a CPU, and in runs of
-            before.
-        parts_bytes: parameters, buffers, gradients, optimizer, activations, communication, temporary, input, other.
-    """
-
-    rank: int
-    tracked_bytes: int
-    parts_bytes: dict[str, int]
-    allocator_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-
-
-class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory that ran out on one rank.
-
-    Attributes:
-        phase: what the rank was doing, in words.
-        requested_bytes: that were asked for at that moment; 0 where the error did not say.
-        needed_bytes: what the rank held by then, and that. had_bytes: the device's memory, or the process's limit.
-    """
-
-    rank: int
-    phase: str
-    requested_bytes: int
-    needed_bytes: int
-    had_bytes: int
-
-
-class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
-
-    Attributes:
-        batch: global mini-batch.
-        first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
-        batch_norm: statistics, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
-        network_digest: digest of the traced network.
-        cores: the core that each rank was pinned to; empty on GPUs.
-        issued: collectives that rank 0 issued, by when; planned: what the plan holds.
-        issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
-        differences: what does not agree, in words.
-        micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`;
-            stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
-        split, filter_backward, spatial_until: of layers that are shared out, as there.
-        exchange, ranks_per_node: of gradients, as there.
-        losses: of the first rank that computes them, one a timed iteration.
-        memory: of every rank, in an iteration that was not timed.
-        did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
-    strategy: str
-    ranks: int
-    batch: int
-    dtype: str
-    optimizer: str
-    backend: str
-    launcher: str
-    iterations: int
-    warmup: int
-    bucket_cap_bytes: int
-    first_bucket_bytes: int
-    network_digest: str
-    batch_norm: Literal["local", "sync"] = "local"
-    micro_batches: int | None = None
-    schedule: str = "gpipe"
-    stages: tuple[str, ...] = ()
-    cut_by: str = ""
-    split: tuple[str, ...] = ()
-    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
-    spatial_until: str | None = None
-    exchange: str = "flat"
-    ranks_per_node: int | None = None
-    cores: tuple[int, ...] = ()
-    issued: tuple[IssuedCollective, ...] = ()
-    planned: tuple[IssuedCollective, ...] = ()
-    issued_equals_plan: bool | None = None
-    differences: tuple[str, ...] = ()
-    losses: tuple[float, ...] = ()
-    memory: tuple[MemoryPeak, ...] = ()
-    did_not_fit: tuple[MemoryShortage, ...] = ()
-
-    @property
-    def settings(self) -> PlanSettings:
-        """What a plan of this run needs."""
-        return PlanSettings(
-            batch=self.batch,
-            optimizer=self.optimizer,
-            first_bucket_bytes=self.first_bucket_bytes,
-            bucket_cap_bytes=self.bucket_cap_bytes,
-            batch_norm=self.batch_norm,
-            micro_batches=self.micro_batches,
-            schedule=self.schedule,
-            stages=self.stages,
-            cut_by=self.cut_by,
-            blocking=library_blocks(self.backend),
-            split=self.split,
-            filter_backward=self.filter_backward,
-            spatial_until=self.spatial_until,
-            exchange=self.exchange,
-            ranks_per_node=self.ranks_per_node,
-        )
-
-
-def read_run(directory: Path) -> TrainingRun:
-    """Read and validate the description of a training run.
-
-    Raises:
-        UserError: unreadable, or a wrong field (named by its path).
-    """
-    path = directory / RUN_NAME
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TrainingRun)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

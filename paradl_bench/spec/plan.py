@@ -152,7 +152,7 @@ class Role:
         dependency_start, dependencies: compressed rows: task i waits for
             ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
         setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
-            message_bytes, count); ``when`` as in :class:`~paradl_bench.spec.measurement.IssuedCollective`.
+            message_bytes, count); ``when`` as in :class:`~paradl_bench.spec.training_record.IssuedCollective`.
         handshake: communication of the first iteration alone.
         exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
             (when, collective).

@@ -14,7 +14,8 @@ from calibrate.profile import CommunicationFit, Profile, encode_profile, read_pr
 from calibrate.schema import FORMATS, schema_of
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec import measurement
-from paradl_bench.spec.measurement import TrainingIterations, TrainingRun, read_manifest, read_records
+from paradl_bench.spec.measurement import read_manifest, read_records
+from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, TrainingRun
 
 DATA = Path(__file__).parent.parent / "data"
 PROFILE_VERSIONS = range(1, profile_module.SCHEMA_VERSION + 1)
@@ -50,8 +51,8 @@ def test_measurements_of_every_version_are_read_and_fitted(version: int) -> None
 def test_training_runs_of_every_version_are_read(version: int) -> None:
     directory = DATA / f"training-v{version}"
     assert read_manifest(directory).kind == "training"
-    assert len(read_records(directory, measurement.TRAINING_FILE, TrainingIterations)) == 2
-    run = msgspec.json.decode((directory / measurement.RUN_NAME).read_bytes(), type=TrainingRun)
+    assert len(read_records(directory, TRAINING_FILE, TrainingIterations)) == 2
+    run = msgspec.json.decode((directory / RUN_NAME).read_bytes(), type=TrainingRun)
     assert run.issued == run.planned
 
 

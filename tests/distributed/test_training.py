@@ -20,7 +20,8 @@ from in_process import run_in_process
 
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.training_summary import TrainingSummary, summarise_training
-from paradl_bench.spec.measurement import TRAINING_FILE, TrainingIterations, read_manifest, read_records, read_run
+from paradl_bench.spec.measurement import read_manifest, read_records
+from paradl_bench.spec.training_record import TRAINING_FILE, TrainingIterations, read_run
 
 pytestmark = pytest.mark.distributed
 

@@ -22,13 +22,13 @@ from paradl_bench.spec.measurement import (
     IterationSamples,
     LayerSamples,
     Manifest,
-    TrainingIterations,
     load_versioned,
     read_manifest,
     read_records,
     write_manifest,
 )
 from paradl_bench.spec.storage import append_lines
+from paradl_bench.spec.training_record import TrainingIterations
 
 ENVIRONMENT = Environment(
     device="cpu",

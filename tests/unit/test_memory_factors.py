@@ -17,9 +17,9 @@ from paradl_bench.measure.directory import write_network
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.memory.paradl import has_papers_row
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import RUN_NAME, MemoryPeak, read_run
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.spec.training_record import RUN_NAME, MemoryPeak, read_run
 from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
 from predict.presentation import flat_row

@@ -14,9 +14,9 @@ from profile_factory import ENVIRONMENT, make_network, make_profile, model_times
 
 from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import TRAINING_FILE, MemoryPeak, MemoryShortage
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.spec.training_record import TRAINING_FILE, MemoryPeak, MemoryShortage
 from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
 from predict.report import markdown, print_report, refuse_existing, write_report
