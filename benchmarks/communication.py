@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.communication import CommunicationFit
 from calibrate.communication_curve import Point
 from calibrate.communication_fit import fit_points
 from calibrate.communication_points import Key, read_points
 from calibrate.communication_spread import total_sd_s, with_comparable_scaling
-from calibrate.profile import SCHEMA_VERSION, CommunicationFit, Profile
+from calibrate.profile import SCHEMA_VERSION, Profile
 from calibrate.regression import fit_relative
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.importers.catalog import importers

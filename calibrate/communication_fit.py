@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.blocks import between_block_sd, block_sd, quantile_covariance
+from calibrate.communication import Candidate, CommunicationChoice, CommunicationFit, CommunicationPoint, InnerLevel
 from calibrate.communication_choice import Choice, Form, choose, tried
 from calibrate.communication_curve import Curve, Floats, Mask, Point, build_curve
 from calibrate.communication_points import Key, read_points
@@ -15,7 +16,6 @@ from calibrate.communication_segments import MIN_SIZES_OF_PIECE
 from calibrate.communication_spread import student_90, with_comparable_scaling
 from calibrate.communication_time import Piece, coefficients, piecewise_seconds
 from calibrate.outliers import outliers_of
-from calibrate.profile import Candidate, CommunicationChoice, CommunicationFit, CommunicationPoint, InnerLevel
 from calibrate.regression import fit_relative_many, relative_covariance
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.cost_terms import CollectiveOperation

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from calibrate.communication import CommunicationFit, CommunicationPoint, ComparableScaling
 from calibrate.communication_time import Floats, communication_seconds, pieces_of
-from calibrate.profile import CommunicationFit, CommunicationPoint, ComparableScaling
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.units import format_bytes

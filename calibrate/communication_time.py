@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.profile import CommunicationFit
+from calibrate.communication import CommunicationFit
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation
 from paradl_bench.spec.registry import lookup
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.communication import CommunicationFit
 from calibrate.communication_time import pieces_of, piecewise_seconds
 from calibrate.contention import Contention, ContentionPoint
 from calibrate.pair_draws import Floats, Pair, draw_pairs, medians
-from calibrate.profile import CommunicationFit
 from calibrate.reading import Placed
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples

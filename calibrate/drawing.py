@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.communication import CommunicationFit, CommunicationPoint
 from calibrate.communication_time import communication_seconds, spread_s
-from calibrate.profile import CommunicationFit, CommunicationPoint, Profile
+from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError

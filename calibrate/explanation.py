@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
+from calibrate.communication import CommunicationFit
+from calibrate.profile import LayerTime, ModelTime, Profile
 from calibrate.weakness import Weakness, WeaknessKind, never_measured, sweep_command
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.measurement import PhaseName

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.profile import Interference
+from calibrate.communication import Interference
 from calibrate.reading import Placed
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import InterferenceSamples

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from calibrate.blocks import far_from_the_rest
+from calibrate.communication import CommunicationFit, Outliers
 from calibrate.communication_curve import Point
-from calibrate.profile import CommunicationFit, Outliers
 from paradl_bench.spec.units import format_bytes
 
 SHOWN_OUTLIERS = 5

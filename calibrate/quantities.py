@@ -14,9 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.blocks import bias_of_sd
+from calibrate.communication import CommunicationFit
 from calibrate.communication_time import communication_seconds, spread_s
 from calibrate.entries import describe
-from calibrate.profile import CommunicationFit, LayerTime, ModelTime, Profile
+from calibrate.profile import LayerTime, ModelTime, Profile
 from calibrate.together_show import together_quantities
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.network import Network

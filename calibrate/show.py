@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from calibrate.communication import CommunicationFit
 from calibrate.explanation import ModelSums, model_sums, weaknesses
 from calibrate.input_show import print_input_side
 from calibrate.kernel_show import print_kernel_models
 from calibrate.outliers import SHOWN_OUTLIERS, outlier_words
-from calibrate.profile import CommunicationFit, Profile
+from calibrate.profile import Profile
 from calibrate.roofline_show import device_lines
 from calibrate.together_show import print_together
 from calibrate.weakness import Weakness

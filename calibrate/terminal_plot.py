@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.communication import CommunicationFit, CommunicationPoint
 from calibrate.communication_time import communication_seconds, spread_s
-from calibrate.profile import CommunicationFit, CommunicationPoint, Profile
+from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import Z90

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from calibrate.communication import CommunicationFit, Interference
 from calibrate.communication_spread import Asked, error_modes, other_level_mode, outside
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
-from calibrate.profile import CommunicationFit, Interference, Profile
+from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.cost_terms import CollectiveOperation

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from calibrate.profile import (
-    SCHEMA_VERSION,
-    CommunicationFit,
-    CopyTime,
-    Device,
-    Interference,
-    LayerTime,
-    ModelTime,
-    Profile,
-)
+from calibrate.communication import CommunicationFit, Interference
+from calibrate.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from calibrate import profile as profile_module
+from calibrate.communication import CommunicationFit
 from calibrate.fit import fit_profile
-from calibrate.profile import CommunicationFit, Profile, encode_profile, read_profile
+from calibrate.profile import Profile, encode_profile, read_profile
 from calibrate.schema import FORMATS, schema_of
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec import measurement

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_measurements import SIZES, CollectivesSpec, collective_samples
 
+from calibrate.communication import CommunicationFit
 from calibrate.communication_curve import Point, build_curve
 from calibrate.communication_fit import fit_communication
 from calibrate.communication_fit import fit_points as fit_points_and_choice
 from calibrate.communication_segments import Segments
 from calibrate.communication_time import communication_seconds
-from calibrate.profile import CommunicationFit
 from calibrate.regression import fit_relative, relative_covariance, told_apart
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms

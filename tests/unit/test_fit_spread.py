@@ -8,6 +8,7 @@ import pytest
 from profile_factory import ring_fit
 
 from calibrate.blocks import far_from_the_rest
+from calibrate.communication import CommunicationFit, CommunicationPoint
 from calibrate.communication_curve import Point, build_curve, without_outliers
 from calibrate.communication_fit import fit_communication, fit_points
 from calibrate.communication_spread import (
@@ -21,7 +22,6 @@ from calibrate.communication_spread import (
 )
 from calibrate.communication_time import communication_seconds
 from calibrate.outliers import outlier_words, outliers_of
-from calibrate.profile import CommunicationFit, CommunicationPoint
 from calibrate.regression import fit_relative, fit_relative_many
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.measurement import CollectiveSamples

@@ -14,7 +14,8 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit
 
-from calibrate.profile import CommunicationFit, Profile, write_profile
+from calibrate.communication import CommunicationFit
+from calibrate.profile import Profile, write_profile
 from paradl_bench.memory.peak import per_phase_memory, planned_memory
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate import profile as profile_module
+from calibrate.communication import CommunicationFit, Interference
 from calibrate.communication_time import communication_seconds, pieces_of
-from calibrate.profile import CommunicationFit, Interference, LayerTime, read_profile
+from calibrate.profile import LayerTime, read_profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure import directory
 from paradl_bench.spec import measurement

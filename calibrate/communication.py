@@ -1,0 +1,204 @@
+"""What a profile holds of collectives: alpha and beta by regression, what was considered, slow-downs beside compute."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_slowdowns
+
+
+class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured size and rank count beside its fit.
+
+    Attributes:
+        measured_s: median over repetitions and blocks of a call's time (slowest rank; faster side for send_recv).
+        fitted_s: under the fit of all points. held_out_s: under a fit that did not see this size.
+        held_out_ranks_s: under one that did not see this rank count; None for the smallest, and where one was measured.
+    """
+
+    ranks: int
+    message_bytes: int
+    measured_s: float
+    fitted_s: float
+    held_out_s: float
+    held_out_ranks_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "measured_s", "fitted_s", "held_out_s", "held_out_ranks_s")
+
+
+class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Repetitions of one point far from the rest: left out of alpha and beta, not out of the spread.
+
+    Attributes:
+        repetitions: how many are far, of so many in ``total``.
+        ratio: their median over that of the rest.
+        blocks: in which they lie, numbered as they were measured one after the other.
+    """
+
+    ranks: int
+    message_bytes: int
+    repetitions: int
+    total: int
+    ratio: float
+    blocks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "ratio")
+        if not 0 < self.repetitions < self.total:
+            raise ValueError(f"repetitions has to lie between 0 and total, not {self.repetitions} of {self.total}")
+
+
+class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a hierarchical algorithm takes inside a node.
+
+    Attributes:
+        ranks: that shared a node where this was measured.
+        covariance: of (alpha_s, beta_s_per_byte).
+    """
+
+    ranks: int
+    alpha_s: float
+    beta_s_per_byte: float
+    covariance: tuple[tuple[float, float], tuple[float, float]]
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "alpha_s", "beta_s_per_byte")
+        check_counts(self, "ranks")
+
+
+class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the scaling over rank counts was off where others of the profile's collectives had one left out.
+
+    Attributes:
+        relative_sd: root of the median, over the rank counts left out, of mean squares a doubling of ranks, relative to
+            the prediction and beyond what a size has by itself.
+        counts: how many rank counts were left out, over all of them.
+    """
+
+    relative_sd: float
+    counts: int
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "relative_sd")
+        check_counts(self, "counts")
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One form that was tried for a (library, operation, level).
+
+    Attributes:
+        form: the algorithm of the pieces (``ring``; ``each piece its own``), how many pieces over sizes, and whether
+            the first grows with the logarithm of bytes or the reduction stands apart.
+        held_out_relative_error: mean over sizes left out in turn; None where too few sizes were left.
+        held_out_ranks_relative_error: likewise over rank counts; None where one was measured.
+    """
+
+    form: str
+    held_out_relative_error: float | None
+    held_out_ranks_relative_error: float | None
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "held_out_relative_error", "held_out_ranks_relative_error")
+
+
+class CommunicationChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was considered for a (library, operation, level): the best few, what was chosen first."""
+
+    library: str
+    operation: str
+    level: str
+    considered: int
+    candidates: tuple[Candidate, ...]
+
+
+class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """alpha and beta of one operation through one library at one level, by regression on an algorithm's cost terms.
+
+    Several fits of one (library, operation, level) are regimes, pieces over ranges of sizes that do not overlap;
+    :func:`calibrate.communication_time.communication_seconds` reads them.
+
+    Attributes:
+        regime: ``all``, or in words the range of bytes that this fit is for (``<=262144``).
+        gamma_s_per_byte: 0 where it can't be told from beta, which then holds it.
+        doubling_s: above 0 where this regime grows with the logarithm of bytes (OSF eq. 18): seconds a step for each
+            doubling beyond ``bytes_range[0]``; beta is 0 then.
+        inner: of a hierarchical algorithm, alpha and beta inside a node; ``alpha_s`` and ``beta_s_per_byte`` are then
+            those between nodes.
+        covariance: of (alpha_s, beta_s_per_byte or doubling_s): what the samples leave open, and what the line misses.
+        bytes_range, ranks_range: what was fitted on; beyond is extrapolation.
+        residual_relative_median: median |fit - measured| / measured over the fitted points.
+        held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
+        held_out_ranks_relative_error: the same, each rank count left out in turn; None where one count was measured.
+        block_relative_sd: standard deviation between blocks of what all sizes share, relative to their medians;
+            blocks: how many, 0 where it is not known.
+        points: number of (size, ranks) points. measured: each of them.
+        by_ranks: this rank count was fitted by itself, since no algorithm's scaling does as well; the
+            algorithm says how time goes on beyond them, which is a guess.
+        comparable_scaling: how far scaling over rank counts was off in the profile's other sweeps.
+        outliers: repetitions far from the rest.
+    """
+
+    library: str
+    operation: str
+    algorithm: str
+    level: str
+    regime: str
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    covariance: tuple[tuple[float, float], tuple[float, float]]
+    bytes_range: tuple[int, int]
+    ranks_range: tuple[int, int]
+    residual_relative_median: float
+    held_out_relative_error: float
+    block_relative_sd: float
+    points: int
+    held_out_ranks_relative_error: float | None = None
+    doubling_s: float = 0.0
+    inner: InnerLevel | None = None
+    by_ranks: bool = False
+    comparable_scaling: ComparableScaling | None = None
+    outliers: tuple[Outliers, ...] = ()
+    measured: tuple[CommunicationPoint, ...] = ()
+    blocks: int = 0
+
+    def __post_init__(self) -> None:
+        check_not_negative(
+            self,
+            "alpha_s",
+            "beta_s_per_byte",
+            "gamma_s_per_byte",
+            "doubling_s",
+            "residual_relative_median",
+            "held_out_relative_error",
+            "held_out_ranks_relative_error",
+            "block_relative_sd",
+        )
+        check_finite(self, "covariance")
+
+
+class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much slower compute and a collective each are side by side (1 is unhindered).
+
+    Attributes:
+        message_bytes: range of sizes that were measured beside compute; a single size where slow-downs depend on it.
+        compute_slowdown_iqr, communication_slowdown_iqr: spread over kernels, sizes and repetitions.
+        kernels: the computations that ran beside.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    message_bytes: tuple[int, int]
+    compute_slowdown: float
+    communication_slowdown: float
+    compute_slowdown_iqr: float
+    communication_slowdown_iqr: float
+    samples: int
+    kernels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_slowdowns(self, "compute_slowdown", "communication_slowdown")
+        check_not_negative(self, "compute_slowdown_iqr", "communication_slowdown_iqr")
