@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.kernel_fit import FEWEST_KERNELS, Timed, timed_kernels, timed_shapes, try_candidates
+from calibrate.kernel_fit import FEWEST_KERNELS
+from calibrate.kernel_trial import Timed, timed_kernels, timed_shapes, try_candidates
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples, KernelShape
 from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically

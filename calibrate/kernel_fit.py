@@ -1,254 +1,26 @@
-"""Regressors of kernel times, fitted to sweeps: split, candidates, choice, interval.
+"""Regressors of kernel times, fitted to sweeps for a profile: of every group the one that a trial chose.
 
-Kernels are split as the paper splits them, 64/16/20, by shape, so that no shape stands on two sides. Candidates are
-fitted on the first part; the second chooses between them, says whether times drifted in the course of the sweep, and
-gives the interval; the third is read once, for the errors that are reported. Trees are fitted again on the first two
-parts before that, and on all kernels for the profile; the network can't, since it needs its validation part to stop.
+The trial (:mod:`calibrate.kernel_trial`) leaves kernels out; what goes into the profile is fitted on all of them, but
+for the network, which needs its validation part to stop. The interval is of kernels that the regressor had not seen.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from calibrate.kernel_drift import fit_drift, hats
-from calibrate.kernel_features import Floats, Kernels, kernels_of, log_sizes, log_sizes_and_flops, roofline_features
+from calibrate.kernel_features import log_sizes
 from calibrate.kernel_files import Arrays
-from calibrate.kernel_mlp import train_mlp
-from calibrate.kernel_model import (
-    KernelCandidate,
-    KernelModel,
-    Regressor,
-    SizeRange,
-    distances,
-    log_times,
-    roofline_s,
-    with_typical_drift,
-)
-from calibrate.kernel_trees import PARAMETERS, UNTUNED, UNTUNED_ROUNDS, evaluate_trees, grow_trees
+from calibrate.kernel_model import KernelModel, SizeRange, distances
+from calibrate.kernel_trial import Timed, fit_plain_trees, fit_trees, prefixed, timed_kernels, try_candidates
 from paradl_bench.spec.errors import WorkError
-from paradl_bench.spec.kernel import KernelSamples, KernelShape
-
-Ints = NDArray[np.int64]
+from paradl_bench.spec.kernel import KernelSamples
 
 FEWEST_KERNELS = 50
 """Below, a fifth held out says nothing."""
-_DRIFT_ROUNDS = 150
-_DRIFT_PAYS = 0.9
-"""Drift is taken for real where it lowers the validation error at least by a tenth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Kernels of one kind, stage, settings and dtype, each shape once, in the order in which they were measured.
-
-    Attributes:
-        names: of the sizes that differ between them. order: place in the sweep, 0 to 1.
-    """
-
-    shapes: Sequence[KernelShape]
-    dtype: str
-    kernels: Kernels
-    names: tuple[str, ...]
-    seconds: Floats
-    order: Floats
-
-    def at(self, rows: Ints) -> Timed:
-        """Some of them; the names stay."""
-        kernels = Kernels(
-            {name: values[rows] for name, values in self.kernels.sizes.items()},
-            self.kernels.flops[rows],
-            self.kernels.bytes[rows],
-        )
-        shapes = [self.shapes[row] for row in rows]
-        return Timed(
-            shapes=shapes,
-            dtype=self.dtype,
-            kernels=kernels,
-            names=self.names,
-            seconds=self.seconds[rows],
-            order=self.order[rows],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """Regressors fitted on some kernels: arrays, the roofline under them, and the drift taken out."""
-
-    arrays: Arrays
-    roofline: tuple[float, float, float]
-    drift_s: tuple[float, ...] = ()
-
-    def seconds(self, model: Regressor, timed: Timed, *, in_order: bool = False) -> Floats:
-        """Estimates of kernels; with ``in_order`` with the drift of their place in the sweep, else what is typical."""
-        base_s = roofline_s(timed.kernels, *self.roofline)
-        kernel_s = np.exp(log_times(model, self.arrays, timed.kernels, timed.names, base_s))
-        # Only trees on roofline features are fitted to times without the drift.
-        if model != "trees":
-            return kernel_s
-        if in_order and self.drift_s:
-            return np.asarray(kernel_s + hats(timed.order) @ np.array(self.drift_s))
-        return with_typical_drift(kernel_s, self.drift_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """All candidates on one split.
-
-    Attributes:
-        fitted: on the 64%. refitted: trees on the 80%.
-        in_order_re: mean |RE| of the trees on the held-out part with the drift of its place known.
-    """
-
-    candidates: tuple[KernelCandidate, ...]
-    fitted: Fitted
-    refitted: Fitted
-    training: Timed
-    validation: Timed
-    held_out: Timed
-    in_order_re: float
-
-    @property
-    def chosen(self) -> Regressor:
-        """Of what the profile can keep, the candidate with the least validation error."""
-        return min(self.candidates, key=lambda each: each.validation_re).model
-
-
-def timed_kernels(records: Iterable[KernelSamples]) -> tuple[Timed, ...]:
-    """Records by kind, stage, settings and dtype; of several blocks of a shape the median counts."""
-    groups: dict[tuple[object, ...], dict[tuple[int, ...], list[KernelSamples]]] = {}
-    for record in records:
-        shape = record.shape
-        key = (shape.kind, shape.stage, tuple(sorted(shape.settings.items())), tuple(shape.sizes), record.dtype)
-        groups.setdefault(key, {}).setdefault(tuple(shape.sizes.values()), []).append(record)
-    return tuple(_timed(list(shapes.values())) for _, shapes in sorted(groups.items(), key=lambda item: str(item[0])))
-
-
-def _timed(groups: Sequence[Sequence[KernelSamples]]) -> Timed:
-    medians = [float(np.median([np.median(record.samples_s) for record in group])) for group in groups]
-    kept = [(group[0], seconds) for group, seconds in zip(groups, medians, strict=True) if seconds > 0]
-    return timed_shapes([first.shape for first, _ in kept], [each for _, each in kept], groups[0][0].dtype)
-
-
-def timed_shapes(shapes: Sequence[KernelShape], seconds: Sequence[float], dtype: str) -> Timed:
-    """Shapes in the order of measuring, each once, with their times."""
-    kernels = kernels_of(shapes)
-    names = tuple(name for name, values in kernels.sizes.items() if values.min() < values.max())
-    order = np.linspace(0, 1, len(shapes)) if len(shapes) > 1 else np.zeros(len(shapes))
-    return Timed(shapes=shapes, dtype=dtype, kernels=kernels, names=names, seconds=np.array(seconds), order=order)
-
-
-def try_candidates(timed: Timed, *, seed: int, with_mlp: bool = True) -> Trial:
-    """Fit all regressors on 64% of the kernels and read their errors off the others."""
-    shuffled = np.random.default_rng(seed).permutation(len(timed.seconds))
-    held, watched = round(0.2 * len(shuffled)), round(0.16 * len(shuffled))
-    held_out, validation, training, both = (
-        timed.at(np.sort(rows))
-        for rows in (shuffled[:held], shuffled[held : held + watched], shuffled[held + watched :], shuffled[held:])
-    )
-    network = _mlp(training, validation, seed) if with_mlp else {}
-    models: list[Regressor] = ["trees", "plain trees", *(("mlp", "trees and mlp") if with_mlp else ())]
-    fitted = _with_drift_where_it_pays(training, validation, seed)
-    fitted = _beside(fitted, _plain_trees(training, seed) | network)
-    refitted = fit_trees(both, fitted.drift_s, seed)
-    refitted = _beside(refitted, _plain_trees(both, seed) | network)
-    return Trial(
-        candidates=tuple(_candidate(model, fitted, refitted, validation, held_out) for model in models),
-        fitted=fitted,
-        refitted=refitted,
-        training=training,
-        validation=validation,
-        held_out=held_out,
-        in_order_re=_mean_re(refitted.seconds("trees", held_out, in_order=True), held_out),
-    )
-
-
-def _beside(fitted: Fitted, arrays: Arrays) -> Fitted:
-    return Fitted(arrays=fitted.arrays | arrays, roofline=fitted.roofline, drift_s=fitted.drift_s)
-
-
-def _with_drift_where_it_pays(training: Timed, validation: Timed, seed: int) -> Fitted:
-    plain = fit_trees(training, (), seed)
-    drifting = fit_trees(training, _drift(training, seed), seed)
-    errors = [_mean_re(each.seconds("trees", validation, in_order=True), validation) for each in (plain, drifting)]
-    return drifting if errors[1] < _DRIFT_PAYS * errors[0] else plain
-
-
-def _drift(timed: Timed, seed: int) -> tuple[float, ...]:
-    roofline = reached(timed)
-    base_s = roofline_s(timed.kernels, *roofline)
-    features = roofline_features(timed.kernels, timed.names)[1]
-    half = np.random.default_rng(seed).permutation(len(base_s)) % 2 == 0
-
-    def fit_unseen(kernel_s: Floats) -> Floats:
-        log_ratio = np.log(kernel_s / base_s)
-        estimated = np.zeros(len(base_s))
-        for part in (half, ~half):
-            faster = {**PARAMETERS, "learning_rate": 0.1}
-            arrays = grow_trees(features[~part], log_ratio[~part], seed=seed, rounds=_DRIFT_ROUNDS, parameters=faster)
-            estimated[part] = evaluate_trees(arrays, features[part])
-        return np.asarray(base_s * np.exp(estimated))
-
-    return fit_drift(timed.order, timed.seconds, fit_unseen)
-
-
-def reached(timed: Timed) -> tuple[float, float, float]:
-    """(floor, peak FLOP/s, bytes/s) that the kernels reached, but for the best thousandth, which may be an error."""
-    floor_s, kernels = float(np.quantile(timed.seconds, 0.005)), timed.kernels
-    return (
-        floor_s,
-        float(np.quantile(kernels.flops / timed.seconds, 0.999)),
-        float(np.quantile(kernels.bytes / timed.seconds, 0.999)),
-    )
-
-
-def fit_trees(timed: Timed, drift_s: tuple[float, ...], seed: int) -> Fitted:
-    """Trees on roofline features, fitted to what the drift leaves of the times."""
-    roofline = reached(timed)
-    kernel_s = timed.seconds
-    if drift_s:
-        kernel_s = np.maximum(kernel_s - hats(timed.order) @ np.array(drift_s), 0.3 * roofline[0])
-    features = roofline_features(timed.kernels, timed.names)[1]
-    arrays = grow_trees(features, np.log(kernel_s / roofline_s(timed.kernels, *roofline)), seed=seed)
-    return Fitted(arrays=_named("trees", arrays), roofline=roofline, drift_s=drift_s)
-
-
-def _plain_trees(timed: Timed, seed: int) -> Arrays:
-    inputs = log_sizes_and_flops(timed.kernels, timed.names)
-    grown = grow_trees(inputs, np.log(timed.seconds), seed=seed, rounds=UNTUNED_ROUNDS, parameters=UNTUNED)
-    return _named("plain", grown)
-
-
-def _mlp(training: Timed, validation: Timed, seed: int) -> Arrays:
-    parts = [log_sizes(each.kernels, each.names) for each in (training, validation)]
-    logs = [np.log(each.seconds) for each in (training, validation)]
-    return _named("mlp", train_mlp(parts[0], logs[0], parts[1], logs[1], seed=seed))
-
-
-def _named(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    return {f"{prefix}/{name}": array for name, array in arrays.items()}
-
-
-def _mean_re(estimated: Floats, timed: Timed) -> float:
-    return float(np.mean(np.abs(estimated / timed.seconds - 1)))
-
-
-def _candidate(
-    model: Regressor, fitted: Fitted, refitted: Fitted, validation: Timed, held_out: Timed
-) -> KernelCandidate:
-    estimated = refitted.seconds(model, held_out)
-    return KernelCandidate(
-        model=model,
-        validation_re=_mean_re(fitted.seconds(model, validation), validation),
-        held_out_re=_mean_re(estimated, held_out),
-        held_out_wre=float(np.mean(np.abs(estimated - held_out.seconds)) / np.mean(held_out.seconds)),
-        held_out_bias=float(np.median(estimated / held_out.seconds - 1)),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +58,7 @@ def fit_kernels(records: Sequence[KernelSamples], *, seed: int = 0) -> KernelFit
         model, own, more = _fit_group(timed, f"{len(models)}", seed, with_mlp=with_mlp)
         models.append(model)
         notes += more
-        arrays |= _named(f"{len(models) - 1}", own)
+        arrays |= prefixed(f"{len(models) - 1}", own)
     return KernelFit(models=tuple(models), arrays=arrays, notes=tuple(notes))
 
 
@@ -300,7 +72,7 @@ def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple
     chosen = trial.chosen
     whole = fit_trees(timed, trial.fitted.drift_s, seed)
     if chosen == "plain trees":
-        whole = _beside(whole, _plain_trees(timed, seed))
+        whole = whole.beside(fit_plain_trees(timed, seed))
     network = {name: array for name, array in trial.fitted.arrays.items() if name.startswith("mlp/")}
     kept = {"trees": ("trees/",), "mlp": ("mlp/",), "trees and mlp": ("trees/", "mlp/"), "plain trees": ("plain/",)}
     used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept[chosen])}

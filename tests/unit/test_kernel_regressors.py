@@ -14,10 +14,10 @@ from calibrate.fit import fit_profile
 from calibrate.kernel_drift import fit_drift
 from calibrate.kernel_features import kernels_of, log_sizes, roofline_features
 from calibrate.kernel_files import read_arrays, write_arrays
-from calibrate.kernel_fit import fit_trees, timed_kernels, timed_shapes, try_candidates
 from calibrate.kernel_mlp import evaluate_mlp, train_mlp
 from calibrate.kernel_model import estimate, with_typical_drift
 from calibrate.kernel_trees import arrays_of, evaluate_trees
+from calibrate.kernel_trial import fit_trees, timed_kernels, timed_shapes, try_candidates
 from calibrate.merge import with_archives_beside
 from calibrate.profile import Profile, read_profile, write_profile
 from calibrate.show import explanation, print_profile
