@@ -13,7 +13,7 @@ from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 from predict.memory_validation import MemoryScore
 from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
-from predict.validation import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report, Unfit
+from predict.validation_report import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report, Unfit
 
 FILES = ("report.md", "pairs.csv", "report.json")
 _RUN_TITLES = (

@@ -21,7 +21,9 @@ from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
 from predict.report import markdown, print_report, refuse_existing, write_report
 from predict.runs import noise_floor, read_runs
-from predict.validation import Pair, Report, rank, validate_runs
+from predict.validation import validate_runs
+from predict.validation_report import Pair, Report
+from predict.validation_scores import rank
 from predict.workload import Point, evaluator_named
 
 CHAIN = make_network()
