@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.profile import CommunicationFit
+from calibrate.communication import CommunicationFit
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import unknown_choice
 

@@ -84,12 +84,8 @@ class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rates = {
-            "peak_flops": self.peak_flops,
-            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
-        }
-        for label, value in rates.items():
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"cluster {self.name!r}: {label} has to be finite and positive, not {value}")
-            if value is not None and not self.device_name:
+        labels = ("peak_flops", "memory_bandwidth_bytes_per_s")
+        check_positive(self, *labels, where=f"cluster {self.name!r}")
+        for label in labels:
+            if getattr(self, label) is not None and not self.device_name:
                 raise ValueError(f"cluster {self.name!r}: {label} is of a device: state its device_name as well")

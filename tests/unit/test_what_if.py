@@ -20,7 +20,8 @@ from profile_factory import (
     ring_fit,
 )
 
-from calibrate.profile import InnerLevel, Profile
+from calibrate.communication import InnerLevel
+from calibrate.profile import Profile
 from paradl_bench.spec.cluster import Cluster, ClusterFile, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer
