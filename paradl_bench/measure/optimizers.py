@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from paradl_bench.spec.errors import unknown_choice
 
@@ -44,9 +45,6 @@ def share_out_optimizer(
     **arguments: Any,
 ) -> torch.optim.Optimizer:
     """torch's ZeroRedundancyOptimizer; a rank's parameters lie in one buffer, so that it sends them at once."""
-    # It loads half as much again as torch itself.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
     return ZeroRedundancyOptimizer(
         [parameter for parameter in parameters if parameter.requires_grad],
         optimizer_class=optimizer,

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
@@ -40,11 +41,9 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
+from paradl_bench.strategies.pipeline.module import RankPipeline
 from paradl_bench.strategies.zero.plan import zero_stage
 from paradl_bench.terminal import progress
-
-if TYPE_CHECKING:
-    from paradl_bench.strategies.pipeline.module import RankPipeline
 
 CHUNK_ITERATIONS = 10
 """Timed iterations between two writes: what an interruption loses at most."""
@@ -259,9 +258,6 @@ class Trainer:
 
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once."""
-        # What ranks and their launcher need not wait for when they start.
-        from paradl_bench.measure.memory_tracking import track_memory
-
         return track_memory(
             self.iterate,
             self._parallel,

@@ -3,13 +3,13 @@
 Axes nest: one shares layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
 then exchanges gradients. No combination of kinds is written by hand.
 
-What runs pipelines and ZeRO stages is imported where there are some: torch's part of it takes as long to load as torch.
+All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
+are loaded, for a default, and would keep it after the ranks left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,13 @@ from paradl_bench.strategies.data.node_groups import node_groups
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
+from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_calls
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.zero.module import shard_parameters
 from paradl_bench.strategies.zero.plan import zero_stage
-
-if TYPE_CHECKING:
-    from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,6 @@ def build_parallel(
     if replicating:
         group = mesh.group(replicating)
         if stage > 1:
-            from paradl_bench.strategies.zero.module import shard_parameters
-
             shard_parameters(module, network, stage, device, group)
         else:
             nodes = node_groups(strategy, settings)
@@ -130,8 +127,6 @@ def _build_pipeline(
     device: torch.device,
     loss: Loss,
 ) -> ParallelModule:
-    from paradl_bench.strategies.pipeline.module import RankPipeline, record_calls
-
     strategy = mesh.strategy
     # The stages know each other's operations by their whole shapes.
     calls = record_calls(module, network, samples_at_once(strategy, settings))
