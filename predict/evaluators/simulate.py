@@ -29,10 +29,24 @@ from predict.workload import Evaluator, Point, Timing, Workload
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """Plan, price, and condense the plan for repeated simulation."""
-    planner = planner_for(point.strategy)
-    plan = planner.plan(model.network, point.strategy, point.settings)
+    return workload_of(model, point, price(model, point))
+
+
+def price(model: CostModel, point: Point) -> PricedPlan:
+    """The plan of a point, priced.
+
+    Raises:
+        UserError: the strategy has no plan, or the profile lacks a part.
+    """
+    plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
     priced.remarks.add(*(Remark(note, False) for note in plan.notes))
+    return priced
+
+
+def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
+    """A priced plan of the point, condensed for repeated simulation."""
+    plan = priced.plan
     if degree_of(point.strategy, "pipeline") > 1:
         return _pipelined(plan, priced, model, point)
     by_phase, coarse = (
@@ -48,17 +62,22 @@ def prepare(model: CostModel, point: Point) -> Workload:
         spread=priced.spread,
         remarks=priced.remarks,
         memory=model.memory(point.strategy, point.settings),
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
         lag=priced.straggler.factor,
     )
 
 
+def lag_of(priced: PricedPlan) -> Floats:
+    """Per work, how much longer the slowest rank takes."""
+    return np.where(priced.costs.is_communication, 1.0, priced.straggler.factor)
+
+
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
-    simulation = PipelineSimulation(plan, np.where(costs.is_communication, 1.0, priced.straggler.factor))
+    simulation = PipelineSimulation(plan, lag_of(priced))
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return Workload(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
@@ -78,8 +97,7 @@ class _Simulation:
     def __init__(self, plan: Plan, role: Role, priced: PricedPlan, *, across_phases: bool) -> None:
         self._condensed = condense(role, across_phases=across_phases)
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
-        # How much longer the slowest rank takes, per task.
-        self._lag = np.where(priced.costs.is_communication[role.work], 1.0, priced.straggler.factor)
+        self._lag = lag_of(priced)[role.work]
         self._work = role.work
         self._segment_work = role.work[first_task]
         self._on_compute = role.stream[first_task] == Stream.COMPUTE
