@@ -9,14 +9,14 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, shown
-from paradl_bench.spec.storage import write_bytes_atomically
+from paradl_bench.spec.storage import write_pieces_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,12 +130,17 @@ def write_output(target: str, content: bytes, *, force: bool = False) -> None:
     Raises:
         UserError: the file exists and ``force`` is not given.
     """
+    write_pieces(target, (content,), force=force)
+
+
+def write_pieces(target: str, pieces: Iterable[bytes], *, force: bool = False) -> None:
+    """As :func:`write_output`, for what is too long to be held as a whole."""
     if target == "-":
-        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.writelines(pieces)
         sys.stdout.flush()
         return
     refuse_overwrite(target, force=force)
-    write_bytes_atomically(Path(target), content)
+    write_pieces_atomically(Path(target), pieces)
 
 
 def refuse_overwrite(target: str, *, force: bool) -> None:

@@ -12,6 +12,7 @@ import click
 
 from paradl_bench.terminal import run_command
 from predict.command_options import point_options, refuse_missing
+from predict.timeline_command import timeline
 from predict.what_if_command import what_if_command
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-@click.group(invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate|what-if ...]")
+@click.group(
+    invoke_without_command=True, context_settings=_CONTEXT, subcommand_metavar="[validate|what-if|timeline ...]"
+)
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
 @click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
@@ -113,6 +116,7 @@ def validate(
 
 
 group.add_command(what_if_command)
+group.add_command(timeline)
 
 
 def main() -> None:

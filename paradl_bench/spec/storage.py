@@ -37,12 +37,18 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """As :func:`write_text_atomically`, for bytes."""
+    write_pieces_atomically(path, (content,))
+
+
+def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
+    """As :func:`write_bytes_atomically`, for what is too long to be held as a whole; ``pieces`` is read once."""
     # Not tempfile: its files are private to the user, and results are shared as the user's umask says.
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb", buffering=0) as stream:
-            _write_whole(stream, content)
+            for piece in pieces:
+                _write_whole(stream, piece)
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:

@@ -1,0 +1,202 @@
+"""Traces of ``predict timeline``: valid, complete, and refused where they can't be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network_factory import NetworkFactory
+from profile_factory import free_copies, interference, make_profile, ring_fit
+from trace_format import by_thread, check_trace, complete_events, held_by
+
+from calibrate.profile import write_profile
+from paradl_bench.terminal import run_command
+from predict import trace_events
+from predict.cli import group
+
+Call = Callable[..., tuple[int, str, str]]
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Calls ``predict timeline`` on a small convolutional network; exit code, standard output and error."""
+    factory = NetworkFactory(4, 16, 16)
+    for index in range(4):
+        factory.conv(f"conv{index}", 8)
+    factory.pool("pool", 2)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    changes = {
+        "communication": tuple(map(ring_fit, OPERATIONS)),
+        "interference": (interference(1.3, 1.6),),
+        "copies": free_copies(beta_s_per_byte=1e-9),
+    }
+    profile = tmp_path / "profile.json"
+    write_profile(profile, make_profile(factory.network("small"), **changes))
+
+    def timeline(*arguments: str) -> tuple[int, str, str]:
+        given = ["predict", "timeline", "--from-profile", str(profile), "--model", "small", *arguments]
+        monkeypatch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit) as caught:
+            run_command(group, "predict")
+        out, err = capfd.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+    return timeline
+
+
+@pytest.fixture
+def trace_of(call: Call) -> Callable[..., dict[str, Any]]:
+    """The trace that a call writes to standard output."""
+
+    def trace(*arguments: str) -> dict[str, Any]:
+        code, out, err = call(*arguments, "-o", "-")
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    return trace
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["serial", "d2", "z3d2", "f2", "c2", "s2", "d2s2", "p2", "p2 1f1b", "p2 interleaved", "d2p2f2 1f1b", "f2p2"],
+)
+def test_traces_are_valid_and_end_with_the_iteration(trace_of: Callable[..., dict[str, Any]], arguments: str) -> None:
+    strategy, *schedule = arguments.split()
+    given = ["--strategy", strategy, "--batch", "16", *(["--schedule", *schedule] if schedule else [])]
+    trace = trace_of(*given)
+    check_trace(trace)
+    tasks = complete_events(trace)
+    prediction = trace["otherData"]["prediction"]
+    end_us = max(event["ts"] + event["dur"] for event in tasks)
+    assert end_us * 1e-6 == pytest.approx(prediction["iteration_s"], rel=1e-9)
+    assert trace["otherData"]["strategy"] == prediction["strategy"] == strategy
+    assert trace["otherData"]["command"].startswith("predict timeline --from-profile ")
+    for event in tasks:
+        low, high = event["args"]["interval_us"]
+        assert low <= event["args"]["alone_us"] <= high
+        assert event["args"]["source"] in prediction["sources"]
+        assert event["dur"] >= event["args"]["alone_us"] * (1 - 1e-9) - 1e-6
+
+
+def test_names_categories_and_bytes(trace_of: Callable[..., dict[str, Any]]) -> None:
+    tasks = complete_events(trace_of("--strategy", "d2s2", "--batch", "16"))
+    found = {event["name"]: event for event in tasks}
+    assert found["conv1 FW"]["cat"] == "FW"
+    assert found["conv1 BW"]["cat"] == "BW"
+    assert found["weight update (sgd)"]["cat"] == "WU"
+    assert found["all_reduce"]["cat"] == "GE"
+    assert (found["all_reduce"]["args"]["ranks"], found["all_reduce"]["args"]["members"]) == (4, "0, 1, 2, 3")
+    assert found["halo exchange"]["cat"] == "halo"
+    assert (found["halo exchange"]["args"]["group"], found["halo exchange"]["args"]["members"]) == ("s2", "0, 1")
+    # One row of 16 positions in 4 channels of 4 bytes, of each of 8 samples.
+    assert {event["args"]["bytes"] for event in tasks if event["cat"] == "halo"} >= {8 * 4 * 16 * 4}
+    assert found["all_gather"]["cat"] == "all_gather"
+
+
+def test_arrows_lead_from_what_was_awaited(trace_of: Callable[..., dict[str, Any]]) -> None:
+    trace = trace_of("--strategy", "d2", "--batch", "16", "--bucket-cap-mb", "0.001")
+    threads = by_thread(trace)
+    starts = {event["id"]: event for event in trace["traceEvents"] if event["ph"] == "s"}
+    ends = {event["id"]: event for event in trace["traceEvents"] if event["ph"] == "f"}
+    exchanged = [event for event in complete_events(trace) if event["name"] == "all_reduce"]
+    assert len(starts) == len(ends) == len(exchanged) > 1
+    for number, start in starts.items():
+        (awaited,), (collective,) = held_by(start, threads), held_by(ends[number], threads)
+        assert collective["name"] == "all_reduce"
+        assert awaited["name"] == "copy into bucket"
+        assert awaited["ts"] + awaited["dur"] <= collective["ts"] + 1e-6
+
+
+def test_messages_lead_from_stage_to_stage(trace_of: Callable[..., dict[str, Any]]) -> None:
+    trace = trace_of("--strategy", "p2", "--batch", "16", "--micro-batches", "4")
+    threads = by_thread(trace)
+    arrows: dict[int, list[dict[str, Any]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] in "stf":
+            arrows.setdefault(event["id"], []).append(event)
+    assert [events[0]["name"] for events in arrows.values()].count("activations") == 4
+    assert [events[0]["name"] for events in arrows.values()].count("gradients") == 4
+    for made, sent, used in arrows.values():
+        (source,), (message,), (target,) = (held_by(event, threads) for event in (made, sent, used))
+        assert source["pid"] == message["pid"] != target["pid"]
+        assert message["name"].startswith("send ")
+        numbers = {event["args"]["micro_batch"] for event in (source, message, target)}
+        assert len(numbers) == 1
+        assert {source["args"]["stage"], target["args"]["stage"]} == {0, 1}
+
+
+def test_every_rank_is_shown_where_asked_for(trace_of: Callable[..., dict[str, Any]]) -> None:
+    given = ["--strategy", "d2p2f2", "--batch", "16"]
+    roles, ranks = trace_of(*given), trace_of(*given, "--ranks-shown", "all")
+    check_trace(ranks)
+    assert {event["pid"] for event in roles["traceEvents"]} == {0, 2}
+    assert {event["pid"] for event in ranks["traceEvents"]} == set(range(8))
+    assert len(complete_events(ranks)) == 4 * len(complete_events(roles))
+    names = {event["args"]["name"] for event in roles["traceEvents"] if event["name"] == "process_name"}
+    assert names == {"rank 0 (stage 0, stands for 4 ranks)", "rank 2 (stage 1, stands for 4 ranks)"}
+    # Messages stay in the replica and at the place along the filter axis that they start from.
+    for number in {event["id"] for event in ranks["traceEvents"] if event.get("cat") == "transfer" and "id" in event}:
+        found = {event["pid"] for event in ranks["traceEvents"] if event.get("id") == number}
+        first = min(found)
+        assert found == {first, first + 2}
+        assert first % 4 in (0, 1)
+
+
+def test_more_tasks_than_a_viewer_can_open_are_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_events, "MOST_TASKS", 100)
+    code, out, err = call("--strategy", "d4", "--batch", "16", "--ranks-shown", "all", "-o", "-")
+    assert (code, out) == (2, "")
+    assert "--ranks-shown roles shows ranks that do the same once" in err
+
+
+def test_files_are_kept_unless_forced(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    given = ["--strategy", "p2", "--batch", "16", "-o", str(file)]
+    code, out, err = call(*given)
+    assert (code, err) == (0, "")
+    for text in ("utilisation", "bubble", "stage 0", "stage 1", "F0", "B0"):
+        assert text in out
+    check_trace(json.loads(file.read_bytes()))
+    code, _, err = call(*given)
+    assert code == 2
+    assert "exists; give --force" in err
+    assert call(*given, "--force")[0] == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_the_summary_as_json(call: Call) -> None:
+    code, out, _ = call("--strategy", "d2p2", "--batch", "16", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["trace"] is None
+    assert [(role["role"], role["ranks"]) for role in found["roles"]] == [("stage 0", 2), ("stage 1", 2)]
+    assert found["utilisation"] == pytest.approx(sum(role["utilisation"] for role in found["roles"]) / 2)
+    low, high = found["interval_s"]
+    assert low <= found["iteration_s"] <= high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--strategy", "d2", "--batch", "16", "--evaluator", "paradl"], "a timeline is of --evaluator simulate"),
+        (["--strategy", "d2,d4", "--batch", "16"], "one strategy and batch, not of 2 (d2 on batch 16, d4 on batch 16)"),
+        (["--strategy", "d2", "--batch", "16,32"], "one strategy and batch, not of 2"),
+        (["--strategy", "d2", "--batch", "16", "--json", "-o", "-"], "both write to standard output"),
+        (["--batch", "16"], "Missing option '--strategy'"),
+        (["--strategy", "d3", "--batch", "16"], "does not"),
+    ],
+)
+def test_mistakes_are_one_line(call: Call, arguments: list[str], expected: str) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
