@@ -18,6 +18,18 @@ from paradl_bench.options import (
     together,
 )
 
+fusion_options = together(
+    click.option(
+        "--fusion",
+        metavar="none|buffer|ada|mg-wfbp|ddp",
+        help="Of --evaluator osf, which gradients share an all-reduce. Default: none; buffer where one of the next two"
+        " is given.",
+    ),
+    click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer, as Horovod's. Default: 64 MiB."),
+    click.option("--fusion-timeout", metavar="5ms", help="How long that buffer waits for a gradient. Default: 5 ms."),
+)
+"""Tensor fusion as OSF's paper has it."""
+
 point_options = together(
     click.option(
         "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
@@ -34,7 +46,7 @@ point_options = together(
     click.option(
         "--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured."
     ),
-    click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, csf or dag."),
+    click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, osf, csf or dag."),
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
     click.option("--dtype", help="fp32, ... Default: the one that was measured."),
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
@@ -49,6 +61,7 @@ point_options = together(
         help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
     ),
     input_options,
+    fusion_options,
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 

@@ -41,6 +41,7 @@ from predict.input_terms import InputOptions
 from predict.layer_costs import LayerCosts
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread, Straggler
+from predict.osf import Fusion
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
 
@@ -88,6 +89,7 @@ class CostModel:
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
         input_options: what was asked of the input side, for evaluators that know it.
         hardware: factors on the links and the device that were measured.
+        fusion: which gradients share an all-reduce, for evaluators that ask.
     """
 
     profile: Profile
@@ -99,6 +101,7 @@ class CostModel:
     proportional: bool = False
     input_options: InputOptions = field(default_factory=InputOptions)
     hardware: Hardware = AS_MEASURED
+    fusion: Fusion = field(default_factory=Fusion)
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)

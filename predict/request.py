@@ -15,6 +15,7 @@ from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
 from predict.input_terms import input_options
 from predict.inputs import choose_measured, choose_network, read_cluster
+from predict.osf import fusion_options
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
 from predict.stage_balance import refuse_without_pipeline, with_balanced_stages
@@ -78,6 +79,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         cluster=read_cluster(cluster) if cluster else None,
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
+        fusion=fusion_options(evaluator.name, options),
     )
 
 

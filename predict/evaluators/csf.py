@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from predict.closed_forms import csf
 from predict.cost_model import CostModel
+from predict.costs import Remark
 from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
+from predict.osf import scaling_factor
 from predict.workload import Evaluator, Point, Workload
 
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The sums, time between operations included."""
-    return prepare_closed_form("csf", csf, model, point, model.memory(point.strategy, point.settings))
+    memory = model.memory(point.strategy, point.settings)
+    workload = prepare_closed_form("csf", csf, model, point, memory)
+    if point.strategy.ranks > 1:
+        timing = workload.timing()
+        factor = scaling_factor(timing.fw_s + timing.bw_s, timing.ge_s)
+        workload.remarks.add(Remark(f"scaling factor (CSF) {factor:.4f}, weight update left out", False))
+    return workload
 
 
 EVALUATOR = Evaluator(

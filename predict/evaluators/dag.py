@@ -7,21 +7,18 @@ gradient is there, in order. As in the paper overlap is free, and no rank is lat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Collective, Phase, Plan, RoleBuilder, Stream
+from paradl_bench.spec.plan import Phase, Plan
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.compute import NetworkCompute, gradient_order, weight_update
 from predict.assembly import join
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form
 from predict.input_closed_form import PRESETS, Preset, exposed_exchange_seconds, iteration_seconds
 from predict.input_terms import HostBatch, input_terms
+from predict.layerwise_plan import layerwise_plan
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -56,42 +53,6 @@ def prepare(model: CostModel, point: Point) -> Workload:
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
     )
-
-
-def layerwise_plan(network: Network, point: Point) -> Plan:
-    """Forward, backward with an exchange of every layer as its gradient is ready, weight update."""
-    builder = RoleBuilder()
-    compute = NetworkCompute(builder, network)
-    compute.add_forward()
-    sizes = _exchanged_bytes(network, compute.backward_layers)
-    ranks = point.strategy.ranks
-    exchanges = []
-    for layer, task in compute.add_backward():
-        if ranks > 1 and sizes.get(layer):
-            work = Collective(operation="all_reduce", message_bytes=sizes[layer], ranks=ranks)
-            exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
-    after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
-    builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
-    return Plan(
-        strategy=point.strategy,
-        network=network.name,
-        local_batch=point.local_batch,
-        works=tuple(builder.works),
-        roles=(builder.build("rank", ranks),),
-    )
-
-
-def _exchanged_bytes(network: Network, backward: Sequence[int]) -> dict[int, int]:
-    """Bytes of the parameters whose gradient is complete with backward of a layer: of the last one that reads them."""
-    if not backward:
-        return {}
-    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
-    sizes = {parameter.name: parameter.bytes for parameter in network.parameters}
-    found: dict[int, int] = {}
-    for name in gradient_order(network):
-        layer = last.get(name, backward[-1])
-        found[layer] = found.get(layer, 0) + sizes[name]
-    return found
 
 
 class ClosedForm:

@@ -24,9 +24,10 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cli import group
 from predict.cost_model import CostModel
-from predict.evaluators.dag import ClosedForm, layerwise_plan
+from predict.evaluators.dag import ClosedForm
 from predict.input_closed_form import PRESETS, exposed_exchange_seconds, iteration_seconds
 from predict.input_terms import InputOptions, input_options
+from predict.layerwise_plan import layerwise_plan
 from predict.prediction import Prediction, Predictor
 from predict.simulator import simulate, task_graph
 from predict.workload import Point, evaluator_named

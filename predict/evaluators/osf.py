@@ -1,0 +1,94 @@
+"""``osf``: overlap of backward and exchange, and tensor fusion, as the paper's scaling factor has them.
+
+Closed forms of :mod:`predict.osf`. As in the paper overlap is free, copies into buffers take no time and no rank is
+later than another. Buffers are filled under the costs as they are; the interval keeps them as they are then.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import Collective
+from paradl_bench.strategies.catalog import planner_for
+from predict.closed_forms import gradient_exchange
+from predict.cost_model import CostModel, PricedPlan
+from predict.costs import Remark
+from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form
+from predict.layerwise_plan import layerwise_plan
+from predict.osf import Exchange, scaling_factor
+from predict.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
+from predict.workload import Evaluator, Point, Timing, Workload
+
+
+def prepare(model: CostModel, point: Point) -> Workload:
+    """Fuse, plan and price.
+
+    Raises:
+        UserError: the strategy is neither serial nor data, or a limit is exceeded.
+    """
+    if not has_closed_form(point.strategy):
+        raise UserError(f"osf has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+    planner = planner_for(point.strategy)
+    planner.check(model.network, point.strategy, point.settings)
+    buffers = buffers_of(model, point)
+    plan = layerwise_plan(model.network, point, buffers.sends)
+    priced = model.price(plan)
+    form = OverlapForm(plan, model.network, model.fusion, buffers)
+    if point.strategy.ranks > 1:
+        _remark(priced, model, point, form.timing(priced.costs.seconds), buffers)
+    return Workload(
+        costs=priced.costs,
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=model.memory(point.strategy, point.settings),
+        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        time=lambda seconds, *_: form.timing(np.asarray(seconds)),
+        iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
+    )
+
+
+def buffers_of(model: CostModel, point: Point) -> Buffers:
+    """Which gradients are sent together, by the model's rule of fusion."""
+    if model.fusion.rule == "ddp":
+        return fused_as_ddp(model.network, point.settings)
+    compute = layerwise_plan(model.network, point, {})
+    ready = ready_seconds(compute, model.network, model.price(compute).costs.seconds)
+    return fused(model.network, model.fusion, ready, _exchange(model, point))
+
+
+def _exchange(model: CostModel, point: Point) -> Exchange:
+    ranks = point.strategy.ranks
+
+    def seconds(message_bytes: float) -> float:
+        work = Collective(operation="all_reduce", message_bytes=max(1, round(message_bytes)), ranks=ranks)
+        return model.communication.cost(work, point.strategy).cost.seconds
+
+    return seconds
+
+
+def _remark(priced: PricedPlan, model: CostModel, point: Point, timing: Timing, buffers: Buffers) -> None:
+    compute_s = timing.fw_s + timing.bw_s
+    in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
+    without = scaling_factor(compute_s, float(in_series.seconds.sum()))
+    factor = scaling_factor(compute_s, timing.ge_s)
+    fusion = model.fusion
+    priced.remarks.add(
+        Remark(
+            f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out", False
+        ),
+        Remark(describe(fusion, buffers.bytes, len(buffers.layers)), False),
+        Remark("osf takes overlap and copies as free and all ranks as equally fast", False),
+        *flat_exchange(point.settings),
+    )
+    if fusion.rule == "buffer":
+        text = "osf adds a buffer's wait behind the all-reduce before it, as the paper's eq. 15 does; eq. 13 is mended"
+        priced.remarks.add(Remark(text, False))
+
+
+EVALUATOR = Evaluator(
+    name="osf",
+    summary="OSF: exchanges beside backward, layer by layer or fused; scaling factor",
+    prepare=prepare,
+    covers=has_closed_form,
+)
