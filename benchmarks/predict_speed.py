@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -37,8 +38,12 @@ main()
 """
 
 
-def synthetic_profile(path: Path, model: str, batch: int) -> None:
-    """A profile of a traced model with times from a roofline: as large as a measured one, and as slow to read."""
+def synthetic_profile(path: Path, model: str, batch: int, operations: Sequence[str] = ("broadcast",)) -> None:
+    """A profile of a traced model with times from a roofline: as large as a measured one, and as slow to read.
+
+    Args:
+        operations: that are fitted beside all-reduce.
+    """
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from profile_factory import interference, layer_times, make_profile, model_times, ring_fit
 
@@ -67,7 +72,7 @@ def synthetic_profile(path: Path, model: str, batch: int) -> None:
         ),
         communication=(
             ring_fit(covariance=((1e-12, 0.0), (0.0, 1e-22)), block_relative_sd=0.05),
-            ring_fit("broadcast", block_relative_sd=0.05),
+            *(ring_fit(operation, block_relative_sd=0.05) for operation in operations),
         ),
         interference=(interference(1.3, 1.5, compute_slowdown_iqr=0.1, communication_slowdown_iqr=0.1),),
     )

@@ -191,6 +191,25 @@ class CommunicationCosts:
             self._message_costs[key] = self.cost(_message(size_bytes, axes), strategy)
         return self._message_costs[key]
 
+    def pieces(self, operation: str, level: Level, contention: float) -> tuple[Piece, ...]:
+        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention.
+
+        Raises:
+            UserError: the profile holds no fit of the operation and the level states none.
+        """
+        known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
+        level, fits, _ = self._on_links(level, known)
+        return _pieces(lookup(operations(), operation, "collective"), fits, level, contention)
+
+    def level_of_span(self, span: int) -> Level:
+        """The level that so many ranks side by side span; the outermost goes on where nobody gave a cluster.
+
+        Raises:
+            UserError: the cluster given holds fewer ranks.
+        """
+        outermost = self.cluster.levels[-1]
+        return outermost if span > outermost.ranks and not self._given else self.cluster.level_of(span)
+
     def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
         """The level that the group spans: an axis strides over the ranks of the axes inside it."""
         span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
@@ -201,7 +220,7 @@ class CommunicationCosts:
         if span > outermost.ranks and not self._given:
             text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
             return outermost, (Remark(text, True),)
-        return self.cluster.level_of(span), ()
+        return self.level_of_span(span), ()
 
     def _on_links(
         self, level: Level, fits: list[CommunicationFit]

@@ -51,9 +51,13 @@ class ContentionCosts:
         Args:
             taking_part: share of the ranks that call such a collective: of several leaders a node, they alone do.
         """
+        groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
+        return self.of_groups(work, level, groups)
+
+    def of_groups(self, work: Collective, level: Level, groups: float) -> Sharing:
+        """phi of a collective that so many groups run at once over the links of one unit of the cluster."""
         if level.contention is not None and (self._given or level.contention > 1):
             return Sharing(level.contention, 0.0, ())
-        groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
         if groups <= 1:
             return ALONE
         count = f"{round(groups)} groups"

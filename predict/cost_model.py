@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from calibrate.profile import Profile
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import (
     Between,
@@ -75,6 +76,7 @@ class PricedSums:
     remarks: tuple[Remark, ...]
 
 
+_PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
 SUMS = ("FW", "BW", "FW between", "BW between", "WU")
 
 
@@ -111,6 +113,7 @@ class CostModel:
     _updated_elements: int = field(init=False)
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
+    _layer_of: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
@@ -121,6 +124,7 @@ class CostModel:
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         times = np.bincount(self._serial.roles[0].work, minlength=len(self._serial.works)).tolist()
+        self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
         self._operations = _counts_between(self._serial.works, times)
         self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
 
@@ -168,6 +172,37 @@ class CostModel:
             spread=spread,
             remarks=remarks,
         )
+
+    @property
+    def operations(self) -> dict[tuple[str, PhaseName], int]:
+        """How often one rank's iteration runs each operation and phase of the whole network."""
+        (role,) = self._serial.roles
+        found: dict[tuple[str, PhaseName], int] = {}
+        counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
+        for work, count in zip(self._serial.works, counts, strict=True):
+            if isinstance(work, Compute):
+                key = work.operation, work.phase
+                found[key] = found.get(key, 0) + count
+        return found
+
+    def compute_seconds(self, place: Place) -> tuple[dict[tuple[str, PhaseName], float], float]:
+        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update.
+
+        Raises:
+            UserError: the profile has nothing for an operation, or no update by the optimizer.
+        """
+        batch, on_host = place.local_batch, place.ranks_on_host
+        works: dict[tuple[str, PhaseName], Work] = {
+            (operation, phase): Compute(layer=name, operation=operation, phase=phase)
+            for operation, name in self._layer_of.items()
+            for phase in _PHASES
+        }
+        priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
+        (update,) = (work for work in self._serial.works if isinstance(work, WeightUpdate))
+        priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
+        parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        *of_works, of_update = (part.cost.seconds for part in parts)
+        return dict(zip(works, of_works, strict=True)), of_update
 
     def sums(self, place: Place) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""

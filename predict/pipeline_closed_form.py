@@ -54,10 +54,20 @@ class PipelineClosedForm:
     def __call__(self, seconds: Floats) -> LockStep:
         """The iteration under these seconds, one a work."""
         steps = self._ranks + self._micro_batches - 1
+        once = self.of_micro_batch(seconds)
         return LockStep(
-            fw_s=steps * float((self._forward @ seconds).max()),
-            bw_s=steps * float((self._backward @ seconds).max()),
-            transfers_s=2 * (steps - 1) * float((self._sends * seconds).max()),
+            fw_s=steps * once.fw_s,
+            bw_s=steps * once.bw_s,
+            transfers_s=2 * (steps - 1) * once.transfers_s,
+            wu_s=once.wu_s,
+        )
+
+    def of_micro_batch(self, seconds: Floats) -> LockStep:
+        """The largest stage's forward and backward of one micro-batch, the longest transfer, the largest update."""
+        return LockStep(
+            fw_s=float((self._forward @ seconds).max()),
+            bw_s=float((self._backward @ seconds).max()),
+            transfers_s=float((self._sends * seconds).max()),
             wu_s=float((self._updates @ seconds).max()),
         )
 
