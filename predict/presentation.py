@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.prediction import Prediction
 from predict.scaling import Sweep
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
@@ -63,38 +66,32 @@ def rows_csv(rows: Sequence[Mapping[str, object]]) -> bytes:
 
 
 def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ()) -> None:
-    """A table on standard output, with flags as numbered footnotes, and the knee of each sweep."""
-    from rich.box import SIMPLE_HEAD
+    """Tables on standard output: the answers, with flags as numbered footnotes and the knee of each sweep; the phases.
+
+    Two, so that each stays within the width of a terminal.
+    """
     from rich.markup import escape
-    from rich.table import Table
 
     first = predictions[0]
     shape = "x".join(map(str, first.input_shape))
-    title = f"{first.model} on {shape}, {first.optimizer}, {first.dtype}: {first.evaluator}"
-    table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    titles = ["strategy", "ranks", "batch", "iteration", "90%", "FW", "BW", "GE", "WU", "exposed", "samples/s"]
-    titles += ["efficient", "memory", "measured", "see"]
-    with_epochs = any(prediction.epoch_s is not None for prediction in predictions)
-    with_layers = any(_of_layers_s(prediction) for prediction in predictions)
-    if with_layers:
-        titles.insert(titles.index("GE"), "for layers")
-    if with_epochs:
-        titles.insert(titles.index("FW"), "epoch")
-    for title in titles:
-        table.add_column(title, justify="left" if title in ("strategy", "see") else "right")
     footnotes: dict[str, int] = {}
+    rows = []
     for prediction in predictions:
         lines = (*prediction.extrapolated, *prediction.notes)
-        numbers = [footnotes.setdefault(line, len(footnotes) + 1) for line in lines]
-        cells = _cells(prediction, with_epochs, with_layers, with_band=bool(sweeps))
-        table.add_row(*cells, ",".join(map(str, sorted(numbers))))
+        numbers = {footnotes.setdefault(line, len(footnotes) + 1) for line in lines}
+        rows.append(_answer(prediction, with_band=bool(sweeps)) | {"see": _ranges(sorted(numbers))})
     console = open_console()
-    console.print(table)
+    title = f"{first.model} on {shape}, {first.optimizer}, {first.dtype}: {first.evaluator}"
+    console.print(_table(rows, title=escape(title)))
+    phases = [_phases(prediction) for prediction in predictions]
+    console.print(_table(phases))
+    for_layers = "for layers: all-gathers, halos and the like that FW and BW wait for. "
     console.print(
-        "90%: interval of the iteration. "
-        + ("for layers: all-gathers, halos and the like that FW and BW wait for. " if with_layers else "")
-        + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides. "
-        "measured: share of the seconds.",
+        "90%: interval of the iteration. measured: share of the seconds. "
+        + (for_layers if any(row["for layers"] for row in phases) else "")
+        + ("idle: waiting for other stages. " if any(row["idle"] for row in phases) else "")
+        + ("input: waiting for the next mini-batch. " if any(row["input"] for row in phases) else "")
+        + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides.",
         highlight=False,
     )
     for sweep in sweeps:
@@ -102,6 +99,31 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     beyond = {line for prediction in predictions for line in prediction.extrapolated}
     for line, number in footnotes.items():
         console.print(escape(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}"), highlight=False)
+
+
+def _table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
+    """A row a mapping from column to cell; columns that are empty in all of them are left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = [column for column in rows[0] if any(row[column] for row in rows)]
+    for column in shown:
+        table.add_column(column, justify="left" if column in ("strategy", "see") else "right")
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
+    return table
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, three and more that follow each other as 1-3."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def _memory_cell(prediction: Prediction) -> str:
@@ -114,7 +136,7 @@ def _memory_cell(prediction: Prediction) -> str:
 
 def _of_layers_s(prediction: Prediction) -> float:
     """Seconds of the iteration that compute waits for communication for layers."""
-    others = ("FW", "BW", "GE", "WU", "exposed_communication")
+    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "exposed_communication")
     return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
 
 
@@ -125,20 +147,11 @@ def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
 
 
 def print_use(predictions: Sequence[Prediction]) -> None:
-    """A second table: what the iterations make of their ranks."""
-    from rich.box import SIMPLE_HEAD
+    """A table of what the iterations make of their ranks."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    cells = [_use_cells(prediction) for prediction in predictions]
-    shown = [title for title in cells[0] if any(row[title] for row in cells)]
-    for title in shown:
-        table.add_column(title, justify="left" if title == "strategy" else "right")
-    for row in cells:
-        table.add_row(*(row[title] for title in shown))
     console = open_console()
-    console.print(table)
+    console.print(_table([_use_cells(prediction) for prediction in predictions]))
     bases = dict.fromkeys((each.peak_flops_basis, each.peak_flops_per_rank is not None) for each in predictions)
     for basis, known in bases:
         text = (
@@ -154,10 +167,7 @@ def _use_cells(prediction: Prediction) -> dict[str, str]:
         return "" if value is None else f"{value:.4g}"
 
     busy = prediction.model_flops_utilisation
-    return {
-        "strategy": prediction.strategy,
-        "ranks": str(prediction.ranks),
-        "batch": str(prediction.batch),
+    return _configuration(prediction) | {
         "MFU": "" if busy is None else f"{busy:.1%}",
         "samples/s a rank": number(prediction.samples_per_s_per_rank),
         "tokens/s a rank": number(prediction.tokens_per_s_per_rank),
@@ -168,23 +178,42 @@ def _use_cells(prediction: Prediction) -> dict[str, str]:
     }
 
 
-def _cells(prediction: Prediction, with_epoch: bool, with_layers: bool, *, with_band: bool) -> list[str]:
+def _configuration(prediction: Prediction) -> dict[str, str]:
+    return {
+        "strategy": prediction.strategy,
+        "ranks": str(prediction.ranks),
+        "batch": str(prediction.batch),
+    }
+
+
+def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
+    """By column."""
     low, high = prediction.interval_s
-    parts = prediction.breakdown_s
-    memory = _memory_cell(prediction)
-    epoch = [format_seconds(prediction.epoch_s) if prediction.epoch_s is not None else ""] if with_epoch else []
-    return [
-        prediction.strategy,
-        str(prediction.ranks),
-        str(prediction.batch),
-        format_seconds(prediction.iteration_s),
-        f"{low / prediction.iteration_s - 1:+.0%} {high / prediction.iteration_s - 1:+.0%}",
-        *epoch,
-        *(format_seconds(parts[name]) for name in ("FW", "BW")),
-        *([format_seconds(_of_layers_s(prediction))] if with_layers else []),
-        *(format_seconds(parts[name]) for name in ("GE", "WU", "exposed_communication")),
-        f"{prediction.samples_per_s:.4g}",
-        _efficiency_cell(prediction, with_band),
-        memory,
-        f"{prediction.sources['measured']:.0%}",
-    ]
+    return _configuration(prediction) | {
+        "iteration": format_seconds(prediction.iteration_s),
+        "90%": f"{low / prediction.iteration_s - 1:+.0%} {high / prediction.iteration_s - 1:+.0%}",
+        "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
+        "samples/s": f"{prediction.samples_per_s:.4g}",
+        "efficiency": _efficiency_cell(prediction, with_band),
+        "memory": _memory_cell(prediction),
+        "measured": f"{prediction.sources['measured']:.0%}",
+    }
+
+
+def _phases(prediction: Prediction) -> dict[str, str]:
+    """By column."""
+    parts, for_layers_s = prediction.breakdown_s, _of_layers_s(prediction)
+
+    def where_there(seconds: float) -> str:
+        return format_seconds(seconds) if seconds else ""
+
+    return _configuration(prediction) | {
+        "FW": format_seconds(parts["FW"]),
+        "BW": format_seconds(parts["BW"]),
+        "for layers": where_there(for_layers_s),
+        "idle": where_there(parts.get("pipeline_idle", 0.0)),
+        "input": where_there(parts.get("input", 0.0)),
+        "GE": format_seconds(parts["GE"]),
+        "WU": format_seconds(parts["WU"]),
+        "exposed": format_seconds(parts["exposed_communication"]),
+    }
