@@ -14,4 +14,6 @@ setup(
             py_limited_api=True,
         )
     ],
+    # The wheel is named as the extension is built: for every Python from 3.11 on.
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -13,6 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of run_events and what it does; predict/engine_python.py has the same number, and a build of another is not used.
+   To be raised in both with whatever changes it. */
+#define INTERFACE 1
+
 typedef struct {
     double left;    /* seconds alone, as of since */
     double since;   /* when left was true */
@@ -187,15 +191,25 @@ static void start_all(Run *run, const int32_t *lane_start, int32_t lanes) {
 enum { LANE_START, QUEUE, WAITS_FOR, FOLLOWER_START, FOLLOWERS, SECONDS, SLOW_COMPUTE, SLOW_COMMUNICATION,
        START, END, OVERLAP, EXPOSED, ARRAYS };
 
+/* Whether items are native signed integers, or floating-point numbers; their size is for the caller to compare.
+   Without a format they are bytes. */
+static int is_native(const char *format, int integers) {
+    if (!format) return 0;
+    if (*format == '@' || *format == '=') format++;
+    return *format && !format[1] && strchr(integers ? "il" : "d", *format);
+}
+
 /* Buffers of all arrays, or nothing and an exception. */
 static int open_arrays(PyObject *const *objects, Py_buffer *views) {
     for (int i = 0; i < ARRAYS; i++) {
         int writable = i >= START;
         Py_ssize_t size = i < SECONDS ? (Py_ssize_t)sizeof(int32_t) : (Py_ssize_t)sizeof(double);
-        int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
         int opened = PyObject_GetBuffer(objects[i], &views[i], flags) == 0;
-        if (opened && views[i].itemsize == size) continue;
-        if (opened) PyErr_Format(PyExc_TypeError, "array %d has items of another size than %zd bytes", i, size);
+        if (opened && views[i].itemsize == size && is_native(views[i].format, i < SECONDS)) continue;
+        if (opened)
+            PyErr_Format(PyExc_TypeError, "array %d has items of another type than %s of %zd bytes", i,
+                         i < SECONDS ? "int" : "float", size);
         for (int done = opened ? i : i - 1; done >= 0; done--) PyBuffer_Release(&views[done]);
         return 0;
     }
@@ -285,8 +299,12 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int add_interface(PyObject *module) { return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_interface}, {0, NULL}};
+
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "engine_compiled", "The simulator's event loop, compiled.", 0, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "engine_compiled", "The simulator's event loop, compiled.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit_engine_compiled(void) { return PyModuleDef_Init(&definition); }

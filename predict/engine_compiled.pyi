@@ -1,6 +1,8 @@
 from paradl_bench.spec.plan import Ints
 from predict.costs import Floats
 
+INTERFACE: int
+
 def run_events(
     lane_start: Ints,
     queue: Ints,

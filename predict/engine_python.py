@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from paradl_bench.spec.plan import Ints
 from predict.costs import Floats
 
+INTERFACE = 1
+"""Of :func:`run_events` and what it does; a compiled loop of another number is left alone, as one that was built before
+a change. To be raised in both with whatever changes it."""
+
 _IDLE = -1
 
 

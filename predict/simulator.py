@@ -8,12 +8,12 @@ change only where a task starts or ends. Several roles run together where one wa
 roles that differ (a collective starts when its own role reaches it).
 
 Arrays in, arrays out: a task is an index. The event loop is :mod:`predict.engine_compiled` where that was built, else
-:mod:`predict.engine_python`, which does the same.
+:mod:`predict.engine_python`, which does the same; a build of another interface than the Python has counts as none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,12 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.plan import Ints, Role, Stream
+from predict import engine_python
 from predict.costs import Floats
-
-try:
-    from predict.engine_compiled import run_events
-except ImportError:
-    from predict.engine_python import run_events
 
 _COMPUTE, _COMMUNICATION = int(Stream.COMPUTE), int(Stream.COMMUNICATION)
 
@@ -219,17 +215,33 @@ def couple(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, In
     )
 
 
+def _event_loop() -> Callable[..., int]:
+    try:
+        from predict import engine_compiled
+    except ImportError:
+        return engine_python.run_events
+    # One that was built before it told its interface has none.
+    same = getattr(engine_compiled, "INTERFACE", None) == engine_python.INTERFACE
+    return engine_compiled.run_events if same else engine_python.run_events
+
+
+run_events = _event_loop()
+
+
 def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
     """Run the tasks.
 
     Args:
         seconds: per task, alone on the device.
-        compute_slowdown, communication_slowdown: per task; read where the task is a collective that runs beside
-            compute, and at least 1.
+        compute_slowdown, communication_slowdown: per task, at least 1; read where the task is a collective that runs
+            beside compute.
 
     Raises:
-        ValueError: tasks wait for each other in a circle.
+        ValueError: tasks wait for each other in a circle, or a number is not finite or too small.
     """
+    _check("seconds", seconds, 0)
+    _check("compute_slowdown", compute_slowdown, 1)
+    _check("communication_slowdown", communication_slowdown, 1)
     start_s, end_s = np.zeros(graph.tasks), np.zeros(graph.tasks)
     overlap_s, exposed_s = np.zeros(graph.roles), np.zeros(graph.roles)
     finished = run_events(
@@ -254,3 +266,9 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     last = int(graph.lane[int(np.argmax(end_s))]) // len(Stream) if graph.tasks else 0
     overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
     return Timeline(start_s, end_s, overlap, exposed)
+
+
+def _check(name: str, values: Floats, least: float) -> None:
+    # Of values that hold a NaN both ends are NaN, and no comparison with it holds.
+    if len(values) and not (values.min() >= least and values.max() < np.inf):
+        raise ValueError(f"{name} have to be finite and at least {least:g}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import predict
 from paradl_bench.spec.plan import Ints, Stream
 from predict import engine_python, simulator
 from predict.costs import Floats
@@ -167,3 +171,51 @@ def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:
             compiled.run_events(*arrays(**change))
     with pytest.raises(TypeError, match="bytes"):
         compiled.run_events(*arrays(queue=np.array([0, 1], np.int64)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("place", "values"),
+    [
+        (1, np.array([0, 1], np.float32)),
+        (1, np.array([0, 1], np.uint32)),
+        (1, np.array([0, 1], ">i4")),
+        (5, np.array([1, 1], np.int64)),
+        (8, np.zeros(2, np.int64)),
+    ],
+)
+def test_the_compiled_loop_refuses_items_of_the_right_size_and_another_type(place: int, values: object) -> None:
+    compiled = pytest.importorskip("predict.engine_compiled")
+    given = arrays()
+    given[place] = values
+    with pytest.raises(TypeError, match="of another type"):
+        compiled.run_events(*given)
+
+
+@pytest.mark.parametrize("interface", [None, engine_python.INTERFACE + 1])
+def test_a_loop_that_was_built_of_another_interface_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, interface: int | None
+) -> None:
+    stale = ModuleType("predict.engine_compiled")
+    stale.run_events = None  # type: ignore[attr-defined]
+    if interface is not None:
+        stale.INTERFACE = interface  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "predict.engine_compiled", stale)
+    monkeypatch.setattr(predict, "engine_compiled", stale, raising=False)
+    assert simulator._event_loop() is engine_python.run_events
+
+
+def test_a_loop_that_was_built_of_this_interface_is_used() -> None:
+    compiled = pytest.importorskip("predict.engine_compiled")
+    assert simulator._event_loop() is compiled.run_events
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(0, -1e-9), (0, math.nan), (0, math.inf), (1, 0.5), (1, math.nan), (2, 0.0), (2, math.inf)]
+)
+def test_costs_that_no_task_can_have_are_refused(place: int, value: float) -> None:
+    graph = TaskGraph.of_edges(np.array([0, 1], np.int32), 1, np.array([0], np.int32), np.array([1], np.int32))
+    costs = [np.ones(2) for _ in range(3)]
+    assert simulate(graph, *costs).iteration_s == 2.0
+    costs[place][1] = value
+    with pytest.raises(ValueError, match="have to be finite and at least"):
+        simulate(graph, *costs)
