@@ -13,12 +13,15 @@ from paradl_bench.spec.plan import bucket_limits
 from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.cost_model import CostModel
-from predict.evaluators.osf import buffers_of
+from predict.evaluators.osf import buffers_of, workload_of
 from predict.interval import interval
 from predict.osf import Fusion, Rule
 from predict.osf_form import Buffers, fused_as_ddp
 from predict.request import read_request
-from predict.workload import Evaluator, Point, evaluator_named
+from predict.scaling_band import Timed, gain_band
+from predict.workload import Evaluator, Point, Workload, evaluator_named
+
+_DEFAULT = "torch's default"
 
 
 class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,8 +32,11 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bucket_cap_mb: MiB, as DistributedDataParallel takes it; None for its default and for what DDP cannot be told.
         all_reduces: of an iteration. largest_bytes: of one of them.
         iteration_s, interval_s: by the evaluator that was asked; None where it knows DDP's buckets alone.
+        gain: torch's default's iteration over this one's, less 1. gain_interval: its 90% interval, errors that both
+            share left out. Both None where ``iteration_s`` is.
         overlap_s: the iteration by ``osf``, for which overlap and copies are free: the one number all groupings have.
         best: the shortest iteration of the grid.
+        extrapolated: what lies beyond measurement. notes: all else that the evaluator and osf have to say.
     """
 
     strategy: str
@@ -42,12 +48,16 @@ class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     largest_bytes: int
     iteration_s: float | None = None
     interval_s: tuple[float, float] | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
     overlap_s: float
     best: bool = False
+    extrapolated: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def advise(options: Mapping[str, Any]) -> tuple[BucketAdvice, ...]:
-    """The grid and the other groupings, for every point that the options ask for.
+def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[str, ...]]:
+    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why.
 
     Args:
         options: of the command line, by the names of its parameters.
@@ -65,7 +75,7 @@ def advise(options: Mapping[str, Any]) -> tuple[BucketAdvice, ...]:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
             raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
         found += _of_point(request.model, evaluator, point, caps)
-    return tuple(found)
+    return tuple(found), request.left_out
 
 
 def parse_caps(text: str) -> tuple[float, ...]:
@@ -88,7 +98,9 @@ def parse_caps(text: str) -> tuple[float, ...]:
 
 def _of_point(model: CostModel, evaluator: Evaluator, point: Point, caps: Sequence[float]) -> list[BucketAdvice]:
     as_ddp = dataclasses.replace(model, fusion=Fusion(rule="ddp"))
-    grid = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
+    timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
+    default = timed[0][1]
+    grid = [_with_gain(advice, time, default) for advice, time in timed]
     # Of caps that make the same buckets the first is named, torch's default before all.
     best = min(range(len(grid)), key=lambda index: (_seconds(grid[index]), index))
     grid[best] = msgspec.structs.replace(grid[best], best=True)
@@ -96,35 +108,52 @@ def _of_point(model: CostModel, evaluator: Evaluator, point: Point, caps: Sequen
     return [*grid, *(_of_rule(model, evaluator, point, rule, name) for rule, name in rules)]
 
 
-def _of_cap(as_ddp: CostModel, evaluator: Evaluator, point: Point, cap_mb: float | None) -> BucketAdvice:
+def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvice:
+    gain = default.iteration_s / timed.iteration_s - 1
+    return msgspec.structs.replace(advice, gain=gain, gain_interval=gain_band(timed, default))
+
+
+def _of_cap(as_ddp: CostModel, evaluator: Evaluator, point: Point, cap_mb: float | None) -> tuple[BucketAdvice, Timed]:
     if cap_mb is not None:
         first, cap = bucket_limits(cap_mb)
         of_cap = msgspec.structs.replace(point.settings, first_bucket_bytes=first, bucket_cap_bytes=cap)
         point = dataclasses.replace(point, settings=of_cap)
-    workload = evaluator.prepare(as_ddp, point)
-    bounds = interval(workload)
-    name = "torch's default" if cap_mb is None else f"bucket_cap_mb {cap_mb:g}"
-    advice = _advice(as_ddp, evaluator, point, name, fused_as_ddp(as_ddp.network, point.settings))
-    timing = workload.timing()
-    return msgspec.structs.replace(
-        advice, bucket_cap_mb=cap_mb, iteration_s=timing.iteration_s, interval_s=(bounds.low_s, bounds.high_s)
+    buffers = fused_as_ddp(as_ddp.network, point.settings)
+    overlapped = workload_of(as_ddp, point, buffers)
+    workload = overlapped if evaluator.name == "osf" else evaluator.prepare(as_ddp, point)
+    timed = Timed(workload.timing().iteration_s, interval(workload))
+    advice = msgspec.structs.replace(
+        _advice(evaluator, point, buffers, workload, overlapped),
+        grouping=_DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}",
+        bucket_cap_mb=cap_mb,
+        iteration_s=timed.iteration_s,
+        interval_s=(timed.bounds.low_s, timed.bounds.high_s),
     )
+    return advice, timed
 
 
 def _of_rule(model: CostModel, evaluator: Evaluator, point: Point, rule: Rule, name: str) -> BucketAdvice:
     by_rule = dataclasses.replace(model, fusion=Fusion(rule=rule))
-    return _advice(by_rule, evaluator, point, name, buffers_of(by_rule, point))
+    buffers = buffers_of(by_rule, point)
+    overlapped = workload_of(by_rule, point, buffers)
+    return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)
 
 
-def _advice(model: CostModel, evaluator: Evaluator, point: Point, name: str, buffers: Buffers) -> BucketAdvice:
+def _advice(
+    evaluator: Evaluator, point: Point, buffers: Buffers, workload: Workload, overlapped: Workload
+) -> BucketAdvice:
+    """Without its name; remarks are those of both workloads, equal ones once."""
+    remarks = workload.remarks, overlapped.remarks
     return BucketAdvice(
         strategy=str(point.strategy),
         batch=point.settings.batch,
         evaluator=evaluator.name,
-        grouping=name,
+        grouping="",
         all_reduces=len(buffers.bytes),
         largest_bytes=max(buffers.bytes, default=0),
-        overlap_s=evaluator_named("osf").prepare(model, point).timing().iteration_s,
+        overlap_s=overlapped.timing().iteration_s,
+        extrapolated=tuple(dict.fromkeys(line for own in remarks for line in own.extrapolated())),
+        notes=tuple(dict.fromkeys(line for own in remarks for line in own.notes())),
     )
 
 
@@ -139,20 +168,33 @@ def print_advice(advice: Sequence[BucketAdvice]) -> None:
     for key in dict.fromkeys((row.strategy, row.batch) for row in advice):
         rows = [row for row in advice if (row.strategy, row.batch) == key]
         console.print(_table(rows), markup=False)
-        best = next(row for row in rows if row.best)
-        console.print(_in_words(best, rows[0]), highlight=False, markup=False)
-    console.print(
-        "free overlap: by osf, with overlap and copies for free and all ranks equally fast; the last three rows are no"
-        " setting of DDP.",
-        highlight=False,
-    )
+        console.print(_in_words(rows), highlight=False, markup=False)
+        lines = dict.fromkeys(f"extrapolated: {line}" for row in rows for line in row.extrapolated)
+        for line in (*lines, *dict.fromkeys(line for row in rows for line in row.notes)):
+            console.print(line, highlight=False, markup=False)
+    console.print("free overlap: by osf. The last three rows are no setting of DDP.", highlight=False)
 
 
-def _in_words(best: BucketAdvice, default: BucketAdvice) -> str:
+def _in_words(rows: Sequence[BucketAdvice]) -> str:
+    best = next(row for row in rows if row.best)
     text = f"best of the grid: {best.grouping}, {format_seconds(_seconds(best))}"
-    if best is default:
+    if best.grouping == _DEFAULT:
         return text
-    return f"{text}, {_seconds(default) / _seconds(best) - 1:.2%} faster than torch's default"
+    clear = [row for row in rows if row.gain_interval is not None and row.gain_interval[0] > 0]
+    text += f", {_gain_in_words(best)} {_DEFAULT}"
+    if not clear:
+        return f"{text}; no cap is clearly better than {_DEFAULT}"
+    if best in clear:
+        return text
+    surest = min(clear, key=_seconds)
+    return f"{text}, which is not clear; {surest.grouping} is clearly better, {_gain_in_words(surest)} it"
+
+
+def _gain_in_words(row: BucketAdvice) -> str:
+    assert row.gain is not None
+    assert row.gain_interval is not None
+    low, high = row.gain_interval
+    return f"{row.gain:.2%} (90%: {low:+.2%} to {high:+.2%}) faster than"
 
 
 def _table(rows: Sequence[BucketAdvice]) -> Any:

@@ -21,7 +21,8 @@ from predict.command_options import point_options, refuse_missing
 @click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
-def buckets(**options: Any) -> None:
+@click.pass_context
+def buckets(ctx: click.Context, /, **options: Any) -> None:
     """Say which bucket_cap_mb of DistributedDataParallel to take, with adaFusion's grouping beside it.
 
     \b
@@ -29,17 +30,24 @@ def buckets(**options: Any) -> None:
     """
     from paradl_bench.spec.errors import UserError
     from paradl_bench.spec.storage import encode_pretty
-    from paradl_bench.terminal import refuse_overwrite, write_output
+    from paradl_bench.terminal import refuse_overwrite, say, write_output
     from predict.bucket_advice import advise, print_advice
 
     refuse_missing(options, "profile", "model", "strategy", "batch")
     for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):
         if options[name] is not None:
             raise UserError(f"--{name.replace('_', '-')}: predict buckets tries groupings; give values by --caps")
+    if options["dataset_samples"] is not None:
+        raise UserError("--dataset-samples: predict buckets compares iterations, and says nothing of epochs")
+    scaled = ctx.get_parameter_source("scaling") is click.core.ParameterSource.COMMANDLINE
+    if scaled and options["ranks"] is None:
+        raise UserError("--scaling is for the rank counts of --ranks; predict buckets has no other use for it")
     output = options["output"]
     if output:
         refuse_overwrite(output, force=options["force"])
-    advice = advise(options)
+    advice, left_out = advise(options)
+    for line in left_out:
+        say(f"predict: left out: {line}")
     content = encode_pretty(list(advice))
     if output:
         write_output(output, content, force=options["force"])

@@ -161,7 +161,6 @@ class CostModel:
         remarks = Remarks()
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         straggler = self._model.straggler(place.ranks, place.local_batch, place.ranks_on_host)
-        remarks.add(*straggler.remarks)
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place)
         return PricedPlan(

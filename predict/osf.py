@@ -83,6 +83,8 @@ def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion:
         raise unknown_choice("--fusion", rule, RULES)
     if of_buffer and rule != "buffer":
         raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has none")
+    if evaluator_name == "osf" and options.get("bucket_cap_mb") is not None and rule != "ddp":
+        raise UserError(f"--bucket-cap-mb is for --fusion ddp where osf evaluates; {rule} has no buckets of DDP")
     default = Fusion()
     buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
     return Fusion(

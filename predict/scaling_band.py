@@ -1,8 +1,9 @@
-"""How far the efficiency of a point may be off, from the intervals of the point and of what it is compared with."""
+"""How far a ratio of two iterations may be off, from the intervals of both: efficiency, or what a setting gains."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from predict.interval import Interval
@@ -23,20 +24,48 @@ def efficiency_band(point: Timed, reference: Timed, efficiency: float) -> tuple[
     the interval of an iteration. Layers' own errors are taken as independent between the two, which is on the safe
     side. What parts left unexplained counts in both.
     """
-    scale = efficiency * point.iteration_s / reference.iteration_s
-
-    def moved_by(reference_s: float, point_s: float) -> float:
-        return scale * reference_s / max(point_s, 1e-300) - efficiency
-
-    ours, theirs = point.bounds.moved_s, reference.bounds.moved_s
     own = efficiency * math.hypot(
         point.bounds.own_s / point.iteration_s, reference.bounds.own_s / reference.iteration_s
     )
+    return _band(point, reference, efficiency, own, ())
+
+
+def gain_band(point: Timed, reference: Timed) -> tuple[float, float]:
+    """90% interval of the reference's iteration over the point's, less 1, where both run the same layers alike.
+
+    As :func:`efficiency_band`, but layers' own errors are the same errors in both and move both at once; what one has
+    more of them is its own.
+    """
+    ours, theirs = point.bounds.own_s, reference.bounds.own_s
+    shared, ratio = min(ours, theirs), reference.iteration_s / point.iteration_s
+    more = ratio * math.sqrt(abs(ours**2 - theirs**2)) / min(point.iteration_s, reference.iteration_s)
+    ends = [(reference.iteration_s + by, point.iteration_s + by) for by in (shared, -shared)]
+    low, high = _band(point, reference, ratio, more, [ends])
+    return low - 1.0, high - 1.0
+
+
+def _band(
+    point: Timed, reference: Timed, value: float, own: float, moved: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[float, float]:
+    """The interval of ``value``.
+
+    Args:
+        own: its half-width by errors that the two do not share.
+        moved: beside the modes, seconds of reference and point at both ends of an error that they share.
+    """
+    scale = value * point.iteration_s / reference.iteration_s
+
+    def moved_by(reference_s: float, point_s: float) -> float:
+        return scale * reference_s / max(point_s, 1e-300) - value
+
+    ours, theirs = point.bounds.moved_s, reference.bounds.moved_s
+    unmoved = (reference.iteration_s,) * 2, (point.iteration_s,) * 2
+    modes = [
+        list(zip(theirs.get(name, unmoved[0]), ours.get(name, unmoved[1]), strict=True))
+        for name in ours.keys() | theirs.keys()
+    ]
     above, below = own**2, own**2
-    for name in ours.keys() | theirs.keys():
-        both = zip(
-            theirs.get(name, (reference.iteration_s,) * 2), ours.get(name, (point.iteration_s,) * 2), strict=True
-        )
+    for both in (*modes, *moved):
         gains = [moved_by(*seconds) for seconds in both]
         above += max(0.0, *gains) ** 2
         below += max(0.0, *(-gain for gain in gains)) ** 2
@@ -44,5 +73,5 @@ def efficiency_band(point: Timed, reference: Timed, efficiency: float) -> tuple[
         moved_by(reference.iteration_s + missing_there, point.iteration_s + missing)
         for missing_there, missing in zip(reference.bounds.unexplained_s, point.bounds.unexplained_s, strict=False)
     ]
-    low = efficiency - math.sqrt(below) + min(0.0, *unexplained, 0.0)
-    return max(low, 0.0), efficiency + math.sqrt(above) + max(0.0, *unexplained, 0.0)
+    low = value - math.sqrt(below) + min(0.0, *unexplained, 0.0)
+    return max(low, 0.0), value + math.sqrt(above) + max(0.0, *unexplained, 0.0)

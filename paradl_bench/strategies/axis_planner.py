@@ -103,6 +103,10 @@ SHARD_OPTIONS: dict[AxisKind, tuple[str, ...]] = {
 """Settings that decide what the ranks of an axis run of shared layers, by its kind."""
 
 
+PIPELINE_OPTIONS = ("micro_batches", "schedule")
+"""Settings that decide the order of a pipeline's actions."""
+
+
 def shard_label(axis: Axis, settings: PlanSettings) -> str:
     """What a rank runs of a model, as measurements and plans call it: ``f2``, ``f2[split=fc1,fc2]``."""
     options = [f"{name}={text}" for name, text in settings.options.items() if name in SHARD_OPTIONS.get(axis.kind, ())]
@@ -119,6 +123,7 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy]) -> Non
     for name in settings.options:
         kinds = [kind for kind, names in SHARD_OPTIONS.items() if name in names]
         kinds += REPLICATING if name == "exchange" else ()
+        kinds += ("pipeline",) if name in PIPELINE_OPTIONS else ()
         if kinds and not present.intersection(kinds):
             found = ",".join(map(str, strategies)) or "no strategy"
             raise UserError(f"--{name.replace('_', '-')} is for {', '.join(kinds)} parallelism, not for {found}")

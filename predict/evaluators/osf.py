@@ -12,7 +12,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Collective
 from paradl_bench.strategies.catalog import planner_for
 from predict.closed_forms import gradient_exchange
-from predict.cost_model import CostModel, PricedPlan
+from predict.cost_model import CostModel
 from predict.costs import Remark
 from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form
 from predict.layerwise_plan import layerwise_plan
@@ -22,27 +22,39 @@ from predict.workload import Evaluator, Point, Timing, Workload
 
 
 def prepare(model: CostModel, point: Point) -> Workload:
-    """Fuse, plan and price.
+    """Fuse, plan and price; remarks say what the grouping makes of the exchange.
 
     Raises:
         UserError: the strategy is neither serial nor data, or a limit is exceeded.
     """
     if not has_closed_form(point.strategy):
         raise UserError(f"osf has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
-    planner = planner_for(point.strategy)
-    planner.check(model.network, point.strategy, point.settings)
+    planner_for(point.strategy).check(model.network, point.strategy, point.settings)
     buffers = buffers_of(model, point)
+    workload = workload_of(model, point, buffers)
+    if point.strategy.ranks > 1:
+        workload.remarks.add(*_of_grouping(model, point, workload.timing(), buffers))
+    return workload
+
+
+def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
+    """Plan and price these buffers; remarks are those of every grouping.
+
+    Raises:
+        UserError: the profile lacks a part.
+    """
     plan = layerwise_plan(model.network, point, buffers.sends)
     priced = model.price(plan)
     form = OverlapForm(plan, model.network, model.fusion, buffers)
     if point.strategy.ranks > 1:
-        _remark(priced, model, point, form.timing(priced.costs.seconds), buffers)
+        text = "osf takes overlap and copies as free and all ranks as equally fast"
+        priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
     return Workload(
         costs=priced.costs,
         spread=priced.spread,
         remarks=priced.remarks,
         memory=model.memory(point.strategy, point.settings),
-        limits=tuple(map(str, planner.limits(model.network, point.settings))),
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
     )
@@ -67,23 +79,21 @@ def _exchange(model: CostModel, point: Point) -> Exchange:
     return seconds
 
 
-def _remark(priced: PricedPlan, model: CostModel, point: Point, timing: Timing, buffers: Buffers) -> None:
+def _of_grouping(model: CostModel, point: Point, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
     compute_s = timing.fw_s + timing.bw_s
     in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
     without = scaling_factor(compute_s, float(in_series.seconds.sum()))
     factor = scaling_factor(compute_s, timing.ge_s)
     fusion = model.fusion
-    priced.remarks.add(
-        Remark(
-            f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out", False
-        ),
-        Remark(describe(fusion, buffers.bytes, len(buffers.layers)), False),
-        Remark("osf takes overlap and copies as free and all ranks as equally fast", False),
-        *flat_exchange(point.settings),
-    )
+    texts = [
+        f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out",
+        describe(fusion, buffers.bytes, len(buffers.layers)),
+    ]
     if fusion.rule == "buffer":
-        text = "osf adds a buffer's wait behind the all-reduce before it, as the paper's eq. 15 does; eq. 13 is mended"
-        priced.remarks.add(Remark(text, False))
+        texts.append(
+            "osf adds a buffer's wait behind the all-reduce before it, as the paper's eq. 15 does; eq. 13 is mended"
+        )
+    return tuple(Remark(text, False) for text in texts)
 
 
 EVALUATOR = Evaluator(

@@ -40,7 +40,7 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     """
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
-    priced.remarks.add(*(Remark(note, False) for note in plan.notes))
+    priced.remarks.add(*priced.straggler.remarks, *(Remark(note, False) for note in plan.notes))
     return priced
 
 

@@ -227,12 +227,15 @@ def test_overlap_is_free_whatever_was_measured_and_both_factors_are_said() -> No
     assert factors[0] > factors[1]
     text = "scaling factor (OSF) {:.4f}, without overlap (CSF) {:.4f}, weight update left out".format(*factors)
     assert text in osf.notes
+    # Neither has a lag, so neither speaks of one.
+    assert not any("lag" in note for note in (*osf.notes, *csf.notes))
     assert f"scaling factor (CSF) {factors[1]:.4f}, weight update left out" in csf.notes
 
 
 def test_options_are_horovods_and_for_osf_alone() -> None:
     assert fusion_options("osf", {}) == Fusion()
     assert fusion_options("osf", {"fusion_buffer": "2MiB"}) == Fusion(rule="buffer", buffer_bytes=2 << 20)
+    assert fusion_options("osf", {"fusion": "ddp", "bucket_cap_mb": 5.0}) == Fusion(rule="ddp")
     assert fusion_options("osf", {"fusion_timeout": "2ms"}) == Fusion(rule="buffer", timeout_s=2e-3)
     for evaluator, options, message in (
         ("simulate", {"fusion": "ada"}, "--fusion is for --evaluator osf; simulate fuses no tensors by it"),
@@ -240,6 +243,8 @@ def test_options_are_horovods_and_for_osf_alone() -> None:
         ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "--fusion-buffer is for --fusion buffer; ada has none"),
         ("osf", {"fusion_buffer": "much"}, "size 'much' does not parse"),
         ("osf", {"fusion_timeout": "0"}, "--fusion-timeout: '0' is no time"),
+        ("osf", {"bucket_cap_mb": 5.0}, "--bucket-cap-mb is for --fusion ddp where osf evaluates; none has no"),
+        ("osf", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "ada has no buckets of DDP"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
             fusion_options(evaluator, options)

@@ -324,6 +324,8 @@ def test_options_of_axes_reach_the_plan_and_the_answer(predict: Caller) -> None:
             "unknown layer of convolutional to split 'conv3': did you mean conv2 or conv1?",
         ),
         ("--strategy d2,s2 --split fc", "--split is for filter, channel, tensor parallelism, not for d2,s2"),
+        ("--strategy d2,s2 --micro-batches 4", "--micro-batches is for pipeline parallelism, not for d2,s2"),
+        ("--strategy d2 --schedule 1f1b", "--schedule is for pipeline parallelism, not for d2"),
         ("--strategy f2 --spatial-until fc", "--spatial-until is for spatial parallelism, not for f2"),
     ],
 )
