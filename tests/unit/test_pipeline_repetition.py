@@ -52,10 +52,42 @@ def cut_cases(draw: st.DrawFn) -> tuple[list[int], list[bool], list[int], int]:
     return weights, trained, sent, draw(st.integers(1, count))
 
 
+def cut_plainly(
+    weights: list[int], trained: list[bool], sent: list[int], stages: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """Largest stage and cuts, from each place back to each before it: what the cut promises, one number at a time."""
+    # Up to each place: the largest stage, elements sent at the cuts before it, and the cuts.
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for _ in range(stages):
+        further: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for end in range(1, len(weights) + 1):
+            choices = [
+                (max(largest, sum(weights[start:end])), elements + (sent[start] if start else 0), (*cuts, start))
+                for start, (largest, elements, cuts) in best.items()
+                if start < end and any(trained[start:end])
+            ]
+            if choices:
+                further[end] = min(choices)
+        best = further
+    if len(weights) not in best:
+        return None
+    largest, _, cuts = best[len(weights)]
+    return largest, cuts[1:]
+
+
 @given(cut_cases())
-def test_no_cut_is_better_than_the_one_that_was_found(case: tuple[list[int], list[bool], list[int], int]) -> None:
+def test_the_cut_is_that_of_a_plain_recursion(case: tuple[list[int], list[bool], list[int], int]) -> None:
     weights, trained, sent, stages = case
     places = list(range(len(weights) + 1))
+    above = np.concatenate([[0.0], np.cumsum(weights)])
+    found = cut_evenly(places, above, np.concatenate([[0], np.cumsum(trained)]), sent, stages)
+    wanted = cut_plainly(*case)
+    assert found == (wanted[1] if wanted else None)
+
+
+@given(cut_cases())
+def test_no_cut_has_a_smaller_largest_stage(case: tuple[list[int], list[bool], list[int], int]) -> None:
+    weights, trained, _, stages = case
 
     def largest(cuts: tuple[int, ...]) -> int:
         return max(sum(weights[a:b]) for a, b in itertools.pairwise((0, *cuts, len(weights))))
@@ -63,10 +95,13 @@ def test_no_cut_is_better_than_the_one_that_was_found(case: tuple[list[int], lis
     def each_trains(cuts: tuple[int, ...]) -> bool:
         return all(any(trained[a:b]) for a, b in itertools.pairwise((0, *cuts, len(weights))))
 
-    allowed = [cuts for cuts in itertools.combinations(places[1:-1], stages - 1) if each_trains(cuts)]
-    above = np.concatenate([[0.0], np.cumsum(weights)])
-    found = cut_evenly(places, above, np.concatenate([[0], np.cumsum(trained)]), sent, stages)
-    assert (found is None) == (not allowed)
-    if found is not None:
-        assert found in allowed
-        assert largest(found) == min(map(largest, allowed))
+    allowed = [cuts for cuts in itertools.combinations(range(1, len(weights)), stages - 1) if each_trains(cuts)]
+    wanted = cut_plainly(*case)
+    assert (wanted[0] if wanted else None) == min(map(largest, allowed), default=None)
+
+
+def test_of_equally_large_cuts_the_one_that_sends_less_is_taken_then_the_earlier() -> None:
+    above, trained = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0, 1, 2, 3])
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 5, 4, 9], 2) == (2,)
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 5, 9], 2) == (1,)
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 4, 9], 2) == (1,)
