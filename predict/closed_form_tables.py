@@ -36,7 +36,7 @@ from paradl_bench.strategies.channel_shards import splittable
 from predict.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from predict.cost_model import CostModel, Place
 from predict.costs import Floats, Ints
-from predict.pipeline_closed_form import LockStep, PipelineClosedForm
+from predict.pipeline_closed_form import LockStep, PipelineClosedForm, lock_step_settings
 from predict.shared_closed_form import split_layers
 
 Kind = Literal["data", "filter", "channel", "spatial", "pipeline"]
@@ -73,11 +73,17 @@ class ClosedFormTables:
         model: keep it as it is; tables are filled as local batches are asked for, and kept.
         settings: which layers are split, where spatial parallelism ends, and how pipelines are cut; its batch does not
             matter.
+
+    Raises:
+        UserError: spatial parallelism is to end before a layer that there is none of.
     """
 
     def __init__(self, model: CostModel, settings: PlanSettings | None = None) -> None:
         self._model = model
         self._settings = settings or PlanSettings(batch=1, optimizer=model.optimizer)
+        layers, until = [layer.name for layer in model.network.layers], self._settings.spatial_until
+        if until is not None and until not in layers:
+            raise unknown_choice(f"layer of {model.network.name} to end spatial parallelism before", until, layers)
         self._element_bytes = DTYPE_BYTES[model.dtype]
         self._communication = CommunicationTables(model.communication)
         self._ranks_per_node = model.communication.cluster.ranks_per_node
@@ -104,16 +110,20 @@ class ClosedFormTables:
             micro_batches: of ``pipeline``; None for as many as it has ranks.
 
         Raises:
-            UserError: a kind that has no row, a batch that does not part, a stage count that is not possible, or a
-                profile that lacks a part.
+            UserError: a kind that has no row, numbers that are not whole or not positive, shapes that do not fit, a
+                batch that does not part, a stage count that is not possible, or a profile that lacks a part.
         """
         if kind not in KINDS:
             raise unknown_choice("closed form", kind, KINDS)
+        if micro_batches is not None and kind != "pipeline":
+            raise UserError(f"micro_batches are of pipelines, not of {kind}")
         cut = ranks if isinstance(ranks, tuple) else (ranks,)
-        given = (batch, groups, 1 if micro_batches is None else micro_batches, *cut)
-        arrays = np.broadcast_arrays(*(np.asarray(value, np.int64) for value in given))
+        if not cut:
+            raise UserError("ranks are an empty tuple: give the parts along each dim, or a number")
+        given = [("batch", batch), ("groups", groups), ("micro_batches", 1 if micro_batches is None else micro_batches)]
+        arrays = _broadcast([_whole(name, value) for name, value in (*given, *(("ranks", own) for own in cut))])
         samples, of_groups, of_micro_batches, *parts = (np.ravel(array) for array in arrays)
-        _refuse(kind, samples, of_groups, parts)
+        _refuse(kind, samples, of_groups, of_micro_batches, parts)
         if kind == "pipeline":
             shared = parts[0]
             found = self._pipelined(samples, shared, shared if micro_batches is None else of_micro_batches)
@@ -205,7 +215,8 @@ class ClosedFormTables:
         if (ranks, samples) not in self._stages:
             strategy = Strategy(axes=(Axis(kind="pipeline", extents=(ranks,)),))
             planner = planner_for(strategy)
-            settings = msgspec.structs.replace(self._settings, batch=samples, micro_batches=1, schedule="gpipe")
+            own = lock_step_settings(self._settings)
+            settings = msgspec.structs.replace(own, batch=samples, micro_batches=1)
             planner.check(self._model.network, strategy, settings)
             plan = planner.plan(self._model.network, strategy, settings)
             form = PipelineClosedForm(plan)
@@ -240,9 +251,35 @@ class _Form(NamedTuple):
     slabs: Counter[Slab]
 
 
-def _refuse(kind: str, batch: Ints, groups: Ints, parts: Sequence[Ints]) -> None:
-    if min(int(own.min(initial=1)) for own in (batch, groups, *parts)) < 1:
-        raise UserError("batches, groups and ranks have to be at least 1")
+def _whole(name: str, value: ArrayLike) -> Ints:
+    """The numbers as integers; rounding one would answer another question.
+
+    Raises:
+        UserError: one is no whole number.
+    """
+    try:
+        given = np.asarray(value)
+    except ValueError as error:
+        raise UserError(f"{name}: rows of unlike lengths are no array") from error
+    if given.dtype.kind in "iu":
+        return given.astype(np.int64)
+    # No further than where a float holds every integer; what is not finite is above that, or NaN.
+    if given.dtype.kind != "f" or not ((given == np.rint(given)) & (np.abs(given) <= 2.0**53)).all():
+        raise UserError(f"{name} has to be of whole numbers")
+    return given.astype(np.int64)
+
+
+def _broadcast(arrays: Sequence[Ints]) -> Sequence[Ints]:
+    try:
+        return np.broadcast_arrays(*arrays)
+    except ValueError as error:
+        shapes = ", ".join(dict.fromkeys(str(array.shape) for array in arrays if array.shape))
+        raise UserError(f"arrays of the shapes {shapes} do not broadcast against each other") from error
+
+
+def _refuse(kind: str, batch: Ints, groups: Ints, micro_batches: Ints, parts: Sequence[Ints]) -> None:
+    if min(int(own.min(initial=1)) for own in (batch, groups, micro_batches, *parts)) < 1:
+        raise UserError("batches, groups, ranks and micro-batches have to be at least 1")
     if len(parts) > 1 and kind != "spatial":
         raise UserError(f"spatial parallelism alone parts several dims, not {kind}")
     if kind == "pipeline" and (groups > 1).any():

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from paradl_bench.spec.plan import Compute, Plan, Transfer, WeightUpdate, Work
+from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.plan import Compute, Plan, PlanSettings, Transfer, WeightUpdate, Work
 from predict.costs import Floats
 
 
@@ -29,6 +31,12 @@ class LockStep(NamedTuple):
     def iteration_s(self) -> float:
         """Their sum."""
         return sum(self)
+
+
+def lock_step_settings(settings: PlanSettings) -> PlanSettings:
+    """Of the plan that the closed form reads: GPipe's, with the stages that are given where each is a rank's own."""
+    stages = settings.stages if schedule_of(settings.schedule).stages_per_rank == 1 else ()
+    return msgspec.structs.replace(settings, schedule="gpipe", stages=stages)
 
 
 class PipelineClosedForm:

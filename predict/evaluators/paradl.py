@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +19,7 @@ from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import flat_exchange, has_closed_form, prepare_closed_form
 from predict.exposure import names_of_layer_communication
 from predict.memory_estimate import EstimatedMemory
-from predict.pipeline_closed_form import PipelineClosedForm
+from predict.pipeline_closed_form import PipelineClosedForm, lock_step_settings
 from predict.shared_closed_form import sharing_kind, terms
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -110,8 +109,7 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
 def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
-    stages_given = point.settings.stages if schedule.stages_per_rank == 1 else ()
-    settings = msgspec.structs.replace(point.settings, schedule="gpipe", stages=stages_given)
+    settings = lock_step_settings(point.settings)
     plan = planner.plan(model.network, point.strategy, settings)
     priced, form = model.price(plan), PipelineClosedForm(plan)
     share = plan.micro_batches / (len(plan.roles) + plan.micro_batches - 1)

@@ -105,7 +105,8 @@ def one_by_one(
 
 def strategy_of(kind: str, groups: int, parts: tuple[int, ...]) -> Strategy:
     axes = [Axis(kind="data", extents=(groups,))] if groups > 1 or kind == "data" else []
-    axes += [Axis(kind=kind, extents=parts)] if kind != "data" else []  # type: ignore[arg-type]
+    # A group of one rank shares nothing: its point is that of data parallelism, or serial.
+    axes += [Axis(kind=kind, extents=parts)] if kind != "data" and math.prod(parts) > 1 else []  # type: ignore[arg-type]
     return Strategy(axes=tuple(axes))
 
 
@@ -113,7 +114,7 @@ degrees = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["data", "filter", "channel"]), degrees, st.sampled_from([2, 3, 4, 6]), st.integers(1, 40))
+@given(st.sampled_from(["data", "filter", "channel"]), degrees, st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 40))
 def test_rows_are_those_of_single_points(kind: str, groups: int, ranks: int, local: int) -> None:
     ranks = 1 if kind == "data" else ranks
     batch = local * groups
@@ -127,7 +128,7 @@ def test_rows_are_those_of_single_points(kind: str, groups: int, ranks: int, loc
 @settings(max_examples=60)
 @given(
     degrees,
-    st.sampled_from([(2, 1), (4, 1), (1, 2), (2, 2), (3, 2)]),
+    st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (3, 2)]),
     st.integers(1, 40),
     st.sampled_from([None, "pool", "flatten"]),
 )
@@ -148,6 +149,16 @@ def test_pipeline_rows_are_those_of_single_points(ranks: int, micro_batches: int
     seconds, tables = one_by_one(strategy_of("pipeline", 1, (ranks,)), batch, micro_batches=micro_batches)
     found = tables.iteration_s("pipeline", batch=batch, ranks=ranks, micro_batches=micro_batches)
     assert float(found) == pytest.approx(seconds, rel=1e-9)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_a_pipeline_of_one_rank_computes_micro_batches_one_after_the_other(micro_batches: int, samples: int) -> None:
+    model = CostModel(profile=PROFILE, network=NETWORK)
+    point = Point(strategy=Strategy(), settings=PlanSettings(batch=samples))
+    alone = evaluator_named("paradl").prepare(model, point).timing()
+    found = ClosedFormTables(model).iteration_s("pipeline", batch=micro_batches * samples, micro_batches=micro_batches)
+    assert float(found) == pytest.approx(micro_batches * (alone.fw_s + alone.bw_s) + alone.wu_s, rel=1e-9)
 
 
 def test_arrays_are_broadcast_and_keep_their_shape() -> None:
@@ -211,12 +222,40 @@ def test_a_cluster_that_is_given_states_levels_and_contention() -> None:
         ("filter", {"ranks": (2, 2)}, "spatial parallelism alone parts several dims, not filter"),
         ("pipeline", {"ranks": 2, "groups": 2}, "of pipelines alone"),
         ("pipeline", {"ranks": 2, "micro_batches": 3}, "batch 8 does not split evenly into 3 micro-batches"),
+        ("pipeline", {"ranks": 2, "micro_batches": 0}, "micro-batches have to be at least 1"),
+        ("pipeline", {"ranks": 2, "micro_batches": -2}, "micro-batches have to be at least 1"),
+        ("filter", {"ranks": 2, "micro_batches": 2}, "micro_batches are of pipelines, not of filter"),
+        ("filter", {"ranks": 1.5}, "ranks has to be of whole numbers"),
+        ("data", {"groups": [2, math.nan]}, "groups has to be of whole numbers"),
+        ("data", {"groups": math.inf}, "groups has to be of whole numbers"),
+        ("data", {"groups": "2"}, "groups has to be of whole numbers"),
+        ("data", {"groups": [[1, 2], [4]]}, "groups: rows of unlike lengths are no array"),
+        ("filter", {"groups": [1, 2], "ranks": [2, 2, 2]}, r"of the shapes \(2,\), \(3,\) do not broadcast"),
+        ("spatial", {"ranks": ()}, "ranks are an empty tuple"),
     ],
 )
 def test_points_without_a_row_are_refused(kind: str, point: dict[str, object], message: str) -> None:
     tables = ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK))
     with pytest.raises(UserError, match=message):
         tables.iteration_s(kind, batch=8, **point)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_may_come_as_floats() -> None:
+    tables = ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK))
+    assert tables.iteration_s("data", batch=np.array([8.0]), groups=2.0) == tables.iteration_s(
+        "data", batch=8, groups=2
+    )
+
+
+def test_a_layer_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(UserError, match="to end spatial parallelism before 'flaten': did you mean flatten"):
+        ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK), PlanSettings(batch=1, spatial_until="flaten"))
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", ("conv2",)), ("interleaved", ("relu", "conv2", "conv3"))])
+def test_stages_that_are_given_count_where_the_closed_form_knows_them(schedule: str, stages: tuple[str, ...]) -> None:
+    seconds, tables = one_by_one(strategy_of("pipeline", 1, (2,)), 8, schedule=schedule, stages=stages)
+    assert float(tables.iteration_s("pipeline", batch=8, ranks=2)) == pytest.approx(seconds, rel=1e-9)
 
 
 regimes = st.lists(st.integers(1, 10**6), min_size=2, max_size=8, unique=True).filter(lambda ends: len(ends) % 2 == 0)
