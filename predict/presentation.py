@@ -18,6 +18,8 @@ from predict.scaling import Sweep
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from predict.what_if import WhatIf
+
 
 def predictions_json(predictions: Sequence[Prediction]) -> bytes:
     """A JSON array of objects."""
@@ -126,12 +128,11 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def _memory_cell(prediction: Prediction) -> str:
-    low, high = prediction.memory_interval_bytes or (prediction.memory_bytes,) * 2
-    around = (
-        f" {low / prediction.memory_bytes - 1:+.0%} {high / prediction.memory_bytes - 1:+.0%}" if low < high else ""
-    )
-    return format_bytes(prediction.memory_bytes) + around + (" (too much)" if prediction.fits is False else "")
+def memory_cell(row: Prediction | WhatIf) -> str:
+    """The peak, its interval in percent of it, and whether that is more than a rank has."""
+    low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
+    around = f" {low / row.memory_bytes - 1:+.0%} {high / row.memory_bytes - 1:+.0%}" if low < high else ""
+    return format_bytes(row.memory_bytes) + around + (" (too much)" if row.fits is False else "")
 
 
 def _of_layers_s(prediction: Prediction) -> float:
@@ -195,7 +196,7 @@ def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
         "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
         "samples/s": f"{prediction.samples_per_s:.4g}",
         "efficiency": _efficiency_cell(prediction, with_band),
-        "memory": _memory_cell(prediction),
+        "memory": memory_cell(prediction),
         "measured": f"{prediction.sources['measured']:.0%}",
     }
 

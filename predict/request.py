@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.profile import Profile, read_profile
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.spec.units import parse_layers
@@ -84,13 +85,13 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
 
 
 def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
-    """Predictions of every strategy, rank count and batch; and what a sweep had to leave out, and why.
+    """Predictions of every strategy, rank count and batch; and what had to be left out, and why.
 
     Args:
         options: of the command line, by the names of its parameters.
 
     Raises:
-        UserError: whatever of the options, files or limits is wrong, in one line.
+        UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
     """
     request = read_request(options)
     predictor = Predictor(
@@ -100,7 +101,16 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         strong_scaling=options["scaling"] == "strong",
         price_per_rank_hour=options.get("price"),
     )
-    return tuple(predictor.predict(point) for point in request.points), request.left_out
+    predictions: list[Prediction] = []
+    refused: list[UserError] = []
+    for point in request.points:
+        try:
+            predictions.append(predictor.predict(point))
+        except UserError as error:
+            refused.append(error)
+    if not predictions:
+        raise refused[0]
+    return tuple(predictions), tuple(dict.fromkeys((*request.left_out, *map(str, refused))))
 
 
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

@@ -28,8 +28,13 @@ class PredictedTimeline(NamedTuple):
     prediction: Prediction
 
 
-def predict_timeline(model: CostModel, point: Point, *, dataset_samples: int | None = None) -> PredictedTimeline:
+def predict_timeline(
+    model: CostModel, point: Point, *, dataset_samples: int | None = None, strong_scaling: bool = False
+) -> PredictedTimeline:
     """Plan and price a point once; predict it and simulate its tasks.
+
+    Args:
+        dataset_samples, strong_scaling: as of :class:`~predict.prediction.Predictor`.
 
     Raises:
         UserError: the strategy has no plan, a limit is exceeded, or the profile lacks a part.
@@ -41,8 +46,8 @@ def predict_timeline(model: CostModel, point: Point, *, dataset_samples: int | N
         return workload if other is point else simulate.prepare(of, other)
 
     evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)
-    prediction = Predictor(model, evaluator, dataset_samples=dataset_samples).predict(point)
-    return PredictedTimeline(timeline_of(priced, point.settings.schedule), prediction)
+    predictor = Predictor(model, evaluator, dataset_samples=dataset_samples, strong_scaling=strong_scaling)
+    return PredictedTimeline(timeline_of(priced, point.settings.schedule), predictor.predict(point))
 
 
 def show_timeline(options: Mapping[str, Any]) -> None:
@@ -56,12 +61,19 @@ def show_timeline(options: Mapping[str, Any]) -> None:
         raise UserError(f"a timeline is of --evaluator simulate; {options['evaluator']} has no tasks to show")
     if options["as_json"] and output == "-":
         raise UserError("--json and -o - both write to standard output: give one, or a file to -o")
+    if options["ranks_shown"] == "all" and not output:
+        raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
     request = read_request(options)
     if len(request.points) != 1:
         asked = ", ".join(f"{point.strategy} on batch {point.settings.batch}" for point in request.points[:3])
         more = ", ..." if len(request.points) > 3 else ""
         raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
-    found = predict_timeline(request.model, request.points[0], dataset_samples=options["dataset_samples"])
+    found = predict_timeline(
+        request.model,
+        request.points[0],
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+    )
     if output:
         other = {
             "command": shlex.join(["predict", *sys.argv[1:]]),

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Stream
+from paradl_bench.spec.plan import Plan, Stream
+from paradl_bench.strategies.mesh import rank_at
 from predict.timeline import IterationTimeline, RoleTimeline
 from predict.trace_arrows import MICROSECONDS, Process, arrows_of_collectives, arrows_of_messages, thread_number
 from predict.trace_works import WorkDescriptions, describe_works
@@ -55,12 +56,12 @@ def trace_json(
     Raises:
         UserError: the ranks have more than :data:`MOST_TASKS` tasks; before the first piece.
     """
-    lines = list(_lines_shown(timeline, every_rank=every_rank))
-    tasks = sum(len(process.role.start_s) for line in lines for process in line)
+    shown = ((role, role.of_plan.multiplicity if every_rank else 1) for role in timeline.roles)
+    tasks = sum(ranks * role.of_plan.tasks for role, ranks in shown)
     if tasks > MOST_TASKS:
         fewer = ", --ranks-shown roles shows ranks that do the same once" if every_rank else ""
         raise UserError(f"a trace of {tasks} tasks is more than a viewer can open ({MOST_TASKS}){fewer}")
-    return _pieces(timeline, lines, other)
+    return _pieces(timeline, list(_lines_shown(timeline, every_rank=every_rank)), other)
 
 
 def _pieces(
@@ -97,16 +98,26 @@ def _lines_shown(timeline: IterationTimeline, *, every_rank: bool) -> Iterator[t
     """Processes that are shown, line by line, stages in their order."""
     plan = timeline.plan
     ranks_of: list[list[int]] = [[] for _ in plan.roles]
-    for rank in range(plan.strategy.ranks):
+    for rank in range(plan.strategy.ranks) if every_rank else ranks_of_each_kind(plan):
         ranks_of[plan.role_of(rank)].append(rank)
     for line in timeline.lines:
         # The n-th ranks of a line's roles stand at one place along the other axes.
-        alike = list(zip(*(ranks_of[role.role] for role in line.roles), strict=True))
-        for ranks in alike if every_rank else alike[:1]:
+        alike = zip(*(ranks_of[role.role] for role in line.roles), strict=every_rank)
+        for ranks in alike if every_rank else itertools.islice(alike, 1):
             yield tuple(
                 Process(rank, _process_name(rank, role, every_rank=every_rank), role)
                 for rank, role in zip(ranks, line.roles, strict=True)
             )
+
+
+def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
+    """Ascending ranks with the first of every role among them, as many as the plan has positions at most.
+
+    Replicas do the same but for their place on a node, which comes again after ``per_node`` of them at the latest.
+    """
+    axes = plan.strategy.axes
+    shown = (range(min(axis.degree, plan.per_node) if axis.kind == "data" else axis.degree) for axis in axes)
+    return (rank_at(plan.strategy, place) for place in itertools.product(*shown))
 
 
 def _process_name(rank: int, role: RoleTimeline, *, every_rank: bool) -> str:

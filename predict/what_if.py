@@ -28,7 +28,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         varied: the value of each quantity that was varied; nothing for the prediction as measured, the base.
         speedup_over_base: samples/s over those of the base, the same strategy as measured.
         bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration.
-        interval_s, epoch_s, sources, extrapolated, notes: as of any prediction.
+        interval_s, epoch_s, memory_bytes, memory_interval_bytes, fits, sources, extrapolated, notes: as of any
+            prediction.
     """
 
     varied: Setting
@@ -46,6 +47,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seconds_of: dict[str, float]
     breakdown_s: dict[str, float]
     memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
     fits: bool | None
     sources: dict[str, float]
     extrapolated: tuple[str, ...]
@@ -78,9 +80,11 @@ def what_if(
         strong_scaling: other rank counts keep the global mini-batch; else it grows with them.
 
     Raises:
-        UserError: a setting names a level that the cluster lacks, a device needs a roofline that the profile lacks, a
-            strategy's ranks cannot change, or nothing of what was varied is possible.
+        UserError: a setting names a level that the cluster lacks, a point is not possible as measured, or nothing of
+            what was varied is.
     """
+    for setting in settings:
+        hardware_of(setting).check_levels(request.model.communication.cluster)
     rows: list[WhatIf] = []
     refused: list[UserError] = []
     predict = _remembering(request.model, request.evaluator, dataset_samples)
@@ -90,10 +94,9 @@ def what_if(
         for setting in settings:
             try:
                 varied = _varied_point(request, point, setting, strong_scaling=strong_scaling)
+                rows.append(_row(setting, predict(setting, varied), base))
             except UserError as error:
                 refused.append(error)
-                continue
-            rows.append(_row(setting, predict(setting, varied), base))
     if len(rows) == len(request.points):
         raise refused[0]
     left_out = dict.fromkeys((*request.left_out, *map(str, refused)))
@@ -174,6 +177,7 @@ def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
         seconds_of=seconds,
         breakdown_s=prediction.breakdown_s,
         memory_bytes=prediction.memory_bytes,
+        memory_interval_bytes=prediction.memory_interval_bytes,
         fits=prediction.fits,
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import format_seconds
 from paradl_bench.terminal import open_console, write_output
+from predict.presentation import memory_cell
 from predict.what_if import BOUNDS, WhatIf
 from predict.what_if_hardware import AS_MEASURED
 from predict.what_if_quantities import Setting, hardware_of
@@ -26,7 +27,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
-    """A table on standard output, with what lies beyond measurement below it."""
+    """A table on standard output, with what lies beyond measurement and the notes below it."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -39,7 +40,8 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
     shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
     epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
-    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up", "bound by", *shown]
+    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
+    columns += ["memory", "bound by", *shown]
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in ("strategy", "varied", "bound by") else "right"
         table.add_column(_TITLES.get(column, column), justify=justify)
@@ -54,6 +56,7 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
             f"{low / row.iteration_s - 1:+.0%} {high / row.iteration_s - 1:+.0%}",
             *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
             f"{row.speedup_over_base:.3g}",
+            memory_cell(row),
             row.bound_by,
             *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
             style="" if row.varied else "bold",
@@ -72,6 +75,8 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
         console.print(escape(f"extrapolated: {line}"), highlight=False)
     if any(row.sources["scaled_by_roofline"] for row in rows):
         console.print("extrapolated: compute of rows on another device is scaled by the roofline", highlight=False)
+    for line in dict.fromkeys(note for row in rows for note in row.notes):
+        console.print(escape(line), highlight=False)
 
 
 def _text(setting: Setting) -> str:

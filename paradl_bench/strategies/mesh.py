@@ -24,8 +24,11 @@ def rank_at(strategy: Strategy, position: Sequence[int]) -> int:
 def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """The ranks that share all of a rank's coordinates but those along ``axes``, itself included, ascending."""
     own = strategy.coordinates(rank)
-    choices = [range(axis.degree) if i in axes else (own[i],) for i, axis in enumerate(strategy.axes)]
-    return tuple(rank_at(strategy, position) for position in itertools.product(*choices))
+    members = [0]
+    for index, axis in enumerate(strategy.axes):
+        choices = range(axis.degree) if index in axes else (own[index],)
+        members = [member * axis.degree + choice for member in members for choice in choices]
+    return tuple(members)
 
 
 def members_of(strategy: Strategy, work: Communication, rank: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from profile_factory import free_copies, interference, make_profile, ring_fit
 from trace_format import by_thread, check_trace, complete_events, held_by
 
 from calibrate.profile import write_profile
+from paradl_bench.spec.plan import Plan, RoleBuilder
+from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.terminal import run_command
 from predict import trace_events
 from predict.cli import group
@@ -158,6 +161,51 @@ def test_more_tasks_than_a_viewer_can_open_are_refused(call: Call, monkeypatch: 
     assert "--ranks-shown roles shows ranks that do the same once" in err
 
 
+@pytest.mark.parametrize("strategy", ["d2p2f2", "p2d4", "f2d2s2", "s2d3"])
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4])
+def test_every_role_has_its_first_rank_among_those_that_are_looked_at(strategy: str, per_node: int) -> None:
+    parsed = parse_strategy(strategy)
+    kinds = [axis.kind for axis in parsed.axes]
+    exchange = tuple(i for i, kind in enumerate(kinds) if kind in ("data", "spatial"))
+    places = per_node * math.prod(axis.degree for axis in parsed.axes if axis.kind != "data")
+    # role_of reads positions alone: a number each tells them apart.
+    plan = Plan(
+        strategy=parsed,
+        network="x",
+        local_batch=1,
+        works=(),
+        roles=(RoleBuilder({}).build("all", parsed.ranks),),
+        positions=tuple(range(places)),
+        exchange_axes=exchange,
+        per_node=per_node,
+    )
+    first: dict[int, int] = {}
+    for rank in range(parsed.ranks):
+        first.setdefault(plan.role_of(rank), rank)
+    found: dict[int, int] = {}
+    for rank in trace_events.ranks_of_each_kind(plan):
+        found.setdefault(plan.role_of(rank), rank)
+    assert found == first
+
+
+def test_a_trace_of_roles_does_not_grow_with_the_ranks(trace_of: Callable[..., dict[str, Any]]) -> None:
+    few, many = (
+        complete_events(trace_of("--strategy", f"d{ranks}", "--batch", str(2 * ranks))) for ranks in (4, 3_000_000)
+    )
+    assert [event["name"] for event in many] == [event["name"] for event in few]
+    exchanged = next(event for event in many if event["name"] == "all_reduce")
+    assert exchanged["args"]["members"] == "0, 1, 2, 3, 4, 5, 6, ... 2999999"
+
+
+def test_efficiency_in_a_trace_is_that_of_the_scaling_asked_for(
+    trace_of: Callable[..., dict[str, Any]],
+) -> None:
+    given = ["--strategy", "d2", "--batch", "16"]
+    for scaling, reference in (("weak", 8), ("strong", 16)):
+        found = trace_of(*given, "--scaling", scaling)["otherData"]["prediction"]
+        assert found["speedup_batch"] == reference
+
+
 def test_files_are_kept_unless_forced(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     given = ["--strategy", "p2", "--batch", "16", "-o", str(file)]
@@ -191,6 +239,7 @@ def test_the_summary_as_json(call: Call) -> None:
         (["--strategy", "d2,d4", "--batch", "16"], "one strategy and batch, not of 2 (d2 on batch 16, d4 on batch 16)"),
         (["--strategy", "d2", "--batch", "16,32"], "one strategy and batch, not of 2"),
         (["--strategy", "d2", "--batch", "16", "--json", "-o", "-"], "both write to standard output"),
+        (["--strategy", "d2", "--batch", "16", "--ranks-shown", "all"], "give -o FILE"),
         (["--batch", "16"], "Missing option '--strategy'"),
         (["--strategy", "d3", "--batch", "16"], "does not"),
     ],

@@ -128,6 +128,42 @@ def test_a_sweep_has_bands_and_a_knee(predict: Caller) -> None:
     assert "--knee 2" in err
 
 
+CLUSTER = """name: small
+levels:
+  - {name: node, ranks: 4, alpha_s: 1.0e-5, beta_s_per_byte: 1.0e-9}
+memory_bytes_per_rank: 1000000
+"""
+
+
+def test_ranks_beyond_the_cluster_are_left_out_of_a_sweep_and_of_a_what_if(predict: Caller) -> None:
+    cluster = predict.folder / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    sweep = ("--strategy", "data", "--batch", "8", "--cluster", str(cluster), "--json", "--ranks")
+    code, out, err = predict.plain(*sweep, "2:16:x2")
+    assert (code, [row["ranks"] for row in json.loads(out)]) == (0, [2, 4])
+    assert "left out: 16 ranks do not fit cluster 'small', which holds 4" in err
+    code, out, err = predict.plain(*sweep, "8,16")
+    assert (code, out) == (2, "")
+    assert "error: 8 ranks do not fit" in err
+    code, out, err = predict.what_if("--cluster", str(cluster), "--vary", "ranks=2:16:x2", "--json")
+    assert (code, [row["ranks"] for row in json.loads(out)]) == (0, [2, 2, 4])
+    assert err.count("predict: left out: ") == 2
+
+
+def test_the_table_says_what_does_not_fit_and_the_notes(predict: Caller) -> None:
+    cluster = predict.folder / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    code, out, _ = predict.what_if("--cluster", str(cluster), "--vary", "batch=8,4096")
+    assert code == 0
+    rows = {row.split()[2]: row for row in out.splitlines() if row.startswith(" d2 ")}
+    assert "(too much)" in rows["4096"]
+    assert "(too much)" not in rows["8"]
+    (found,) = json.loads(predict.plain("--strategy", "d2", "--batch", "8", "--cluster", str(cluster), "--json")[1])
+    assert found["notes"]
+    flat = " ".join(out.split())
+    assert all(note in flat for note in found["notes"] if "speed-up" not in note)
+
+
 def test_the_second_table_shows_use_and_cost(predict: Caller) -> None:
     given = ("--strategy", "d2", "--batch", "8", "--dataset-samples", "1000")
     assert "rank-hours" not in predict.plain(*given)[1]
