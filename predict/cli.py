@@ -64,18 +64,21 @@ def _predict(options: dict[str, Any]) -> None:
     from paradl_bench.spec.errors import UserError
     from paradl_bench.terminal import refuse_overwrite, say
     from predict.request import predict_request
-    from predict.scaling import with_knees
+    from predict.scaling import check_fraction, with_knees
     from predict.utilisation import check_price
 
     check_price(options["price"])
+    check_fraction(options["knee"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
     if options["output"]:
         refuse_overwrite(options["output"], force=options["force"])
-    predictions, left_out = predict_request(options)
-    for line in left_out:
+    found = predict_request(options)
+    for line in found.left_out:
         say(f"predict: left out: {line}")
-    predictions, sweeps = with_knees(predictions, strong=options["scaling"] == "strong", fraction=options["knee"])
+    predictions, sweeps = with_knees(
+        found.predictions, found.timed, strong=options["scaling"] == "strong", fraction=options["knee"]
+    )
     _write(predictions, sweeps, options)
 
 

@@ -130,16 +130,21 @@ class Predictor:
         Raises:
             UserError: the strategy has no plan or closed form, a limit is exceeded, or the profile lacks a part.
         """
+        return self.predict_timed(point)[0]
+
+    def predict_timed(self, point: Point) -> tuple[Prediction, Timed]:
+        """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
         workload = self.evaluator.prepare(self.model, point)
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch
-        bounds = interval(workload)
+        timed = Timed(iteration_s, interval(workload))
+        bounds = timed.bounds
         reference = batch if self.strong_scaling else point.local_batch
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
         efficiency = speedup / point.strategy.ranks
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
         costs = workload.costs
-        return Prediction(
+        prediction = Prediction(
             strategy=str(point.strategy),
             ranks=point.strategy.ranks,
             batch=batch,
@@ -170,11 +175,12 @@ class Predictor:
             extrapolated=workload.remarks.extrapolated(),
             notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload)),
             spread_s=bounds.spread_s,
-            efficiency_interval=self._band(point, Timed(iteration_s, bounds), reference, efficiency),
+            efficiency_interval=self._band(point, timed, reference, efficiency),
             knee_ranks=None,
             **self._memory(workload),
             **self._use(point, iteration_s, epoch_s),
         )
+        return prediction, timed
 
     def _memory(self, workload: Workload) -> dict[str, Any]:
         """Fields on what a rank holds."""

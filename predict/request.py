@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.errors import UserError
@@ -19,6 +19,7 @@ from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.osf import fusion_options
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
+from predict.scaling_band import Timed
 from predict.stage_balance import refuse_without_pipeline, with_balanced_stages
 from predict.workload import Evaluator, Point, evaluator_named
 
@@ -84,8 +85,16 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
     )
 
 
-def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...], tuple[str, ...]]:
-    """Predictions of every strategy, rank count and batch; and what had to be left out, and why.
+class Predicted(NamedTuple):
+    """Predictions, the iteration of each with its interval, and what had to be left out, and why."""
+
+    predictions: tuple[Prediction, ...]
+    timed: tuple[Timed, ...]
+    left_out: tuple[str, ...]
+
+
+def predict_request(options: Mapping[str, Any]) -> Predicted:
+    """Predictions of every strategy, rank count and batch.
 
     Args:
         options: of the command line, by the names of its parameters.
@@ -101,16 +110,17 @@ def predict_request(options: Mapping[str, Any]) -> tuple[tuple[Prediction, ...],
         strong_scaling=options["scaling"] == "strong",
         price_per_rank_hour=options.get("price"),
     )
-    predictions: list[Prediction] = []
+    found: list[tuple[Prediction, Timed]] = []
     refused: list[UserError] = []
     for point in request.points:
         try:
-            predictions.append(predictor.predict(point))
+            found.append(predictor.predict_timed(point))
         except UserError as error:
             refused.append(error)
-    if not predictions:
+    if not found:
         raise refused[0]
-    return tuple(predictions), tuple(dict.fromkeys((*request.left_out, *map(str, refused))))
+    predictions, timed = zip(*found, strict=True)
+    return Predicted(predictions, timed, tuple(dict.fromkeys((*request.left_out, *map(str, refused)))))
 
 
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

@@ -28,15 +28,19 @@ class Effort(NamedTuple):
 def model_flops(network: Network, batch: int) -> float:
     """FLOPs of forward and backward of a mini-batch, each operation once.
 
-    Recomputation, redundant layers of shards and the weight update are no part of them. What holds no batch counts
+    Recomputation, redundant layers of shards and the weight update are no part of them; nor are gradients that backward
+    has no use for: those of the network's input, and of what no parameter had a part in. What holds no batch counts
     once.
     """
-    return float(
-        sum(
-            (layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) * (1 if layer.batchless else batch)
-            for layer in network.layers
-        )
-    )
+    learning: set[str] = set()
+    found = 0
+    for layer in network.layers:
+        needs_gradient = not learning.isdisjoint(layer.inputs)
+        if needs_gradient or layer.parameters:
+            learning.add(layer.name)
+        of_input = layer.bw_input_flops if needs_gradient else 0
+        found += (layer.fw_flops + of_input + layer.bw_weight_flops) * (1 if layer.batchless else batch)
+    return float(found)
 
 
 def utilisation(network: Network, point: Point, iteration_s: float, peak: Peak) -> float | None:
