@@ -42,7 +42,7 @@ def _run(options: dict[str, Any]) -> None:
     from paradl_bench.terminal import refuse_overwrite, say
     from predict.request import read_request
     from predict.what_if import what_if
-    from predict.what_if_presentation import draw_what_if, refuse_undrawable
+    from predict.what_if_presentation import draw_what_if, refuse_one_file, refuse_undrawable
     from predict.what_if_quantities import parse_varied, settings_of
 
     if options["as_json"] and options["as_csv"]:
@@ -50,6 +50,7 @@ def _run(options: dict[str, Any]) -> None:
     settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
     if options["plot"]:
         refuse_undrawable(options["plot"])
+        refuse_one_file(options["output"], options["plot"])
     for target in filter(None, (options["output"], options["plot"])):
         refuse_overwrite(target, force=options["force"])
     found = what_if(

@@ -30,6 +30,8 @@ from predict.costs import UNIFORM_TO_SD, Cost, Remark, Source
 from predict.layer_costs import Roofline
 from predict.what_if_hardware import AS_MEASURED, Hardware
 
+_MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
+
 
 class Rates(NamedTuple):
     """FLOP/s and bytes/s that one rank sustains."""
@@ -102,7 +104,7 @@ class OtherDevice:
             sharded: layers that the network lacks, with the bytes of their parameters.
 
         Raises:
-            UserError: the profile holds no rates for a roofline.
+            UserError: the profile holds no rates for a roofline, or none to hold against rates that are stated.
         """
         if self.same:
             return list(priced)
@@ -138,10 +140,25 @@ class OtherDevice:
         known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
         if known is None:
             raise UserError(
-                "the profile holds no FLOP/s and bytes/s of its device, which a roofline needs; measure them: "
-                "paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
+                f"the profile holds no FLOP/s and bytes/s of its device, which a roofline needs; {_MEASURE}"
+            )
+        # Both of a factor's rates are off alike; beside a stated rate, one that is too low makes compute too short.
+        if self._stated is not None and known not in self._sustained(ranks_on_host):
+            raise UserError(
+                f"the profile's {self._dtype} FLOP/s and bytes/s are what layers reached, and the cluster file "
+                f"states what another device sustains, beside which that is too low; {_MEASURE}"
             )
         return Rates(*known)
+
+    def _sustained(self, ranks_on_host: int) -> list[tuple[float | None, float | None]]:
+        """What doctor measured of each device."""
+        return [
+            (
+                rate_of(device.rates, "compute", self._dtype, ranks_on_host),
+                rate_of(device.rates, "memory", "fp32", ranks_on_host),
+            )
+            for device in self._profile.devices
+        ]
 
     def _demand(self, work: Work, local_batch: int, ranks_on_host: int) -> _Demand | None:
         if isinstance(work, Compute):

@@ -14,7 +14,7 @@ from paradl_bench.terminal import open_console, write_output
 from predict.presentation import memory_cell
 from predict.what_if import BOUNDS, WhatIf
 from predict.what_if_hardware import AS_MEASURED
-from predict.what_if_quantities import Setting, hardware_of
+from predict.what_if_quantities import Setting, hardware_of, shown_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,11 +80,11 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
 
 
 def _text(setting: Setting) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in setting.items()) or "-"
+    return ", ".join(f"{name} {shown_value(name, value)}" for name, value in setting.items()) or "-"
 
 
 def _value(setting: Setting, name: str) -> str:
-    return f"{setting[name]:.4g}" if name in setting else "-"
+    return shown_value(name, setting[name]) if name in setting else "-"
 
 
 def refuse_undrawable(target: str) -> None:
@@ -99,6 +99,16 @@ def refuse_undrawable(target: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
+
+
+def refuse_one_file(output: str | None, drawing: str) -> None:
+    """Refuse, before any work is done, rows and a drawing that would replace each other.
+
+    Raises:
+        UserError: both go to one file.
+    """
+    if output not in (None, "-") and Path(output).resolve() == Path(drawing).resolve():
+        raise UserError(f"-o and --plot both write to {drawing}: give two names")
 
 
 def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
@@ -128,7 +138,7 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
         for base in (row for row in rows if not row.varied):
             panel.axhline(base.iteration_s, color="0.5", linestyle="--", linewidth=1)
         panel.set_xscale("log")
-        _mark_values(panel, sorted({row.varied[name] for row in rows if name in row.varied}))
+        _mark_values(panel, name, sorted({row.varied[name] for row in rows if name in row.varied}))
         panel.set_xlabel(name if name in ("ranks", "batch") else f"{name}, times what was measured")
         panel.legend(fontsize=8)
     panels[0].set_ylabel("iteration [s], with 90% interval")
@@ -141,12 +151,12 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
     write_output(target, _page(content, rows[0].model) if suffix == ".html" else content, force=force)
 
 
-def _mark_values(panel: Axes, values: Sequence[float]) -> None:
+def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
     """Ticks at values that were varied, at most so many of them that they can be read."""
     from matplotlib.ticker import NullLocator
 
     marked = values[:: -(-len(values) // _MOST_TICKS)]
-    panel.set_xticks(marked, [f"{value:.3g}" for value in marked])
+    panel.set_xticks(marked, [shown_value(name, value) for value in marked])
     panel.xaxis.set_minor_locator(NullLocator())
 
 
@@ -158,7 +168,7 @@ def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
         if not row.varied:
             base = f"{row.strategy}, batch {row.batch}"
         elif name in row.varied:
-            others = [f"{other}={value:.4g}" for other, value in row.varied.items() if other != name]
+            others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
             found.setdefault("; ".join([base, *others]), []).append(row)
     return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in found.items()}
 

@@ -80,6 +80,11 @@ def settings_of(varied: Sequence[Varied], *, grid: bool) -> tuple[Setting, ...]:
     return tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*(v.values for v in varied)))
 
 
+def shown_value(name: str, value: float) -> str:
+    """A value for a person: counts in full, factors to four digits."""
+    return str(round(value)) if name in COUNTS else f"{value:.4g}"
+
+
 def hardware_of(setting: Setting) -> Hardware:
     """The hardware of a setting; what it leaves out is as measured."""
     of_levels: dict[str, dict[str, float]] = {name: {} for name in OF_LEVELS}
@@ -123,7 +128,7 @@ def _parse_whole(text: str, where: str) -> tuple[float, ...]:
     if spacing != "log":
         if points:
             raise UserError(f"{where}: write first:last:x2, first:last:step or first:last:log:points")
-        return parse_ranks(text)
+        return parse_ranks(text, where)
     low, high = parse_count(first, where), parse_count(last, where)
     found = _logarithmic(low, high, _points_of(spacing, points, where))
     return tuple(dict.fromkeys(round(value) for value in found))

@@ -10,11 +10,13 @@ import msgspec
 
 from calibrate.communication import CommunicationFit, Interference
 from calibrate.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
+from calibrate.roofline_rates import DeviceRate
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION
 from paradl_bench.spec.measurement import Environment, Manifest, write_manifest
 from paradl_bench.spec.network import Layer, Network, Tensor
+from paradl_bench.spec.roofline_record import Resource
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
 from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, TrainingRun
@@ -317,3 +319,23 @@ def write_training_run(
     ]
     append_lines(directory / TRAINING_FILE, records)
     return directory
+
+
+def with_doctor(profile: Profile, *, flops: float = 1e11, bytes_per_s: float = 1e10) -> Profile:
+    """The profile with rates of its device as doctor measures them, by default those that it has for a roofline."""
+    rates_of: tuple[tuple[Resource, float], ...] = (("compute", flops), ("memory", bytes_per_s))
+    rates = tuple(
+        DeviceRate(
+            resource=resource,
+            dtype="fp32",
+            ranks_on_host=1,
+            per_s=per_s,
+            relative_sd=0.0,
+            kernel="gemm",
+            working_set_bytes=1,
+            spread_over_kernels=(per_s, per_s),
+        )
+        for resource, per_s in rates_of
+    )
+    devices = tuple(msgspec.structs.replace(device, rates=rates) for device in profile.devices)
+    return msgspec.structs.replace(profile, devices=devices)

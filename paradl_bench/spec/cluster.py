@@ -84,6 +84,8 @@ class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.device_name is not None and not self.device_name.strip():
+            raise ValueError(f"cluster {self.name!r}: device_name is empty: name the device, or leave it out")
         labels = ("peak_flops", "memory_bandwidth_bytes_per_s")
         check_positive(self, *labels, where=f"cluster {self.name!r}")
         for label in labels:

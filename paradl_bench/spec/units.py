@@ -63,38 +63,42 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     if len(parts) not in (2, 3):
         raise UserError(f"sizes {text!r} do not parse: write first:last:factor, as 1K:64M:2")
     first, last = parse_size(parts[0]), parse_size(parts[1])
-    factor = _parse_factor(parts[2] if len(parts) == 3 else "2", text)
+    factor = _parse_factor(parts[2] if len(parts) == 3 else "2", repr(text))
     if last < first:
         raise UserError(f"sizes {text!r}: the last size is smaller than the first")
     return _geometric(first, last, factor, f"sizes {text!r}")
 
 
-def parse_ranks(text: str) -> tuple[int, ...]:
+def parse_ranks(text: str, where: str = "") -> tuple[int, ...]:
     """Rank counts of ``16:1024:x2`` (geometric), ``2:10:2`` (arithmetic), ``8`` or ``2,4,8``.
+
+    Args:
+        where: what the counts are of, for errors; ``ranks`` and the text unless given.
 
     Raises:
         UserError: a part is no positive whole number, the range is empty or has more than 4,096 points.
     """
+    where = where or f"ranks {text!r}"
     if ":" not in text:
-        return tuple(sorted({parse_count(part, f"ranks {text!r}") for part in text.split(",")}))
+        return tuple(sorted({parse_count(part, where) for part in text.split(",")}))
     parts = text.split(":")
     if len(parts) != 3:
-        raise UserError(f"ranks {text!r} do not parse: write first:last:x2, first:last:step, or 2,4,8")
-    first, last = (parse_count(part, f"ranks {text!r}") for part in parts[:2])
+        raise UserError(f"{where}: write first:last:x2, first:last:step, or 2,4,8")
+    first, last = (parse_count(part, where) for part in parts[:2])
     if last < first:
-        raise UserError(f"ranks {text!r}: the last count is smaller than the first")
+        raise UserError(f"{where}: the last count is smaller than the first")
     if parts[2].startswith("x"):
-        return _geometric(first, last, _parse_factor(parts[2][1:], text), f"ranks {text!r}")
-    step = parse_count(parts[2], f"ranks {text!r}")
+        return _geometric(first, last, _parse_factor(parts[2][1:], where), where)
+    step = parse_count(parts[2], where)
     if (last - first) // step >= MAX_SWEEP_POINTS:
-        raise UserError(f"ranks {text!r} are more than {MAX_SWEEP_POINTS} points")
+        raise UserError(f"{where}: more than {MAX_SWEEP_POINTS} points")
     return tuple(range(first, last + 1, step))
 
 
 def _geometric(first: int, last: int, factor: float, where: str) -> tuple[int, ...]:
     steps = math.floor(math.log(last / first) / math.log(factor) * (1 + 1e-9) + 1e-9)
     if steps >= MAX_SWEEP_POINTS:
-        raise UserError(f"{where} are more than {MAX_SWEEP_POINTS} points")
+        raise UserError(f"{where}: more than {MAX_SWEEP_POINTS} points")
     return tuple(dict.fromkeys(min(round(first * factor**step), last) for step in range(steps + 1)))
 
 
@@ -104,7 +108,7 @@ def _parse_factor(text: str, where: str) -> float:
     except ValueError:
         factor = math.nan
     if not (math.isfinite(factor) and factor >= 1.01):
-        raise UserError(f"{where!r}: the factor {text!r} has to be a number of at least 1.01")
+        raise UserError(f"{where}: the factor {text!r} has to be a number of at least 1.01")
     return factor
 
 

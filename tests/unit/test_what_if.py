@@ -18,6 +18,7 @@ from profile_factory import (
     make_profile,
     model_times,
     ring_fit,
+    with_doctor,
 )
 
 from calibrate.communication import InnerLevel
@@ -383,6 +384,8 @@ def test_the_middle_of_a_range_over_one_is_one() -> None:
         ("bandwidth=1:2:x2:5", "not known"),
         ("ranks=0.5", "not a positive whole number"),
         ("ranks=2:8:x2:3", "first:last"),
+        ("batch=8:64:foo", r"--vary 'batch=8:64:foo': 'foo'"),
+        ("batch=8:64:x1", r"--vary 'batch=8:64:x1': the factor"),
         ("batch=1:8:log:99999", "a range has 2 to"),
     ],
 )
@@ -426,7 +429,7 @@ def test_a_cluster_of_another_device_is_refused_without_its_rates() -> None:
 
 def test_a_cluster_of_another_device_scales_compute_by_the_roofline_and_says_so() -> None:
     other = of_device("V100", peak_flops=3e11, memory_bandwidth_bytes_per_s=5e10)
-    found = predicted(NOISY, point("d2", 8), Hardware(), cluster=other)
+    found = predicted(with_doctor(NOISY), point("d2", 8), Hardware(), cluster=other)
     same = predicted(NOISY, point("d2", 8), Hardware(peak_flops=3.0, memory_bandwidth=5.0))
     assert found.iteration_s == pytest.approx(same.iteration_s)
     assert found.interval_s == pytest.approx(same.interval_s)
@@ -434,6 +437,19 @@ def test_a_cluster_of_another_device_scales_compute_by_the_roofline_and_says_so(
     assert found.sources["scaled_by_roofline"] > 0
     assert (found.peak_flops_per_rank, found.peak_flops_basis) == (3e11, "stated by the cluster file")
     assert any("by roofline" in line for line in found.extrapolated)
+
+
+def test_stated_rates_are_not_held_against_what_layers_reached() -> None:
+    other = of_device("V100", peak_flops=3e11, memory_bandwidth_bytes_per_s=5e10)
+    with pytest.raises(UserError, match=r"what layers reached.*doctor --measure") as caught:
+        predicted(NOISY, point("d2", 8), Hardware(), cluster=other)
+    assert "\n" not in str(caught.value)
+    assert predicted(NOISY, point("d2", 8), Hardware(peak_flops=3.0)).iteration_s > 0
+
+
+def test_a_device_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="device_name is empty"):
+        of_device("")
 
 
 def test_rates_need_the_name_of_their_device() -> None:

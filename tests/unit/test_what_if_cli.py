@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from profile_factory import make_profile
+from profile_factory import make_profile, with_doctor
 
 from calibrate.profile import write_profile
 from paradl_bench.terminal import run_command
@@ -102,6 +102,7 @@ def test_drawings_are_images_or_pages_that_hold_one(predict: Caller) -> None:
         (("--vary", "speed=2"), "choices are bandwidth, "),
         (("--vary", "bandwidth@rack=2"), "rack"),
         (("--vary", "bandwidth=2", "--json", "--csv"), "exclude each other"),
+        (("--vary", "bandwidth=2", "-o", "x.svg", "--plot", "./x.svg"), "both write to ./x.svg"),
         (("--vary", "batch=3"), "does not split evenly over 2 ranks"),
     ],
 )
@@ -116,7 +117,7 @@ def test_a_sweep_has_bands_and_a_knee(predict: Caller) -> None:
     sweep = ("--strategy", "data", "--ranks", "2:8:x2", "--batch", "8")
     code, out, _ = predict.plain(*sweep)
     assert code == 0
-    assert "knee of data: " in out
+    assert "knee of data, 4 samples a rank: " in out
     rows = json.loads(predict.plain(*sweep, "--knee", "0.999", "--json")[1])
     assert {row["knee_ranks"] for row in rows} == {2}
     for row in rows:
@@ -126,6 +127,7 @@ def test_a_sweep_has_bands_and_a_knee(predict: Caller) -> None:
     code, _, err = predict.plain(*sweep, "--knee", "2")
     assert code == 2
     assert "--knee 2" in err
+    assert "--knee 2" in predict.plain("--strategy", "d3", "--batch", "8", "--knee", "2")[2]
 
 
 CLUSTER = """name: small
@@ -158,6 +160,7 @@ def test_the_table_says_what_does_not_fit_and_the_notes(predict: Caller) -> None
     rows = {row.split()[2]: row for row in out.splitlines() if row.startswith(" d2 ")}
     assert "(too much)" in rows["4096"]
     assert "(too much)" not in rows["8"]
+    assert "65536" in predict.what_if("--vary", "batch=65536", "--vary", "latency=2")[1]
     (found,) = json.loads(predict.plain("--strategy", "d2", "--batch", "8", "--cluster", str(cluster), "--json")[1])
     assert found["notes"]
     flat = " ".join(out.split())
@@ -183,6 +186,7 @@ def test_a_cluster_file_of_another_device_is_refused_or_scaled(predict: Caller) 
     code, _, err = predict.plain(*given)
     assert code == 2
     assert "peak_flops and memory_bandwidth_bytes_per_s" in err
+    write_profile(predict.profile, with_doctor(make_profile()))
     cluster.write_text(head + "peak_flops: 1e12\nmemory_bandwidth_bytes_per_s: 1e11\n")
     (found,) = json.loads(predict.plain(*given)[1])
     assert found["sources"]["scaled_by_roofline"] > 0
