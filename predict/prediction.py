@@ -145,18 +145,6 @@ class Predictor:
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
         costs = workload.costs
         prediction = Prediction(
-            strategy=str(point.strategy),
-            ranks=point.strategy.ranks,
-            batch=batch,
-            evaluator=self.evaluator.name,
-            model=self.model.network.name,
-            input_shape=self.model.network.input_shape,
-            local_batch=point.local_batch,
-            dtype=self.model.dtype,
-            optimizer=self.model.optimizer,
-            backend=self.model.communication.backend,
-            bucket_cap_bytes=point.settings.bucket_cap_bytes,
-            options=point.settings.options,
             iteration_s=iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
             epoch_s=epoch_s,
@@ -177,10 +165,28 @@ class Predictor:
             spread_s=bounds.spread_s,
             efficiency_interval=self._band(point, timed, reference, efficiency),
             knee_ranks=None,
+            **self._configuration(point),
             **self._memory(workload),
             **self._use(point, iteration_s, epoch_s),
         )
         return prediction, timed
+
+    def _configuration(self, point: Point) -> dict[str, Any]:
+        """Fields on what was predicted."""
+        return {
+            "strategy": str(point.strategy),
+            "ranks": point.strategy.ranks,
+            "batch": point.settings.batch,
+            "evaluator": self.evaluator.name,
+            "model": self.model.network.name,
+            "input_shape": self.model.network.input_shape,
+            "local_batch": point.local_batch,
+            "dtype": self.model.dtype,
+            "optimizer": self.model.optimizer,
+            "backend": self.model.communication.backend,
+            "bucket_cap_bytes": point.settings.bucket_cap_bytes,
+            "options": point.settings.options,
+        }
 
     def _memory(self, workload: Workload) -> dict[str, Any]:
         """Fields on what a rank holds."""

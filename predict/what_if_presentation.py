@@ -61,8 +61,15 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
             *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
             style="" if row.varied else "bold",
         )
+    open_console().print(table)
+    _print_notes(rows)
+
+
+def _print_notes(rows: Sequence[WhatIf]) -> None:
+    """What the columns mean, and what the rows rest on."""
+    from rich.markup import escape
+
     console = open_console()
-    console.print(table)
     console.print(
         "speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is. "
         "exposed: communication that nothing hides. 90%: interval of the iteration. "
