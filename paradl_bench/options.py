@@ -41,6 +41,16 @@ batch_norm_option = click.option(
     help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
 )
 
+accumulate_option = click.option(
+    "--accumulate",
+    metavar="K",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
+    " other.",
+)
+
 sharing_options = together(
     click.option(
         "--split",

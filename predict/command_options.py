@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from paradl_bench.options import (
+    accumulate_option,
     batch_norm_option,
     bucket_option,
     exchange_options,
@@ -50,6 +51,7 @@ point_options = together(
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
     click.option("--dtype", help="fp32, ... Default: the one that was measured."),
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
+    accumulate_option,
     bucket_option,
     batch_norm_option,
     sharing_options,

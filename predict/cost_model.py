@@ -250,12 +250,12 @@ class CostModel:
         # Where roles differ, a work counts as often as in the role that has it most.
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
-        # A stage of a pipeline has a part of the model's operations, and goes through them once a micro-batch.
-        pipelined = degree_of(plan.strategy, "pipeline") > 1
+        # A stage of a pipeline has a part of the model's operations, and micro-batches go through them one by one.
+        in_parts = degree_of(plan.strategy, "pipeline") > 1 or plan.micro_batches > 1
         about = _About(
             place=place,
             strategy=plan.strategy,
-            between=self._operations if pipelined else _counts_between(plan.works, counts),
+            between=self._operations if in_parts else _counts_between(plan.works, counts),
             shard="" if self.proportional else _shard_of(plan),
             updated_elements=_updated_elements(plan),
         )
@@ -311,12 +311,14 @@ class CostModel:
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
 
     def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
-        copy = nearest_copy(self.profile, work.direction, ranks_on_host)
+        # What is added to earlier gradients was not measured: it reads one tensor more than a copy into a bucket.
+        direction = "into" if work.direction == "add" else work.direction
+        copy = nearest_copy(self.profile, direction, ranks_on_host)
         if copy is None and not self.profile.model_times:
             return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
         if copy is None:
             raise UserError(
-                f"the profile holds no times of copying gradients {work.direction} buckets; measure a model anew: "
+                f"the profile holds no times of copying gradients {direction} buckets; measure a model anew: "
                 f"paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
             )
         measured = copy.ranks_on_host
@@ -328,7 +330,7 @@ class CostModel:
             Source.SCALED if other_host else Source.REGRESSED,
             remarks=(Remark(text, True),) if other_host else (),
         )
-        return Priced(cost, count, work, modes=((f"copies {work.direction} buckets", seconds * copy.relative_sd),))
+        return Priced(cost, count, work, modes=((f"copies {direction} buckets", seconds * copy.relative_sd),))
 
 
 class _About(NamedTuple):

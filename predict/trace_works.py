@@ -121,7 +121,7 @@ def _name(work: Work) -> str:
     if isinstance(work, WeightUpdate):
         return f"weight update ({work.optimizer})"
     if isinstance(work, BucketCopy):
-        return "copy into bucket" if work.direction == "into" else "copy out of bucket"
+        return {"into": "copy into bucket", "out": "copy out of bucket", "add": "add gradients up"}[work.direction]
     if isinstance(work, HaloExchange):
         return "halo exchange"
     if isinstance(work, Transfer):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paradl_bench.measure.micro_steps import MicroSteps
 from paradl_bench.measure.optimizers import share_out_optimizer
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.tracing import trace_network
@@ -71,12 +72,12 @@ def own_parts(network: Network, strategy: Strategy, rank: int, patterns: Sequenc
     return parts
 
 
-def norm_cuts(strategy: Strategy) -> list[tuple[int, int]]:
-    """Dims, and in how many parts, along which local batch norm takes its statistics apart."""
-    cuts = []
-    for axis in strategy.axes:
+def norm_cuts(strategy: Strategy, settings: PlanSettings) -> list[tuple[int, int]]:
+    """Dims, and in how many parts, along which batch norm takes its statistics apart: of each micro-batch at least."""
+    cuts = [(0, settings.accumulate)] if settings.accumulate > 1 else []
+    for axis in strategy.axes if settings.batch_norm == "local" else ():
         if axis.kind == "data":
-            cuts.append((0, axis.degree))
+            cuts.insert(0, (0, axis.degree))
         elif axis.kind == "spatial":
             cuts += [(2 + dim, parts) for dim, parts in enumerate(axis.extents)]
     return cuts
@@ -130,12 +131,13 @@ class Comparison:
         planner_for(self.strategy).plan(self.network, self.strategy, settings)
         self.model.module.double()
         self.serial.module.double()
-        cuts = norm_cuts(self.strategy) if settings.batch_norm == "local" else []
+        cuts = norm_cuts(self.strategy, settings)
         self.exact_buffers = not cuts
         if cuts:
             take_statistics_apart(self.serial.module, cuts)
         built = build_parallel(self.model.module, self.network, self.strategy, settings, context.device)
         self.parallel, self.groups, self.optimizer_group = built.module, built.groups, built.optimizer_group
+        self.built, self.accumulate = built, settings.accumulate
 
     def close(self) -> None:
         """Let the groups go: hundreds of cases would leave thousands of threads."""
@@ -150,16 +152,19 @@ class Comparison:
         optimizers = [self.optimizer(), torch.optim.SGD(self.serial.module.parameters(), lr=0.05, momentum=0.9)]
         for iteration in range(3):
             found_x, exact_x = inputs[self.own].clone().requires_grad_(), inputs.clone().requires_grad_()
-            found = self.forward(self.parallel, found_x, iteration)
+            found = self.forward(self.parallel, found_x, iteration) if self.accumulate == 1 else None
             exact = self.forward(self.serial.module, exact_x, iteration)
             if not exact.isfinite().all():
                 raise UserError(
                     "the serial model's own output is not finite: a window of a maximum reads padding alone"
                 )
-            assert_close(found, exact[self.own])
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            self.model.loss(found, targets[self.own]).backward()  # type: ignore[no-untyped-call]
+            if found is None:
+                self.accumulated(found_x, targets[self.own], self.serial.loss(exact[self.own], targets[self.own]))
+            else:
+                assert_close(found, exact[self.own])
+                self.model.loss(found, targets[self.own]).backward()  # type: ignore[no-untyped-call]
             self.serial.loss(exact, targets).backward()  # type: ignore[no-untyped-call]
             assert found_x.grad is not None
             assert exact_x.grad is not None
@@ -167,6 +172,13 @@ class Comparison:
             self.compare_parameters()
             for optimizer in optimizers:
                 optimizer.step()
+
+    def accumulated(self, inputs: torch.Tensor, targets: torch.Tensor, exact_loss: torch.Tensor) -> None:
+        """Forward and backward of micro-batches."""
+        rows: list[Any] = []
+        steps = MicroSteps(self.built, self.model.loss, inputs, targets, self.accumulate)
+        assert_close(steps.run(0, lambda: 0, rows, lambda _: None), exact_loss.detach())
+        assert [row[0] for row in rows if row[0] in ("FW", "BW")] == ["FW", "BW"] * self.accumulate
 
     def optimizer(self) -> torch.optim.Optimizer:
         parameters = self.model.module.parameters()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from paradl_bench.options import (
+    accumulate_option,
     batch_norm_option,
     bucket_option,
     exchange_options,
@@ -41,6 +42,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 )
 @sample_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@accumulate_option
 @bucket_option
 @batch_norm_option
 @sharing_options
@@ -79,6 +81,7 @@ def COMMAND(  # noqa: N802
     input_shape: str | None,
     sequence: int | None,
     optimizer: str,
+    accumulate: int,
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
     split: str | None,
@@ -121,6 +124,7 @@ def COMMAND(  # noqa: N802
         device=device,
         dtype=dtype,
         optimizer=optimizer,
+        accumulate=accumulate,
         bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
         split=parse_layers(split, "--split"),

@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 
 from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.memory_tracking import track_memory
+from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
@@ -150,26 +152,21 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
     return [line for found in context.gather(lines) for line in found]
 
 
-_Row = tuple[str, Any, Any]
-"""What was under way, and stamps at its begin and end."""
-
-
 class _Stamps(msgspec.Struct, frozen=True):
-    """One iteration: stamps at its start and at the end of each phase, and the loss, still on the device.
+    """One iteration: stamps at its start and end and at the end of backward, and the loss, still on the device.
 
-    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns of a pipeline's stages at
-    forward and backward (``FW``, ``BW``). The loss is None where another stage computes it.
+    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
+    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
     """
 
     begin: Any
-    forward_end: Any
     last_gradient: Any
     backward_end: Any
     end: Any
     loss: torch.Tensor | None
     fw_communication: list[tuple[str, Any, Any]]
     bw_communication: list[tuple[str, Any, Any]]
-    turns: list[tuple[str, Any, Any]] = []
+    turns: list[tuple[str, Any, Any]]
 
 
 @dataclass(slots=True)
@@ -203,6 +200,7 @@ class Trainer:
             tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
         self._parallel = model.module
+        self._steps: MicroSteps | None = None
         self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter = SequenceCounter()
         self._spans = Spans()
@@ -226,6 +224,8 @@ class Trainer:
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._groups = built.groups
+        if built.pipeline is None:
+            self._steps = MicroSteps(built, self._model.loss, self._inputs, self._targets, request.accumulate)
         if built.pipeline is not None and built.pipeline.stages[0].receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
@@ -235,7 +235,7 @@ class Trainer:
         issued = list(recorder.issued("setup"))
         last: str | None = None
         for when in RECORDED:
-            with CollectiveRecorder() as recorder, _GradientOrder(model) as order:
+            with CollectiveRecorder() as recorder, GradientOrder(model) as order:
                 self._counter.since_last()
                 self.iterate()
                 self.recorded_count = self._counter.since_last()
@@ -275,12 +275,13 @@ class Trainer:
         self.phase = "forward and backward of the model alone"
         try:
             self._model.module.to(self._context.device)
-            loss = self._model.loss(self._model.module(self._inputs), self._targets)
+            at_once = len(self._inputs) // self._request.accumulate
+            loss = self._model.loss(self._model.module(self._inputs[:at_once]), self._targets[:at_once])
             loss.backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError) as error:
             if ran_out(error):
                 raise
-            where = f"model {self._request.model} does not train on a local batch of {len(self._inputs)}"
+            where = f"model {self._request.model} does not train on a local batch of {at_once}"
             raise UserError(f"{where}: {error}") from error
         self._model.module.zero_grad(set_to_none=True)
 
@@ -301,27 +302,26 @@ class Trainer:
         """Forward, loss, backward and weight update, once."""
         stamp = self._clock.stamp
         self._last_gradient.stamp = None
-        rows: list[tuple[str, Any, Any]] = []
+        rows: list[Row] = []
         self._spans.rows = rows
         loss: torch.Tensor | None
         begin = stamp()
-        self.phase = "forward" if self._pipeline is None else "forward and backward of a pipeline"
         if self._pipeline is not None:
-            # Forward and backward take turns, in the order of a schedule.
-            loss, forward_end, of_forward = self._pipeline.step(self._inputs, self._targets), begin, 0
+            self.phase = "forward and backward of a pipeline"
+            loss, backward_end = self._pipeline.step(self._inputs, self._targets), stamp()
         else:
-            loss = self._model.loss(self._parallel(self._inputs), self._targets)
-            forward_end, of_forward = stamp(), len(rows)
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss = loss.detach()
-        backward_end = stamp()
+            assert self._steps is not None
+            loss = self._steps.run(begin, stamp, rows, self._enter)
+            backward_end = rows[-1][2]
         self.phase = "weight update"
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        by_phase = (rows[:of_forward], rows[of_forward:], []) if self._pipeline is None else _by_turn(rows)
-        return _Stamps(begin, forward_end, last, backward_end, end, loss, *by_phase)
+        return _Stamps(begin, last, backward_end, end, loss, *by_turn(rows))
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.
@@ -375,20 +375,16 @@ class Trainer:
     def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:
         """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
         seconds = self._clock.seconds
+        spent = {"FW": 0.0, "BW": 0.0}
+        for what, begin, end in item.turns:
+            spent[what] += seconds(begin, end)
         if self._pipeline is None:
             last = item.last_gradient
             if self._shards_parameters:
                 # A sharded gradient is there when it has been reduced; what is reduced last was there before.
                 last = next(begin for what, begin, _ in reversed(item.bw_communication) if what == "reduce_scatter")
-            return (
-                seconds(item.begin, item.forward_end),
-                seconds(item.forward_end, last),
-                seconds(last, item.backward_end),
-                0.0,
-            )
-        spent = {"FW": 0.0, "BW": 0.0}
-        for what, begin, end in item.turns:
-            spent[what] += seconds(begin, end)
+            exchange = seconds(last, item.backward_end)
+            return spent["FW"], spent["BW"] - exchange, exchange, 0.0
         # The exchange ends inside the last backward, which waits for it.
         exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
         idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
@@ -408,42 +404,7 @@ class Trainer:
         return {what: tuple(own) for what, own in sums.items()}
 
 
-def _by_turn(rows: list[_Row]) -> tuple[list[_Row], list[_Row], list[_Row]]:
-    """Layer-wise communication inside of forward turns and of backward turns, and the turns, whose rows end them."""
-    inside: dict[str, list[_Row]] = {"FW": [], "BW": []}
-    since: list[_Row] = []
-    for row in rows:
-        if row[0] in inside:
-            inside[row[0]] += since
-            since = []
-        else:
-            since.append(row)
-    return inside["FW"], inside["BW"], [row for row in rows if row[0] in inside]
-
-
 def _replica(request: TrainingRequest, context: RankContext) -> int:
     """Which of the replicas this rank belongs to: ranks that share layers see the same samples."""
     coordinates = zip(request.strategy.axes, request.strategy.coordinates(context.rank), strict=True)
     return next((coordinate for axis, coordinate in coordinates if axis.kind == "data"), 0)
-
-
-class _GradientOrder:
-    """While active, notes the parameters in the order in which their gradients arrive."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._handles: list[Any] = []
-        self.names: list[str] = []
-
-    def __enter__(self) -> _GradientOrder:
-        for name, parameter in self._module.named_parameters():
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, name=name: self.names.append(name)
-                )
-                self._handles.append(hook)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()

@@ -107,6 +107,7 @@ class TrainingWriter:
             bucket_cap_bytes=settings.bucket_cap_bytes,
             first_bucket_bytes=settings.first_bucket_bytes,
             batch_norm=settings.batch_norm,
+            accumulate=settings.accumulate,
             micro_batches=settings.micro_batches,
             schedule=settings.schedule,
             stages=cut_names(network, request.strategy, settings),

@@ -56,6 +56,7 @@ def per_phase_memory(
     block_elements: int = 0,
     zero_stage: int = 0,
     ranks: int = 1,
+    micro_batches: int = 1,
 ) -> MemoryUse:
     """Peak over forward, backward and weight update on one rank.
 
@@ -66,23 +67,26 @@ def per_phase_memory(
         shards: what the rank runs of layers, by index; all of those that are missing.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
         zero_stage: of data parallelism over as many ``ranks``.
+        micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    ledger, held = Ledger(), network
+    ledger, held, samples = Ledger(), network, local_batch // micro_batches
     if zero_stage > 1:
         exchanged, held, reshard = False, held_network(network, ranks), zero_stage == 3
         masks = mask_bytes(device)
         walk: Liveness = ShardedLiveness(
-            ledger, network, local_batch, ranks, reshard=reshard, dtype=dtype, mask_bytes=masks
+            ledger, network, samples, ranks, reshard=reshard, dtype=dtype, mask_bytes=masks
         )
     else:
-        walk = Liveness(ledger, network, local_batch, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
-    received = ledger.allocate(block_elements * local_batch * DTYPE_BYTES[dtype])
-    left = walk.forward(received)
-    ledger.release(received)
-    walk.backward(left)
+        walk = Liveness(ledger, network, samples, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
+    # All micro-batches after the first find what the second does.
+    for _ in range(min(micro_batches, 2)):
+        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[dtype])
+        left = walk.forward(received)
+        ledger.release(received)
+        walk.backward(left)
     return memory_use(
         {
             **fixed_parts(held, optimizer, exchanged=exchanged),
@@ -146,6 +150,7 @@ def planned_memory(
             block_elements=block_of_input(network, strategy),
             zero_stage=zero_stage(strategy),
             ranks=strategy.ranks,
+            micro_batches=settings.accumulate,
         )
         for shared in planner_for(strategy).shares(network, strategy, settings).distinct
     ]

@@ -43,13 +43,13 @@ class ShardedLiveness(Liveness):
 
     def __init__(self, ledger: Ledger, network: Network, samples: int, ranks: int, *, reshard: bool, **rest: Any):
         super().__init__(ledger, network, samples, **rest)
-        units = _ShardedUnits(network, ranks, reshard=reshard)
-        self._in_forward = units.in_forward()
-        self._in_backward, self._in_reduction = units.in_backward()
-        self._scattered_bytes = units.scattered_bytes
+        self._units = _ShardedUnits(network, ranks, reshard=reshard)
+        self._in_forward = self._units.in_forward()
+        self._in_backward, self._in_reduction = self._units.in_backward()
+        self._held = 0
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
-        self._ledger.gradients = self._in_forward[i]
+        self._ledger.gradients = self._held + self._in_forward[i]
         return super()._run(i, read, saved)
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
@@ -61,9 +61,10 @@ class ShardedLiveness(Liveness):
         return found
 
     def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
-        """As without shards; what is left are the reduced gradients."""
+        """As without shards; what is left are the reduced gradients, which further micro-batches add theirs to."""
         found = super().backward(left, given)
-        self._ledger.gradients = self._scattered_bytes
+        self._held = self._ledger.gradients = self._units.scattered_bytes
+        self._in_backward, self._in_reduction = self._units.in_backward(held=self._held)
         return found
 
 
@@ -115,14 +116,18 @@ class _ShardedUnits:
             found.append(kept + buffer)
         return found
 
-    def in_backward(self) -> tuple[list[int], list[int]]:
-        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced."""
+    def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
+        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced.
+
+        Args:
+            held: bytes of the reduced gradients of earlier micro-batches, which these are added to.
+        """
         layers = len(self._network.layers)
         backward, reduction = [0] * layers, [0] * layers
         root = self._units[-1]
         complete = _complete_with(self._network)
         of_root = {parameter.name for parameter in root.parameters}
-        scattered = sent = unreduced = unreduced_of_root = 0
+        scattered, sent, unreduced, unreduced_of_root = held, 0, 0, 0
         for layer in reversed(range(layers)):
             unit = self._unit_of.get(layer)
             unreduced_of_root += total_bytes(p for p in complete[layer] if p.name in of_root)
@@ -133,7 +138,7 @@ class _ShardedUnits:
                 sent = self._ranks * shard_bytes(self._updated[unit.name], self._ranks)
                 reduction[layer] = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
                 reduction[layer] += unreduced + sent + sent // self._ranks
-                scattered += sent // self._ranks
+                scattered += 0 if held else sent // self._ranks
                 unreduced = 0
         if layers and root.parameters:
             whole = self._ranks * shard_bytes(self._updated[""], self._ranks)

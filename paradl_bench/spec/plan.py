@@ -74,9 +74,9 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="weight_update
 
 
 class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
-    """Copy of gradients into a bucket, or back out of it, on the compute stream."""
+    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
 
-    direction: Literal["into", "out"]
+    direction: Literal["into", "out", "add"]
     bytes: int
     tensors: int
 
@@ -318,6 +318,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         schedule: of a pipeline, by name.
         stages: the first layer of every stage of a pipeline but the first; empty for a cut that balances FLOPs.
         cut_by: what ``stages`` balance where they were found and not given, in words.
+        accumulate: micro-batches that a rank goes through before gradients are exchanged and weights updated, where
+            there is no pipeline.
         split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
             for all that can be.
         filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
@@ -339,6 +341,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
+    accumulate: int = 1
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
@@ -353,6 +356,8 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("limits of buckets have to be 0 bytes or more")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches has to be at least 1, not {self.micro_batches}")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate has to be at least 1, not {self.accumulate}")
         if not _EXCHANGES.fullmatch(self.exchange):
             raise ValueError(f"exchange has to be flat, leader, leaders:K or segmented, not {self.exchange!r}")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:

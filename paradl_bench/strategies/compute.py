@@ -137,6 +137,7 @@ class NetworkCompute:
             before_layer: appends what comes right before a layer, and returns what that layer waits for.
         """
         between = Between(phase="FW")
+        self._forward = []
         layers = zip(self._shards, self._operations, self._inputs, strict=True)
         for index, (shard, operation, inputs) in enumerate(layers):
             work = Compute(layer=shard.layer.name, operation=operation, phase="FW", shard=shard.shard)

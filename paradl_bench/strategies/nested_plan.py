@@ -17,6 +17,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Limit, Phase, Plan, PlanSettings, Role, RoleBuilder, Stream, Work
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.accumulation import MicroSteps, check_accumulation
 from paradl_bench.strategies.axis_planner import (
     AxisPlanner,
     Latest,
@@ -25,7 +26,7 @@ from paradl_bench.strategies.axis_planner import (
     SharingPlanner,
     sharded_layers,
 )
-from paradl_bench.strategies.compute import NetworkCompute, weight_update
+from paradl_bench.strategies.compute import weight_update
 from paradl_bench.strategies.data.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.data.plan import (
     GradientBuckets,
@@ -101,6 +102,7 @@ class NestedPlanner:
             per_node=placed.per_node,
             exchange_axes=exchange_axes,
             sharded=sharded_layers(shares),
+            micro_batches=settings.accumulate,
         )
 
     def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
@@ -144,6 +146,7 @@ class NestedPlanner:
         for index, planner in enumerate(self._planners):
             planner.check(network, strategy, index, settings)
         node_groups(strategy, settings)
+        check_accumulation(strategy, settings)
 
     def _share(
         self,
@@ -202,19 +205,20 @@ def _build_role(
     builder, settings, stage = RoleBuilder(works), once.settings, zero_stage(strategy)
     if stage > 1:
         return build_sharded_role(network, strategy, settings, builder)
-    compute = NetworkCompute(builder, network, shared.shards, operations=once.operations)
+    steps = MicroSteps(builder, shared, settings, once.operations)
     if not axes:
-        compute.add_forward()
-        last = tuple(task for _, task in compute.add_backward())[-1:]
+        steps.add_but_last()
+        last = tuple(task for _, task in steps.add_last())[-1:]
         builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
         return builder.build(f"device{number}", multiplicity)
     ranks = math.prod(strategy.axes[index].degree for index in axes)
     buckets, setup = once.exchanged(network)
-    compute.add_forward(add_buffer_broadcasts(builder, network, ranks, axes))
+    received = add_buffer_broadcasts(builder, network, ranks, axes)
+    steps.add_but_last(received)
     nodes = None if once.nodes is None else (once.nodes, duty)
-    exchange = GradientExchange(builder, network, buckets, compute.backward_layers, ranks, axes, nodes)
+    exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
     last_task = -1
-    for layer, last_task in compute.add_backward():
+    for layer, last_task in steps.add_last(received):
         exchange.add_ready(layer, last_task)
     done = exchange.add_finish(last_task)
     if stage:

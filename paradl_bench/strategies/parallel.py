@@ -9,10 +9,12 @@ are loaded, for a default, and would keep it after the ranks left.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
@@ -52,6 +54,12 @@ class ParallelModule:
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: RankPipeline | None = None
     optimizer_group: dist.ProcessGroup | None = None
+
+    def without_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
+        if isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return contextlib.nullcontext()
 
 
 def axis_runners() -> dict[str, AxisRunner]:

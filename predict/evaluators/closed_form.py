@@ -25,6 +25,14 @@ def has_closed_form(strategy: Strategy) -> bool:
     return strategy.name in KINDS and not any(axis.zero_stage for axis in strategy.axes)
 
 
+def refuse_micro_batches(name: str, settings: PlanSettings) -> None:
+    """Raises:
+    UserError: gradients of micro-batches are to be accumulated, which no closed form has.
+    """
+    if settings.accumulate > 1:
+        raise UserError(f"{name} knows no --accumulate {settings.accumulate}: take --evaluator simulate")
+
+
 def prepare_closed_form(
     name: str, form: ClosedForm, model: CostModel, point: Point, memory: EstimatedMemory
 ) -> Workload:
@@ -35,6 +43,7 @@ def prepare_closed_form(
     """
     if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+    refuse_micro_batches(name, point.settings)
     sums = model.sums(model.place(point.strategy, point.local_batch))
     exchange, exchange_remarks = model.collective(
         gradient_exchange(model.network, point.strategy.ranks), point.strategy

@@ -14,7 +14,7 @@ from paradl_bench.strategies.catalog import planner_for
 from predict.closed_forms import gradient_exchange
 from predict.cost_model import CostModel
 from predict.costs import Remark
-from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form
+from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form, refuse_micro_batches
 from predict.layerwise_plan import layerwise_plan
 from predict.osf import Exchange, scaling_factor
 from predict.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
@@ -41,8 +41,9 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
     """Plan and price these buffers; remarks are those of every grouping.
 
     Raises:
-        UserError: the profile lacks a part.
+        UserError: the profile lacks a part, or gradients are to be accumulated.
     """
+    refuse_micro_batches("osf", point.settings)
     plan = layerwise_plan(model.network, point, buffers.sends)
     priced = model.price(plan)
     form = OverlapForm(plan, model.network, model.fusion, buffers)

@@ -16,7 +16,12 @@ from paradl_bench.strategies.catalog import planner_for
 from predict.closed_forms import paradl
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
-from predict.evaluators.closed_form import flat_exchange, has_closed_form, prepare_closed_form
+from predict.evaluators.closed_form import (
+    flat_exchange,
+    has_closed_form,
+    prepare_closed_form,
+    refuse_micro_batches,
+)
 from predict.exposure import names_of_layer_communication
 from predict.memory_estimate import EstimatedMemory
 from predict.pipeline_closed_form import PipelineClosedForm, lock_step_settings
@@ -35,6 +40,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
             f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
             f" of pipelines alone, not of {point.strategy}: take simulate"
         )
+    refuse_micro_batches("paradl", point.settings)
     memory = model.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
         return _pipelined(model, point, memory)

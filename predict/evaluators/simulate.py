@@ -101,8 +101,9 @@ class _Simulation:
         self._work = role.work
         self._segment_work = role.work[first_task]
         self._on_compute = role.stream[first_task] == Stream.COMPUTE
-        self._forward = self._on_compute & (self._condensed.phase == Phase.FW)
-        self._backward = self._on_compute & (self._condensed.phase == Phase.BW)
+        chosen = self._on_compute & np.isin(self._condensed.phase, (Phase.FW, Phase.BW))
+        self._in_turn = np.flatnonzero(chosen)
+        self._is_forward = self._condensed.phase[self._in_turn] == Phase.FW
         self._exchange = self._condensed.phase == Phase.GE
         self._of_layers = {
             phase: _communication_of_layers(
@@ -121,15 +122,17 @@ class _Simulation:
         )
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
-        """Where each phase ends, one after the other."""
+        """Where each phase ends, one after the other; micro-batches go forward and backward in turns."""
         line = self.run(seconds, compute_slowdown, communication_slowdown)
-        forward = _last(line, self._forward, 0.0)
-        backward = _last(line, self._backward, forward)
-        exchange = _last(line, self._exchange, backward)
+        ends = line.end_s[self._in_turn]
+        spans = np.diff(ends, prepend=0.0)
+        computed = float(ends.max(initial=0.0))
+        forward = float(spans[self._is_forward].sum())
+        exchange = _last(line, self._exchange, computed)
         return Timing(
             fw_s=forward,
-            bw_s=backward - forward,
-            ge_s=exchange - backward,
+            bw_s=computed - forward,
+            ge_s=exchange - computed,
             wu_s=max(line.iteration_s - exchange, 0.0),
             exposed_communication_s=line.exposed_communication_s,
             overlap_s=line.overlap_s,

@@ -21,9 +21,9 @@ PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
-# scatter for a reduce-scatter in filter's backward, and an exchange of gradients over nodes: leader@2 on nodes of two
-# ranks, 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is
-# named before a dot.
+# accumulate=K, scatter for a reduce-scatter in filter's backward, and an exchange of gradients over nodes: leader@2 on
+# nodes of two ranks, 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is named
+# before a dot.
 CASES = {
     2: (
         "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
@@ -42,7 +42,10 @@ CASES = {
         "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2 "
         "Plain:z1d2 Plain:z2d2 Plain:z3d2 Grouped:z3d2 Normed:z1d2:sync Normed:z2d2 Normed:z3d2 Volume:z2d2 "
         "transformer_networks.bert:z2d2 transformer_networks.bert:z3d2 transformer_networks.gpt2:z3d2 "
-        "Woven:d2 Woven:z1d2 Woven:z2d2 Woven:z3d2"
+        "Woven:d2 Woven:z1d2 Woven:z2d2 Woven:z3d2 "
+        "Plain:d2:accumulate=3 Plain:f2:accumulate=3 Plain:c2:accumulate=3 Plain:s2:accumulate=3 "
+        "Normed:d2:accumulate=3 Normed:s2:accumulate=3:sync Normed:f2:accumulate=3 Woven:d2:accumulate=3 "
+        "Woven:z1d2:accumulate=3 Woven:z2d2:accumulate=3 Woven:z3d2:accumulate=3 Normed:z3d2:accumulate=3"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -55,6 +58,7 @@ CASES = {
         "Normed:s2x2 Normed:d2s2 Normed:s2x2:sync Normed:d2s2:sync Normed:d2f2:sync Normed:d2c2:sync "
         "DroppedInside:d2s2:alike DroppedInside:d2f2:alike "
         "Plain:d2f2:split=conv1+fc2 Plain:d2c2:split=conv* Normed:d2s2:until=conv2:sync "
+        "Normed:d2s2:accumulate=3 Normed:d2f2:accumulate=3 Plain:d4:segmented@2:accumulate=3 "
         "Grouped:f4:scatter Joined:f4:scatter Line:d2f2:scatter Normed:d2f2:scatter:sync "
         "transformer_networks.Own:t4 transformer_networks.Own:d2t2 transformer_networks.bert:t4 "
         "transformer_networks.gpt2:t2d2 transformer_networks.t5:t4 transformer_networks.t5:2M1P2D "
@@ -86,7 +90,8 @@ def named(text: str) -> dict[str, Any]:
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"
         options["ranks_per_node"] = int(nodes)
     for name, _, value in (word.partition("=") for word in words if "=" in word):
-        options |= {"split": value.split("+")} if name == "split" else {"spatial_until": value}
+        known = {"split": value.split("+"), "until": value, "accumulate": int(value) if value.isdigit() else value}
+        options[{"until": "spatial_until"}.get(name, name)] = known[name]
     return {
         "network": network,
         "strategy": strategy,

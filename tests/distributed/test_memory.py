@@ -81,6 +81,7 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
 """
 
 OF_TWO = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync"]
+OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2")]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "d2p2", "p2f2", "p2s2"]}

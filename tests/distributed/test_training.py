@@ -275,6 +275,23 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
             assert all((seconds > 0) == exchanges for seconds in chunk["exposed_ge_s"]), case
 
 
+def test_what_is_issued_for_accumulated_gradients_is_what_is_planned(workplace: Path) -> None:
+    """Once an iteration what is exchanged, for each micro-batch what layers share; ZeRO gathers and reduces anew."""
+    runs = ("BatchNormed d2 0.004", "Unused d2 -", "BatchNormed f2 -", "Biased s2 0.001", "Biased z1d2 0.004")
+    sharded = ("BatchNormed z2d2 -", "BatchNormed z3d2 -")
+    cases = [f"{run} local accumulate={count}" for run in (*runs, *sharded) for count in (1, 2, 4)]
+    (found, *_) = issued_and_planned(workplace, cases, 2)
+    for run in (*runs, *sharded):
+        once, twice, often = (found[f"{run} local accumulate={count}"] for count in (1, 2, 4))
+        shared = "of_layers" if "d2" not in run or "z2" in run or "z3" in run else None
+        if shared:
+            assert [later[shared] for later in (twice, often)] == [2 * once[shared], 4 * once[shared]], run
+        else:
+            assert once["collectives"] == twice["collectives"] == often["collectives"] > 0, run
+        phases = zip(*(often["chunk"][f"{name}_s"] for name in ("fw", "bw", "exposed_ge", "wu")), strict=True)
+        assert [sum(parts) for parts in phases] == pytest.approx(often["chunk"]["iteration_s"]), run
+
+
 def test_what_is_issued_over_nodes_is_what_is_planned(workplace: Path) -> None:
     """Four ranks as two nodes of two: leaders issue other things than those that they lead."""
     forms = ("flat", "leader ranks_per_node=2", "leaders:2 ranks_per_node=2", "segmented ranks_per_node=2")

@@ -18,7 +18,7 @@ buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a 
 nothing does not issue those between nodes, and its plan does not show that it waits for them.
 
 Not modelled: parameters that are frozen (DDP broadcasts them at construction), sparse gradients, other communication
-hooks, ``gradient_as_bucket_view``, ``no_sync``.
+hooks, ``gradient_as_bucket_view``. ``no_sync`` is what :mod:`~paradl_bench.strategies.accumulation` has.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp, comm.cpp; torch/nn/parallel/distributed.py (torch 2.13).
 """

@@ -95,7 +95,7 @@ def micro_batches(settings: PlanSettings, ranks: int) -> int:
 def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
     """Samples that a rank computes at a time: its share of the mini-batch, or a micro-batch of that."""
     local, ranks = settings.batch // degree_of(strategy, "data"), degree_of(strategy, "pipeline")
-    return local // micro_batches(settings, ranks) if ranks > 1 else local
+    return local // (micro_batches(settings, ranks) if ranks > 1 else settings.accumulate)
 
 
 def cut_by(settings: PlanSettings) -> str:

@@ -15,6 +15,9 @@ waits for each where it calls it, as FSDP2 does on a CPU.
 
 One role stands for all ranks: that with the largest share of parameters, which the others wait for.
 
+Micro-batches whose gradients are accumulated each gather and reduce as if they were alone, which is torch's default;
+the sum of shards is not priced.
+
 Not modelled: mixed precision, offloading, accumulation without reduction, explicit prefetching.
 
 Source: torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py), torch/distributed/optim/
@@ -97,20 +100,24 @@ def add_optimizer_broadcasts(
 def build_sharded_role(network: Network, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder) -> Role:
     """An iteration of every rank under stages 2 and 3."""
     compute = NetworkCompute(builder, network)
-    units = _ShardedUnits(
-        builder, network, settings, strategy.ranks, compute.backward_layers, reshard=zero_stage(strategy) == 3
-    )
-    compute.add_forward(before_layer=units.before_forward)
-    units.end_forward()
-    for layer, task in compute.add_backward(before_layer=units.before_backward):
-        units.after_backward(layer, task)
-    done = units.end_backward()
+    done: tuple[int, ...] = ()
+    scattered_bytes: list[int] = []
+    for _ in range(settings.accumulate):
+        units = _ShardedUnits(
+            builder, network, settings, strategy.ranks, compute.backward_layers, reshard=zero_stage(strategy) == 3
+        )
+        compute.add_forward(done, before_layer=units.before_forward)
+        units.end_forward()
+        for layer, task in compute.add_backward(before_layer=units.before_backward):
+            units.after_backward(layer, task)
+        done = units.end_backward()
+        scattered_bytes += units.scattered_bytes
     updated = set(gradient_order(network))
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
     elements = sum(shard_elements(parameter, strategy.ranks) for parameter in parameters)
     work = WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
     builder.add(work, Phase.WU, Stream.COMPUTE, done)
-    return builder.build("replica", strategy.ranks, _in_first_iterations("reduce_scatter", units.scattered_bytes))
+    return builder.build("replica", strategy.ranks, _in_first_iterations("reduce_scatter", scattered_bytes))
 
 
 def _in_first_iterations(operation: str, sizes: Sequence[int]) -> Issued:
