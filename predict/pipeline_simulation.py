@@ -117,7 +117,8 @@ class _Line:
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last."""
         line = self.run(seconds, compute_slowdown, communication_slowdown)
-        own = self._role == self._role[int(np.argmax(line.end_s))]
+        stage = int(self._role[int(np.argmax(line.end_s))])
+        own = self._role == stage
         busy = line.end_s - line.start_s
 
         def computed(phase: Phase) -> float:
@@ -137,6 +138,7 @@ class _Line:
             fw_of_layers_s=waited[Phase.FW],
             bw_of_layers_s=waited[Phase.BW],
             idle_s=line.iteration_s - forward - backward - exchange - update,
+            stage=stage,
         )
 
     def _exposed_exchange(self, line: Timeline, own: NDArray[np.bool_]) -> float:

@@ -30,6 +30,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
         phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
             to the iteration.
+        pipeline_stage: whose phases these are, from 0; null without a pipeline, and where they are of no single stage.
         breakdown_s: FW and BW without communication for layers that compute waits for, GE, WU, and that communication
             by name (halo, all_gather, ...) add up to the iteration; exposed_communication lies inside of them.
         compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
@@ -68,6 +69,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     epoch_s: float | None
     samples_per_s: float
     phases_s: dict[str, float]
+    pipeline_stage: int | None
     breakdown_s: dict[str, float]
     compute_s: float
     communication_s: float
@@ -150,6 +152,7 @@ class Predictor:
             epoch_s=epoch_s,
             samples_per_s=batch / iteration_s,
             phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
+            pipeline_stage=timing.stage,
             breakdown_s=_breakdown(timing),
             compute_s=costs.compute_s,
             communication_s=costs.communication_s,

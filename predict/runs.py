@@ -1,7 +1,8 @@
 """Training runs as validation reads them: the iteration of the slowest rank, its phases, and the noise of the run.
 
 An iteration's time is that of its slowest rank. Its phases are those of the rank that finishes backward last: the
-others wait for it, and their wait is no exchange.
+others wait for it, and their wait is no exchange. Stages of a pipeline compute different layers, so there the phases
+are those of the stage that the prediction speaks of.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Manifest, read_manifest, read_records
+from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import (
     RUN_NAME,
     TRAINING_FILE,
@@ -35,14 +37,14 @@ class Run:
 
     Attributes:
         iteration_s: of the slowest rank, per iteration in order.
-        phase_s: medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
+        rank_times_s: of shape (iterations, ranks, 5): the whole iteration, FW, BW, exposed GE and WU.
     """
 
     path: Path
     manifest: Manifest
     description: TrainingRun
     iteration_s: Floats
-    phase_s: dict[str, float]
+    rank_times_s: Floats
 
     @property
     def configuration(self) -> tuple[object, ...]:
@@ -54,6 +56,24 @@ class Run:
     def median_s(self) -> float:
         """Median iteration."""
         return float(np.median(self.iteration_s))
+
+    def phases_s(self, stage: int | None = None) -> dict[str, float]:
+        """Medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
+
+        Args:
+            stage: of a pipeline, whose ranks are to be looked at; None for all ranks.
+        """
+        times = self.rank_times_s[:, self._ranks_of(stage)]
+        last = np.argmax(times[:, :, 1] + times[:, :, 2], axis=1)
+        medians = np.median(times[np.arange(len(times)), last, 1:], axis=0)
+        return dict(zip(PHASES, map(float, medians), strict=True))
+
+    def _ranks_of(self, stage: int | None) -> list[int]:
+        strategy, ranks = parse_strategy(self.description.strategy), range(self.rank_times_s.shape[1])
+        if stage is None:
+            return list(ranks)
+        along = [axis.kind for axis in strategy.axes].index("pipeline")
+        return [rank for rank in ranks if strategy.coordinates(rank)[along] == stage]
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
@@ -92,7 +112,13 @@ def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
         description = read_run(path) if manifest.kind == "training" and (path / RUN_NAME).exists() else None
         if description is not None and description.did_not_fit:
             found.append(
-                Run(path=path, manifest=manifest, description=description, iteration_s=np.empty(0), phase_s={})
+                Run(
+                    path=path,
+                    manifest=manifest,
+                    description=description,
+                    iteration_s=np.empty(0),
+                    rank_times_s=np.empty((0, description.ranks, 5)),
+                )
             )
     return tuple(found)
 
@@ -117,14 +143,12 @@ def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
 def _run(path: Path, manifest: Manifest, description: TrainingRun, times: Floats) -> Run:
     if times.shape[1] != description.ranks:
         raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {description.ranks}")
-    last = np.argmax(times[:, :, 1] + times[:, :, 2], axis=1)
-    phases = times[np.arange(len(times)), last, 1:]
     return Run(
         path=path,
         manifest=manifest,
         description=description,
         iteration_s=times[:, :, 0].max(axis=1),
-        phase_s=dict(zip(PHASES, map(float, np.median(phases, axis=0)), strict=True)),
+        rank_times_s=times,
     )
 
 

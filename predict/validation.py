@@ -146,7 +146,8 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     low, high = prediction.interval_s
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
-    phases = {name: _phase(prediction.phases_s[name], run.phase_s[name]) for name in PHASES}
+    measured_phases_s = run.phases_s(prediction.pipeline_stage)
+    phases = {name: _phase(prediction.phases_s[name], measured_phases_s[name]) for name in PHASES}
     sign = 1 if error > 0 else -1
     return Pair(
         run=str(run.path),

@@ -34,6 +34,8 @@ class Timing(NamedTuple):
         overlap_s: both active.
         idle_s: waiting for other stages of a pipeline.
         input_s: waiting for the next mini-batch to be read and copied.
+        stage: of a pipeline, the one whose phases these are, from 0; None without a pipeline, and where a closed form
+            takes the slowest stage of each phase.
     """
 
     fw_s: float
@@ -46,6 +48,7 @@ class Timing(NamedTuple):
     bw_of_layers_s: Mapping[str, float] = {}
     idle_s: float = 0.0
     input_s: float = 0.0
+    stage: int | None = None
 
     @property
     def iteration_s(self) -> float:

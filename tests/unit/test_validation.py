@@ -167,7 +167,20 @@ def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
     (run,), _ = read_runs([write_training_run(tmp_path / "run", CHAIN, phases_s=rows)])
     assert run.iteration_s.tolist() == [7.5] * 6
     # Phases are those of the rank that finishes backward last.
-    assert run.phase_s == {"FW": 2.0, "BW": 3.0, "GE": 1.0, "WU": 1.5}
+    assert run.phases_s() == {"FW": 2.0, "BW": 3.0, "GE": 1.0, "WU": 1.5}
+
+
+def test_phases_of_a_pipeline_are_those_of_the_stage_that_the_prediction_speaks_of(tmp_path: Path) -> None:
+    first, busiest, last = (2.0, 3.0, 0.0, 0.1), (4.0, 5.0, 0.0, 0.2), (1.0, 2.0, 0.0, 0.9)
+    by_rank = [first, busiest, (2.5, 3.5, 0.0, 0.1), last]
+    path = write_training_run(
+        tmp_path / "run", CHAIN, strategy="d2p2", ranks=4, phases_s=[[row] * 6 for row in by_rank]
+    )
+    (run,), _ = read_runs([path])
+    assert run.phases_s()["WU"] == 0.2
+    # Ranks 0 and 2 hold the first stage of the two replicas; 1 and 3 the second.
+    assert run.phases_s(0) == {"FW": 2.5, "BW": 3.5, "GE": 0.0, "WU": 0.1}
+    assert run.phases_s(1) == {"FW": 4.0, "BW": 5.0, "GE": 0.0, "WU": 0.2}
 
 
 def test_chunks_of_a_run_join_and_iterations_that_a_rank_lacks_are_left_out(tmp_path: Path) -> None:
