@@ -37,9 +37,9 @@ from predict.assembly import Priced, add_up, assemble
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
 from predict.copy_costs import nearest_copy
-from predict.costs import Cost, Costs, Remark, Remarks, Source
+from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.input_terms import InputOptions
-from predict.layer_costs import LayerCosts
+from predict.layer_costs import LayerCosts, kind_of
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread, Straggler
 from predict.osf import Fusion
@@ -171,6 +171,33 @@ class CostModel:
             spread=spread,
             remarks=remarks,
         )
+
+    def alone_on_host(self, plan: Plan, place: Place) -> tuple[Floats, Floats] | None:
+        """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
+
+        Of operations, over all of their kind and phase that were measured both ways: the ratio of a single one is lost
+        in noise.
+
+        Returns:
+            Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
+            both ways.
+        """
+        ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
+        if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
+            return None
+        for index, work in enumerate(plan.works):
+            ratios[index], sds[index] = self._alone(work, place.ranks_on_host)
+        return ratios, sds
+
+    def _alone(self, work: Work, on_host: int) -> tuple[float, float]:
+        if isinstance(work, Compute):
+            found = self._layers.host_ratio(on_host, 1, kind_of(work.operation), work.phase)
+            found = found or self._layers.host_ratio(on_host, 1)
+            return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
+        if isinstance(work, Between | WeightUpdate):
+            phase = "WU" if isinstance(work, WeightUpdate) else work.phase
+            return self._model.host_ratio(phase, on_host, 1) or 1.0, 0.0
+        return 1.0, 0.0
 
     @property
     def operations(self) -> dict[tuple[str, PhaseName], int]:

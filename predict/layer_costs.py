@@ -45,7 +45,9 @@ UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
 """Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
 
 
-class _Ratio(NamedTuple):
+class HostRatio(NamedTuple):
+    """Seconds with one number of ranks on the host over those with another, and how far single operations differ."""
+
     value: float
     relative_sd: float
 
@@ -71,7 +73,7 @@ class LayerCosts:
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
-        self._ratios: dict[tuple[int, int], _Ratio | None] = {}
+        self._ratios: dict[tuple[int, int, str, str], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
@@ -146,7 +148,7 @@ class LayerCosts:
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
     def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:
-        ratio = self._host_ratio(measured, ranks_on_host)
+        ratio = self.host_ratio(measured, ranks_on_host)
         beside = f"with {measured} rank{'s' * (measured > 1)} on a host"
         if ratio is None:
             text = f"compute was measured {beside}, and stands for {ranks_on_host}; the interval does not cover this"
@@ -161,16 +163,26 @@ class LayerCosts:
             (*cost.remarks, Remark(text, True)),
         )
 
-    def _host_ratio(self, measured: int, wanted: int) -> _Ratio | None:
-        if (measured, wanted) not in self._ratios:
+    def host_ratio(self, measured: int, wanted: int, kind: str = "", phase: str = "") -> HostRatio | None:
+        """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
+
+        Args:
+            kind, phase: of these operations alone; all of them where they are empty.
+
+        Returns:
+            None where no such operation was measured with both, on one local batch.
+        """
+        key = measured, wanted, kind, phase
+        if key not in self._ratios:
             pairs = [
                 (series[measured][batch].time.typical_s, series[wanted][batch].time.typical_s)
-                for series in self._in_situ.values()
+                for (operation, of_phase, _), series in self._in_situ.items()
                 if measured in series and wanted in series
+                if (not kind or kind_of(operation) == kind) and (not phase or of_phase == phase)
                 for batch in series[measured].keys() & series[wanted].keys()
             ]
-            self._ratios[measured, wanted] = _ratio(pairs)
-        return self._ratios[measured, wanted]
+            self._ratios[key] = _ratio(pairs)
+        return self._ratios[key]
 
     def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         if operation in self._learnt:
@@ -351,8 +363,13 @@ def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
     return ("BW_input", "BW_weight") if phase == "BW" else ()
 
 
+def kind_of(operation: str) -> str:
+    """The kind of layer that an operation is of."""
+    return operation.split("(", 1)[0]
+
+
 def _isolated_remark(operation: str) -> Remark:
-    return Remark("times of the operation alone, not inside an iteration", False, operation.split("(", 1)[0])
+    return Remark("times of the operation alone, not inside an iteration", False, kind_of(operation))
 
 
 def _times(cost: Cost, factor: float) -> Cost:
@@ -375,7 +392,7 @@ def _added(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> _Ratio | None:
+def _ratio(pairs: Sequence[tuple[float, float]]) -> HostRatio | None:
     """Ratio of the sums, and the spread of the single ratios round it, each weighed by its time."""
     base = np.array([pair[0] for pair in pairs])
     other = np.array([pair[1] for pair in pairs])
@@ -385,4 +402,4 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> _Ratio | None:
     known = base > 0
     deviations = other[known] / base[known] - value
     variance = float(np.average(deviations**2, weights=base[known]))
-    return _Ratio(value, math.sqrt(variance) / value if value else 0.0)
+    return HostRatio(value, math.sqrt(variance) / value if value else 0.0)

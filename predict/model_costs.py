@@ -170,6 +170,23 @@ class ModelCosts:
             remarks.append(Remark(text, True))
         return Straggler(factor, tuple(remarks))
 
+    def host_ratio(self, phase: Literal["FW", "BW", "WU"], measured: int, wanted: int) -> float | None:
+        """Time between operations of a phase, or of the weight update, over that with another number of ranks.
+
+        Returns:
+            None where no model was measured with both, on one local batch.
+        """
+        times = self._of_model(self._own_name) or self._times
+        pairs = [
+            (_of_phase(time, phase), _of_phase(other, phase))
+            for time in times
+            for other in times
+            if (time.ranks_on_host, other.ranks_on_host) == (measured, wanted)
+            if (time.model, time.batch, time.optimizer) == (other.model, other.batch, other.optimizer)
+        ]
+        base, beside = map(sum, zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+        return beside / base if base else None
+
     def _of_model(self, model: str) -> list[ModelTime]:
         """Times of a model; those with the optimizer asked for, if there are any."""
         found = [time for time in self._times if time.model == model]
@@ -222,6 +239,10 @@ class ModelCosts:
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
         remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)
         return Cost(seconds, Source.SCALED, method_sd_s=seconds * relative_sd, remarks=(remark,))
+
+
+def _of_phase(time: ModelTime, phase: Literal["FW", "BW", "WU"]) -> float:
+    return {"FW": time.fw_between, "BW": time.bw_between, "WU": time.wu}[phase].typical_s
 
 
 def _estimate(

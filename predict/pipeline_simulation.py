@@ -65,9 +65,28 @@ class PipelineSimulation:
         """When the last role ends."""
         return max(line.run(*costs).iteration_s for line in self._lines)
 
+    def computing(self, *costs: Floats) -> list[Computing]:
+        """When ranks compute, of each of :func:`lines_of_stages`."""
+        return [line.computing(*costs) for line in self._lines]
+
     def timelines(self, *costs: Floats) -> list[Timeline]:
         """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
         return [line.run(*costs) for line in self._lines]
+
+
+class Computing(NamedTuple):
+    """When the ranks of a line compute: segments, from the start of the iteration; arrays of one length.
+
+    Attributes:
+        stage: along the line. start_s, end_s: of the segment.
+        task_work, task_segment: of every task that computes, its work and the index of the segment that it lies in.
+    """
+
+    stage: Ints
+    start_s: Floats
+    end_s: Floats
+    task_work: Ints
+    task_segment: Ints
 
 
 class _Line:
@@ -112,6 +131,19 @@ class _Line:
             np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
+        )
+
+    def computing(self, *costs: Floats) -> Computing:
+        """When its ranks compute."""
+        line, chosen = self.run(*costs), self._on_compute
+        index = np.cumsum(chosen) - 1
+        tasks = np.flatnonzero(chosen[self._segment])
+        return Computing(
+            stage=self._role[chosen],
+            start_s=line.start_s[chosen],
+            end_s=line.end_s[chosen],
+            task_work=self._task_work[tasks],
+            task_segment=index[self._segment[tasks]],
         )
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:

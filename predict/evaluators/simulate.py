@@ -22,6 +22,7 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats, Remark
 from predict.exposure import exposed_seconds, names_of_layer_communication
+from predict.host_sharing import on_shared_host
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -41,7 +42,7 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
     priced.remarks.add(*priced.straggler.remarks, *(Remark(note, False) for note in plan.notes))
-    return priced
+    return on_shared_host(model, priced, lag_of(priced))
 
 
 def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
