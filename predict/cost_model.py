@@ -38,11 +38,13 @@ from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
 from predict.copy_costs import nearest_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
+from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
 from predict.layer_costs import LayerCosts, kind_of
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
-from predict.model_costs import ModelCosts, Spread, Straggler
+from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
+from predict.stragglers import RankSpread
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
 
@@ -57,12 +59,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """A plan with the costs of its works, in the order of ``plan.works``."""
+    """A plan with the costs of its works, in the order of ``plan.works``.
+
+    Attributes:
+        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
+            where that was not measured, as the measured ones do.
+        lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
+    """
 
     plan: Plan
     place: Place
     costs: Costs
-    straggler: Straggler
+    rank_spread: RankSpread
+    own_relative_sd: Floats
+    lag: float = 1.0
     spread: Spread
     remarks: Remarks
 
@@ -160,14 +170,17 @@ class CostModel:
         priced = self._on_device(plan, place)
         remarks = Remarks()
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
-        straggler = self._model.straggler(place.ranks, place.local_batch, place.ranks_on_host)
+        rank_spread = self._model.rank_spread(place.local_batch, place.ranks_on_host)
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place)
+        costs = assemble(priced, spread.common_relative_sd)
+        on_host = place.local_batch, place.ranks_on_host
         return PricedPlan(
             plan=plan,
             place=place,
-            costs=assemble(priced, spread.common_relative_sd),
-            straggler=straggler,
+            costs=costs,
+            rank_spread=rank_spread,
+            own_relative_sd=relative_spreads(plan.works, costs.total_s, self._layers, self._model, *on_host),
             spread=spread,
             remarks=remarks,
         )

@@ -26,11 +26,10 @@ _ROUNDS = 3
 _MODE = "compute beside idle ranks of the host"
 
 
-def on_shared_host(model: CostModel, priced: PricedPlan, lag: Floats) -> PricedPlan:
+def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
     """A pipeline's plan priced for stages that do not all compute at once; any other plan as it is.
 
-    Args:
-        lag: per work, how much longer the slowest rank takes.
+    When stages compute is taken of ranks none of which is late.
     """
     plan, place = priced.plan, priced.place
     if degree_of(plan.strategy, "pipeline") <= 1:
@@ -39,7 +38,7 @@ def on_shared_host(model: CostModel, priced: PricedPlan, lag: Floats) -> PricedP
     if alone is None or np.all(alone[0] == 1):
         return priced
     beside = ranks_beside(plan, place.ranks_on_host)
-    simulation = PipelineSimulation(plan, lag)
+    simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
     costs = priced.costs
     for _ in range(_ROUNDS):
         found = simulation.computing(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)

@@ -31,7 +31,7 @@ from calibrate.roofline_rates import roofline_rates
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.statistics import MAD_TO_SD
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source
 from predict.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
@@ -106,6 +106,21 @@ class LayerCosts:
         if known is None:
             known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
         return known
+
+    def relative_spread(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> float:
+        """How single times of an operation spread (standard deviation over median); 0 where that was not measured.
+
+        A shard that was not measured spreads as the operation that it is scaled from.
+        """
+        series = self._in_situ.get((operation, phase, self._measured_as(operation, shard)))
+        if not series and operation in self._learnt:
+            neighbour = self._neighbour(self._learnt[operation][0], phase)
+            series = self._in_situ.get((neighbour.operation, phase, "")) if neighbour else None
+        if not series:
+            return 0.0
+        times = series[nearest_count(series, ranks_on_host)]
+        time = times[nearest_count(times, batch)].time
+        return time.iqr_s * IQR_TO_SD / time.median_s if time.median_s else 0.0
 
     def _measured_as(self, operation: str, shard: str) -> str:
         """The shard as which an operation was measured: this one, or the axis whatever layers it split; else none."""

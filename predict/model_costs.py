@@ -18,8 +18,9 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
-from predict.costs import MEDIAN_ERROR, Cost, Remark, Source
+from predict.costs import MEDIAN_ERROR, Cost, Floats, Remark, Source
 from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
+from predict.stragglers import RankSpread, part_spread
 from predict.unmeasured_costs import UnmeasuredCosts, none_known
 
 
@@ -31,21 +32,10 @@ class Spread(NamedTuple):
         remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up
             against the median iteration of the same measurement, where this model was measured. Medians do not add up
             where noise falls on one layer at a time.
-        quantiles: of single iterations over their median, at evenly spaced probabilities.
-        samples: how many iterations the quantiles rest on.
     """
 
     common_relative_sd: float
     remainders: tuple[float, ...]
-    quantiles: tuple[float, ...]
-    samples: int
-
-
-class Straggler(NamedTuple):
-    """How much longer the slowest of the ranks computes than a median one, and what to say of it."""
-
-    factor: float
-    remarks: tuple[Remark, ...]
 
 
 class ModelCosts:
@@ -136,39 +126,59 @@ class ModelCosts:
 
     def spread(self, batch: int, ranks_on_host: int) -> Spread:
         """Spread at the nearest measured batch; of the median model where this one was not measured."""
-        near = self.nearest(batch, ranks_on_host)
-        if not self._times:
-            return Spread(0.0, (0.0,), (1.0, 1.0), 1)
-        if near is not None:
-            remainders = (near.remainder_relative,)
-        else:
-            others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
-            near = sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
-            remainders = (float(np.median([time.remainder_relative for time in others])),)
-        return Spread(near.common_relative_sd, remainders, near.iteration_relative_quantiles, near.iteration.samples)
+        near = self._near(batch, ranks_on_host)
+        if near is None:
+            return Spread(0.0, (0.0,))
+        if near.model == self._own_name:
+            return Spread(near.common_relative_sd, (near.remainder_relative,))
+        others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
+        return Spread(near.common_relative_sd, (float(np.median([time.remainder_relative for time in others])),))
+
+    def _near(self, batch: int, ranks_on_host: int) -> ModelTime | None:
+        """The measurement that tells of spread: the model's own, else that of the median model; None without any."""
+        own = self.nearest(batch, ranks_on_host)
+        if own is not None or not self._times:
+            return own
+        others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
+        return sorted(others, key=lambda time: time.common_relative_sd)[len(others) // 2]
 
     def nearest(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The model's own measurement that is nearest in ranks on the host, then in batch."""
         own = self._of_model(self._own_name)
         return _nearest(own, batch, ranks_on_host) if own else None
 
-    def straggler(self, ranks: int, batch: int, ranks_on_host: int) -> Straggler:
-        """Median of the slowest of ``ranks`` independent draws from the spread of single iterations.
+    def rank_spread(self, batch: int, ranks_on_host: int) -> RankSpread:
+        """How single iterations of a rank spread, and how much of that is tied, where :meth:`spread` reads it."""
+        near = self._near(batch, ranks_on_host)
+        if near is None:
+            return RankSpread()
+        quantiles = near.iteration_relative_quantiles
+        parting = part_spread(quantiles, *self._events(near))
+        return RankSpread(quantiles=quantiles, samples=near.iteration.samples, **parting._asdict())
 
-        The maximum of p independent draws is below x with probability F(x)^p, so its median is the quantile at
-        0.5^(1/p). Beyond as many ranks as there are samples the quantile would rest on nothing: p is clipped there.
-        """
-        if ranks <= 1:
-            return Straggler(1.0, ())
-        spread = self.spread(batch, ranks_on_host)
-        resolved = min(ranks, spread.samples)
-        probabilities = np.linspace(0.0, 1.0, len(spread.quantiles))
-        factor = float(np.interp(0.5 ** (1 / resolved), probabilities, spread.quantiles))
-        remarks = [Remark("the slowest rank's lag takes ranks as slow independently of each other", False)]
-        if resolved < ranks:
-            text = f"lag of the slowest rank beyond {resolved} ranks: as many iterations were measured"
-            remarks.append(Remark(text, True))
-        return Straggler(factor, tuple(remarks))
+    def relative_spread_of_update(self, batch: int, ranks_on_host: int) -> float:
+        """How single weight updates spread (standard deviation over median), where :meth:`spread` reads; 0 unknown."""
+        near = self._near(batch, ranks_on_host)
+        return near.wu.iqr_s * IQR_TO_SD / near.wu.median_s if near is not None and near.wu.median_s else 0.0
+
+    def _events(self, near: ModelTime) -> tuple[Floats, Floats, float]:
+        """Seconds and own deviations of the events of a measured iteration, and the iteration's seconds."""
+        network = self._networks.get(near.model)
+        times = {
+            (time.operation, time.phase): time.time
+            for time in self._profile.layer_times
+            if (time.batch, time.ranks_on_host, time.dtype) == (near.batch, near.ranks_on_host, near.dtype)
+            and time.mode == "in_situ"
+            and not time.shard
+        }
+        layers = network.layers if network else ()
+        own = [times.get((layer.operation, phase)) for layer in layers for phase in ("FW", "BW")]
+        events = [near.fw_between, near.bw_between, near.wu, *(time for time in own if time is not None)]
+        return (
+            np.array([event.typical_s for event in events]),
+            np.array([event.iqr_s * IQR_TO_SD for event in events]),
+            near.iteration.median_s,
+        )
 
     def host_ratio(self, phase: Literal["FW", "BW", "WU"], measured: int, wanted: int) -> float | None:
         """Time between operations of a phase, or of the weight update, over that with another number of ranks.

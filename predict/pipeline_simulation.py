@@ -69,6 +69,15 @@ class PipelineSimulation:
         """When ranks compute, of each of :func:`lines_of_stages`."""
         return [line.computing(*costs) for line in self._lines]
 
+    def tasks_of(self, line: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """Per task of a line of stages: its stage, its work, and whether it computes."""
+        own = self._lines[line]
+        return own.task_stage, own.task_work, own.task_computes
+
+    def line_s(self, line: int, costs: Sequence[Floats], added_s: Floats | None = None) -> float:
+        """When the last role of a line ends; ``added_s``: per task of it, seconds more than its work takes."""
+        return self._lines[line].run(*costs, added_s=added_s).iteration_s
+
     def timelines(self, *costs: Floats) -> list[Timeline]:
         """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
         return [line.run(*costs) for line in self._lines]
@@ -112,8 +121,10 @@ class _Line:
             {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(condensed, ends, strict=True)
         ]
         self._graph = couple([each.graph for each in condensed], _matches(segments))
-        self._task_work = np.concatenate([role.work for role in roles])
-        self._task_lag = lag[self._task_work]
+        self.task_work = np.concatenate([role.work for role in roles])
+        self._task_lag = lag[self.task_work]
+        self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
+        self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
         self._segment = np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
         first = [each.first for each in condensed]
@@ -123,9 +134,18 @@ class _Line:
         self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
 
-    def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
-        """The timeline of all roles' segments under costs per work."""
-        of_tasks = seconds[self._task_work] * self._task_lag
+    def run(
+        self,
+        seconds: Floats,
+        compute_slowdown: Floats,
+        communication_slowdown: Floats,
+        *,
+        added_s: Floats | None = None,
+    ) -> Timeline:
+        """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
+        of_tasks = seconds[self.task_work] * self._task_lag
+        if added_s is not None:
+            of_tasks = np.maximum(of_tasks + added_s, 0.0)
         return simulate(
             self._graph,
             np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float),
@@ -142,7 +162,7 @@ class _Line:
             stage=self._role[chosen],
             start_s=line.start_s[chosen],
             end_s=line.end_s[chosen],
-            task_work=self._task_work[tasks],
+            task_work=self.task_work[tasks],
             task_segment=index[self._segment[tasks]],
         )
 

@@ -15,7 +15,7 @@ from paradl_bench.spec.plan import Phase, Plan, Role, Stream
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import PricedPlan
 from predict.costs import Floats
-from predict.evaluators.simulate import lag_of
+from predict.evaluators.simulate import lag_of, late_tasks
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulator import simulate, task_graph
 from predict.timeline_actions import PlacedActions, place_actions
@@ -106,19 +106,18 @@ def timeline_of(priced: PricedPlan, schedule: str) -> IterationTimeline:
     Args:
         schedule: of a pipeline, the one that it was planned with.
     """
-    plan, costs, lag = priced.plan, priced.costs, lag_of(priced)
+    plan, costs = priced.plan, priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
     if degree_of(plan.strategy, "pipeline") > 1:
-        found = PipelineSimulation(plan, lag, merge=False).timelines(*of_works)
+        found = PipelineSimulation(plan, lag_of(priced), merge=False).timelines(*of_works)
         lines = [
             _line_of_stages(plan, roles, line.start_s, line.end_s, schedule)
             for roles, line in zip(lines_of_stages(plan), found, strict=True)
         ]
         return IterationTimeline(priced=priced, lines=tuple(lines))
-    seconds = costs.seconds * lag
     alone = []
-    for index, role in enumerate(plan.roles):
-        line = simulate(task_graph(role), *(of_work[role.work] for of_work in (seconds, *of_works[1:])))
+    for index, (role, seconds) in enumerate(zip(plan.roles, late_tasks(priced), strict=True)):
+        line = simulate(task_graph(role), seconds, *(of_work[role.work] for of_work in of_works[1:]))
         alone.append(RoleTimeline(plan=plan, role=index, start_s=line.start_s, end_s=line.end_s))
     return IterationTimeline(priced=priced, lines=tuple(LineTimeline(roles=(role,)) for role in alone))
 

@@ -1,8 +1,8 @@
 """``simulate``: the plan's tasks on their streams, with interference and the lag of the slowest rank.
 
-The exchange starts when the last rank arrives, so what a rank computes between two exchanges counts as the slowest of
-p ranks computes it (:meth:`predict.model_costs.ModelCosts.straggler`). Lag is applied to all compute of an iteration,
-weight update included, because the next exchange waits for that as well.
+A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
+the last of its group is expected to need (:mod:`predict.lateness`), weight update included, because the next exchange
+waits for that as well. Stages of a pipeline wait for each other's messages: :mod:`predict.pipeline_lateness`.
 
 Roles that differ (blocks at an edge, uneven shards) are simulated each by itself, as if the others kept its pace; the
 slowest one is the answer. Between them a rank that waits for another in one layer and makes up for it in the next is
@@ -23,6 +23,8 @@ from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats, Remark
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.host_sharing import on_shared_host
+from predict.lateness import RoleLateness
+from predict.pipeline_lateness import pipeline_lag
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
 from predict.workload import Evaluator, Point, Timing, Workload
@@ -41,8 +43,11 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     """
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
-    priced.remarks.add(*priced.straggler.remarks, *(Remark(note, False) for note in plan.notes))
-    return on_shared_host(model, priced, lag_of(priced))
+    priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
+    if degree_of(point.strategy, "pipeline") <= 1:
+        return priced
+    priced = on_shared_host(model, priced)
+    return dataclasses.replace(priced, lag=pipeline_lag(priced))
 
 
 def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
@@ -66,19 +71,38 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
-        lag=priced.straggler.factor,
+        lag=by_phase[slowest].lag(costs.seconds),
     )
 
 
+def late_tasks(priced: PricedPlan) -> list[Floats]:
+    """Per role, seconds of its tasks as the last rank is expected to take for them."""
+    plan, seconds = priced.plan, priced.costs.seconds
+    if degree_of(plan.strategy, "pipeline") > 1:
+        late = np.where(priced.costs.is_communication, seconds, seconds * priced.lag)
+        return [late[role.work] for role in plan.roles]
+    return [_lateness(priced, role).of_tasks(seconds[role.work]) for role in plan.roles]
+
+
 def lag_of(priced: PricedPlan) -> Floats:
-    """Per work, how much longer the slowest rank takes."""
-    return np.where(priced.costs.is_communication, 1.0, priced.straggler.factor)
+    """Per work, how much longer the slowest rank takes, in the mean over the tasks of all roles."""
+    plan = priced.plan
+    late, alone = np.zeros(len(plan.works)), np.zeros(len(plan.works))
+    for role, seconds in zip(plan.roles, late_tasks(priced), strict=True):
+        late += np.bincount(role.work, weights=seconds, minlength=len(late))
+        alone += np.bincount(role.work, weights=priced.costs.seconds[role.work], minlength=len(late))
+    return np.divide(late, alone, out=np.ones(len(late)), where=alone > 0)
+
+
+def _lateness(priced: PricedPlan, role: Role) -> RoleLateness:
+    return RoleLateness(priced.plan, role, priced.rank_spread, priced.own_relative_sd)
 
 
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
-    simulation = PipelineSimulation(plan, lag_of(priced))
+    lag = np.where(costs.is_communication, 1.0, priced.lag)
+    simulation = PipelineSimulation(plan, lag)
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return Workload(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
@@ -88,7 +112,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
-        lag=priced.straggler.factor,
+        lag=priced.lag,
     )
 
 
@@ -98,8 +122,9 @@ class _Simulation:
     def __init__(self, plan: Plan, role: Role, priced: PricedPlan, *, across_phases: bool) -> None:
         self._condensed = condense(role, across_phases=across_phases)
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
-        self._lag = lag_of(priced)[role.work]
+        self._late = _lateness(priced, role)
         self._work = role.work
+        self._computes = role.stream == Stream.COMPUTE
         self._segment_work = role.work[first_task]
         self._on_compute = role.stream[first_task] == Stream.COMPUTE
         chosen = self._on_compute & np.isin(self._condensed.phase, (Phase.FW, Phase.BW))
@@ -113,11 +138,18 @@ class _Simulation:
             for phase in (Phase.FW, Phase.BW)
         }
 
+    def lag(self, seconds: Floats) -> float:
+        """How much longer the last rank computes than one in the middle, over the whole iteration."""
+        alone = seconds[self._work]
+        computes = self._computes
+        whole = float(alone[computes].sum())
+        return float(self._late.of_tasks(alone)[computes].sum()) / whole if whole else 1.0
+
     def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
         """The timeline of the segments under costs per work."""
         return simulate(
             self._condensed.graph,
-            self._condensed.sum_seconds(seconds[self._work] * self._lag),
+            self._condensed.sum_seconds(self._late.of_tasks(seconds[self._work])),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
         )

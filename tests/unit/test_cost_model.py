@@ -36,7 +36,7 @@ from predict.communication_costs import CommunicationCost, CommunicationCosts
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Cost, Source
 from predict.layer_costs import LayerCosts
-from predict.model_costs import ModelCosts, Straggler
+from predict.model_costs import ModelCosts
 
 CHAIN = make_network()
 FC0 = CHAIN.layers[0]
@@ -69,7 +69,7 @@ def exchange(
     return costs.cost(Collective(operation="all_reduce", message_bytes=size, ranks=ranks), parse_strategy(f"d{ranks}"))
 
 
-def lines(found: Cost | Straggler) -> str:
+def lines(found: Cost) -> str:
     return " | ".join(remark.text for remark in found.remarks)
 
 
@@ -241,32 +241,6 @@ def test_another_network_under_a_measured_name_is_another_model() -> None:
     impostor = make_network((64, 128), name="chain")
     costs = ModelCosts(make_profile(), impostor, dtype="fp32", optimizer="sgd")
     assert costs.weight_update(4, 1).source is Source.SCALED
-
-
-@pytest.mark.parametrize(("ranks", "factor"), [(1, 1.0), (2, 0.5**0.5), (4, 0.5**0.25)])
-def test_the_slowest_of_p_is_the_quantile_at_half_to_the_power_of_1_over_p(ranks: int, factor: float) -> None:
-    quantiles = tuple(1 + 0.5 * (i / 10 - 0.5) for i in range(11))  # uniform: linear in probability
-    profile = make_profile(model_times=model_times(CHAIN, quantiles=quantiles, samples=1000))
-    straggler = ModelCosts(profile, CHAIN, dtype="fp32", optimizer="sgd").straggler(ranks, 4, 1)
-    assert straggler.factor == pytest.approx(1.0 if ranks == 1 else 0.75 + 0.5 * factor)
-    assert not any(remark.beyond for remark in straggler.remarks)
-
-
-def test_the_slowest_of_p_agrees_with_draws() -> None:
-    rng = np.random.default_rng(0)
-    sample = np.sort(rng.lognormal(0.0, 0.1, 20_001))
-    quantiles = tuple(np.quantile(sample / np.median(sample), np.linspace(0, 1, 2001)).tolist())
-    profile = make_profile(model_times=model_times(CHAIN, quantiles=quantiles, samples=20_001))
-    factor = ModelCosts(profile, CHAIN, dtype="fp32", optimizer="sgd").straggler(8, 4, 1).factor
-    drawn = np.median(rng.choice(sample, (4000, 8)).max(axis=1)) / np.median(sample)
-    assert factor == pytest.approx(drawn, rel=0.01)
-
-
-def test_more_ranks_than_samples_are_clipped_and_flagged() -> None:
-    profile = make_profile(model_times=model_times(CHAIN, quantiles=(0.9, 1.0, 1.4), samples=20))
-    costs = ModelCosts(profile, CHAIN, dtype="fp32", optimizer="sgd")
-    assert costs.straggler(1024, 4, 1).factor == costs.straggler(20, 4, 1).factor
-    assert "beyond 20 ranks" in lines(costs.straggler(1024, 4, 1))
 
 
 # Communication
