@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -40,6 +40,7 @@ from paradl_bench.spec.measurement import (
     Manifest,
     read_manifest,
     read_records,
+    torn_rows,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.roofline_record import RATES_FILE, RateSamples
@@ -108,6 +109,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         if not manifest.complete:
             command = " ".join(manifest.command_line)
             notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
+        notes += _torn(directory, manifest)
     _check_distinct(sources)
     return Measurements(
         sources=tuple(sources),
@@ -125,6 +127,15 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         behind=_records(directories, BEHIND_FILE, BehindComputeSamples),
         kernels=_records(directories, KERNELS_FILE, KernelSamples),
     )
+
+
+def _torn(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """What a killed writer left, and hosts that a requeued job moved to."""
+    for name, size in torn_rows(directory).items():
+        yield f"{directory}/{name} ends in a row that was not written whole: 1 row of {size} bytes is left out"
+    if manifest.also_on:
+        hosts = ", ".join(manifest.also_on)
+        yield f"{directory} was begun on {manifest.environment.hostname}, and went on on {hosts}"
 
 
 def _manifest_of(directory: Path) -> Manifest:

@@ -29,6 +29,17 @@ sample_options = together(
 )
 """What a sample is."""
 
+hang_option = click.option(
+    "--hang-timeout",
+    "hang_timeout_s",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds that a rank may get nowhere, a long iteration included; then every rank's stack is printed and all"
+    " are ended.",
+)
+"""When ranks hang."""
+
 bucket_option = click.option(
     "--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1)."
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -16,17 +17,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, shown
+from paradl_bench.spec.interruption import Terminated, signals_raise
 from paradl_bench.spec.storage import write_pieces_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_MEASURES = "paradl-bench"
+
+
 def run_command(command: click.Command, program: str) -> None:
     """Run a click command as a process: parse ``sys.argv``, and exit 0, 2 (user's mistake) or 3 (the work failed).
 
-    ``--debug`` anywhere in the arguments shows tracebacks.
+    ``--debug`` anywhere in the arguments shows tracebacks. SIGTERM unwinds the command as SIGINT does.
     """
+    with signals_raise():
+        code = _code_of(command, program)
+    sys.exit(code)
+
+
+def _code_of(command: click.Command, program: str) -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) != len(sys.argv) - 1
     code = 0
@@ -39,24 +50,43 @@ def run_command(command: click.Command, program: str) -> None:
     except click.ClickException as error:
         code = _fail(program, error.format_message(), 2, debug)
     except ParadlError as error:
-        code = _fail(program, str(error), error.exit_code, debug)
+        to_go_on = f"; to go on: {_same_command(program)}" if _goes_on(error) else ""
+        code = _fail(program, str(error), error.exit_code, debug, to_go_on)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torchvision"):
             raise
         wanted = f"{error.name} is not installed, and this command needs it: pip install 'paradl[bench]'"
         code = _fail(program, wanted, WorkError.exit_code, debug)
-    except (KeyboardInterrupt, click.Abort):
-        code = _fail(program, "interrupted; what was measured is kept: run the same command again to go on", 3, debug)
+    except (KeyboardInterrupt, click.Abort) as error:
+        how = "ended by SIGTERM (a time limit?)" if _terminated(error) else "interrupted"
+        kept = "what was measured is kept" if program == _MEASURES else "no file is left half written"
+        again = f": run the same command again to go on: {_same_command(program)}"
+        code = _fail(program, f"{how}; {kept}", 3, debug, again)
     except BrokenPipeError:
         # The reader of our output went away (| head): not an error, but Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    return code
 
 
-def _fail(program: str, message: str, code: int, debug: bool) -> int:
+def _terminated(error: BaseException) -> bool:
+    """Whether SIGTERM is behind it; click makes an Abort of every KeyboardInterrupt."""
+    return isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
+
+
+def _goes_on(error: ParadlError) -> bool:
+    """Whether to say how to go on: of a rank that our launcher started, the launcher says it."""
+    return isinstance(error, WorkError) and error.resumable and os.environ.get("PARADL_LAUNCHER") != "own"
+
+
+def _same_command(program: str) -> str:
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def _fail(program: str, message: str, code: int, debug: bool, behind: str = "") -> int:
+    """Print the one line; what stands behind the message is not shortened with it."""
     if debug:
         traceback.print_exc()
-    click.echo(f"{program}: error: {shown(message)}", err=True)
+    click.echo(f"{program}: error: {shown(message)}{' '.join(behind.splitlines())}", err=True)
     return code
 
 

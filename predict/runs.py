@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import Manifest, read_manifest, read_records
+from paradl_bench.spec.measurement import Manifest, read_manifest, read_records, torn_rows
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import (
     RUN_NAME,
@@ -94,6 +94,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
             continue
         if not manifest.complete:
             lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
+        lines += [f"{path}/{name}: 1 row that was not written whole is left out" for name in torn_rows(path)]
         runs.append(_run(path, manifest, read_run(path), times))
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")

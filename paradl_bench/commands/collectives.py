@@ -11,6 +11,7 @@ import click
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.tools.catalog import tools
 from paradl_bench.measure.tools.request import ToolRequest, launcher_of_tool, level_of_job
+from paradl_bench.options import hang_option
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_size_sweep
 
@@ -24,10 +25,9 @@ _OF_TORCH = {
     "behind_compute": "--behind-compute",
     "point_seconds": "--point-seconds",
     "seed": "--seed",
+    "hang_timeout_s": "--hang-timeout",
 }
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
-# How long one collective may wait: a rank that hangs is noticed by the others long before the whole run's limit.
-_COLLECTIVE_TIMEOUT_S = 300.0
 
 
 @click.command("collectives")
@@ -100,6 +100,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
+@hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
@@ -122,6 +123,7 @@ def COMMAND(  # noqa: N802
     seed: int,
     launcher: str | None,
     timeout_s: float,
+    hang_timeout_s: float,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -159,6 +161,7 @@ def COMMAND(  # noqa: N802
         output,
         launcher=launcher,
         timeout_s=timeout_s,
+        hang_timeout_s=hang_timeout_s,
         as_json=as_json,
         wanted_ranks=ranks,
         backend=backend,
@@ -179,6 +182,7 @@ def _sweep_with_torch(
     *,
     launcher: str | None,
     timeout_s: float,
+    hang_timeout_s: float,
     as_json: bool,
     wanted_ranks: int | None,
     backend: str,
@@ -188,6 +192,7 @@ def _sweep_with_torch(
 ) -> None:
     from paradl_bench.measure.collective_request import CollectivesRequest
     from paradl_bench.measure.collective_summary import print_collectives
+    from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import launcher_of_environment
@@ -206,13 +211,13 @@ def _sweep_with_torch(
         _check_gpus(device, started)
         check_ranks_fit(started, device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=started, device=device, timeout_s=timeout_s)
+        refuse_unusable(output)
+        launch_ranks(command, ranks=started, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_collectives(output, as_json=as_json)
         return
     from paradl_bench.measure.collectives import measure_collectives
 
-    limit_s = min(timeout_s, _COLLECTIVE_TIMEOUT_S)
-    with join_ranks(backend, device, timeout_s=limit_s, launcher=launcher) as context:
+    with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
         measure_collectives(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_collectives(output, as_json=as_json)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from paradl_bench.options import hang_option
 from paradl_bench.spec.errors import UserError
 from paradl_bench.terminal import open_console
 
@@ -23,6 +24,7 @@ _OF_MEASURE = {
     "blocks": "--blocks",
     "point_seconds": "--point-seconds",
     "timeout_s": "--timeout",
+    "hang_timeout_s": "--hang-timeout",
     "output": "-o",
 }
 """Options that say how to measure, by parameter."""
@@ -50,6 +52,7 @@ _OF_MEASURE = {
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
+@hang_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Measurement directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rates, as JSON.")
 @click.pass_context
@@ -62,6 +65,7 @@ def COMMAND(  # noqa: N802
     blocks: int,
     point_seconds: float,
     timeout_s: float,
+    hang_timeout_s: float,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -75,7 +79,8 @@ def COMMAND(  # noqa: N802
         if output is None:
             raise UserError("--measure needs -o DIR: the directory to measure into")
         dtypes = dtype or ("fp32" if device == "cpu" else "fp32,tf32,bf16")
-        _measure(output, device, tuple(dtypes.split(",")), ranks, blocks, point_seconds, timeout_s, as_json=as_json)
+        request = {"device": device, "dtypes": tuple(dtypes.split(",")), "blocks": blocks, "point_s": point_seconds}
+        _measure(output, request, ranks, timeout_s, hang_timeout_s, as_json=as_json)
         return
     for name, option in _OF_MEASURE.items():
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
@@ -84,15 +89,7 @@ def COMMAND(  # noqa: N802
 
 
 def _measure(
-    output: Path,
-    device: str,
-    dtypes: tuple[str, ...],
-    ranks: int,
-    blocks: int,
-    point_seconds: float,
-    timeout_s: float,
-    *,
-    as_json: bool,
+    output: Path, settings: dict[str, Any], ranks: int, timeout_s: float, hang_timeout_s: float, *, as_json: bool
 ) -> None:
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
     from paradl_bench.measure.process_groups import join_ranks
@@ -100,16 +97,16 @@ def _measure(
     from paradl_bench.measure.roofline import RooflineRequest, measure_roofline
     from paradl_bench.measure.roofline_summary import print_rates
 
-    request = RooflineRequest(device=device, dtypes=dtypes, blocks=blocks, point_s=point_seconds)
+    request, device = RooflineRequest(**settings), settings["device"]
     place = launcher_of_environment(None)
     if place is None:
         check_ranks_fit(ranks, device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s)
+        launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_rates(output, as_json=as_json)
         return
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
-    with join_ranks(backend, device, timeout_s=timeout_s) as context:
+    with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s) as context:
         measure_roofline(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_rates(output, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.options import sample_options
+from paradl_bench.options import hang_option, sample_options
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_counts, parse_duration, parse_sample_shape, parse_size
 
@@ -68,10 +68,16 @@ _KERNEL_LIMIT_S = {False: 0.1, True: 1.0}
 @click.option(
     "--timeout", "timeout_s", type=float, metavar="SECONDS", help="End a sweep that hangs. Default: no limit."
 )
+@hang_option
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary, or the plan, as JSON.")
 def COMMAND(  # noqa: N802
-    output: Path | None, as_json: bool, plan_only: bool, timeout_s: float | None, **options: Any
+    output: Path | None,
+    as_json: bool,
+    plan_only: bool,
+    timeout_s: float | None,
+    hang_timeout_s: float,
+    **options: Any,
 ) -> None:
     """Measure kernels over ranges of sizes, or those of given models: what regressors are trained on.
 
@@ -88,7 +94,7 @@ def COMMAND(  # noqa: N802
     place = launcher_of_environment(None)
     if place is None:
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=1, device=request.device, timeout_s=timeout_s)
+        launch_ranks(command, ranks=1, device=request.device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         if output is not None and not plan_only:
             from paradl_bench.measure.kernel_summary import print_sweep
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from paradl_bench.options import sample_options, sharing_options
+from paradl_bench.options import hang_option, sample_options, sharing_options
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
@@ -56,6 +56,7 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
+@hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def COMMAND(  # noqa: N802
@@ -77,6 +78,7 @@ def COMMAND(  # noqa: N802
     spatial_until: str | None,
     launcher: str | None,
     timeout_s: float,
+    hang_timeout_s: float,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -117,13 +119,13 @@ def COMMAND(  # noqa: N802
     if place is None:
         refuse_unusable(output)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s)
+        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers import measure_layers
 
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
-    with join_ranks(backend, device, timeout_s=timeout_s, launcher=launcher) as context:
+    with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
         measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -13,6 +13,7 @@ from paradl_bench.options import (
     batch_norm_option,
     bucket_option,
     exchange_options,
+    hang_option,
     sample_options,
     schedule_options,
     sharing_options,
@@ -22,8 +23,12 @@ from paradl_bench.spec.units import parse_layers, parse_sample_shape
 if TYPE_CHECKING:
     from paradl_bench.measure.training_request import TrainingRequest
 
-# How long one collective may wait: a rank that hangs is noticed by the others long before the whole run's limit.
-_COLLECTIVE_TIMEOUT_S = 300.0
+
+class Limits(NamedTuple):
+    """Seconds that a run may take, and that a rank of it may get nowhere."""
+
+    run_s: float
+    hang_s: float
 
 
 @click.command("train")
@@ -70,6 +75,7 @@ _COLLECTIVE_TIMEOUT_S = 300.0
     type=click.FloatRange(0, min_open=True),
     help="Seconds that the whole run may take.",
 )
+@hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def COMMAND(  # noqa: N802
@@ -98,6 +104,7 @@ def COMMAND(  # noqa: N802
     backend: str | None,
     launcher: str | None,
     timeout_s: float,
+    hang_timeout_s: float,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -140,14 +147,15 @@ def COMMAND(  # noqa: N802
         warmup=warmup,
     )
     request.check()
-    if not _run(request, backend or ("nccl" if device == "cuda" else "gloo"), launcher, timeout_s, output):
+    limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)
+    if not _run(request, backend or ("nccl" if device == "cuda" else "gloo"), launcher, limits, output):
         return
     from paradl_bench.measure.training_summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
 
 
-def _run(request: TrainingRequest, backend: str, launcher: str | None, timeout_s: float, output: Path) -> bool:
+def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
     from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
@@ -164,12 +172,19 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, timeout_s
             check_limits(request)
         check_ranks_fit(request.strategy.ranks, request.device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=request.strategy.ranks, device=request.device, timeout_s=timeout_s)
+        launch_ranks(
+            command,
+            ranks=request.strategy.ranks,
+            device=request.device,
+            timeout_s=limits.run_s,
+            hang_timeout_s=limits.hang_s,
+        )
         return True
     from paradl_bench.measure.training import measure_training
 
     used = backend if request.strategy.axes else NO_BACKEND
-    limit_s = min(timeout_s, _COLLECTIVE_TIMEOUT_S)
-    with join_ranks(used, request.device, timeout_s=limit_s, launcher=launcher) as context:
+    with join_ranks(
+        used, request.device, timeout_s=limits.run_s, hang_timeout_s=limits.hang_s, launcher=launcher
+    ) as context:
         measure_training(request, context, output, ("paradl-bench", *sys.argv[1:]))
     return place.launcher != "own" and place.rank == 0

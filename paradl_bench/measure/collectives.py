@@ -38,6 +38,8 @@ from paradl_bench.terminal import Progress, progress, say
 WARMUP_CALLS = 2
 """Besides the verified one."""
 ESTIMATE_CALLS = 3
+WRITE_AFTER_S = 2.0
+"""What is measured is written about so often, between two points: so much is lost at most when all is killed."""
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
@@ -157,16 +159,27 @@ def _measure_block(
     steps: list[Step], benches: dict[Sort, Bench], directory: MeasurementDirectory | None, bar: Progress
 ) -> None:
     """Measure the steps of one block; what is measured when it is interrupted is kept."""
-    measured: dict[Sort, list[Records]] = {sort: [] for sort in benches}
+    measured: dict[Sort, list[Records]] = {}
+    written_s = time.monotonic()
     try:
         for step in steps:
             bar.describe(f"{step.name} {format_bytes(step.message_bytes)}")
-            measured[step.sort].append(benches[step.sort].measure(step.name, step.message_bytes, step.block))
+            records = benches[step.sort].measure(step.name, step.message_bytes, step.block)
+            measured.setdefault(step.sort, []).append(records)
             bar.advance()
+            if time.monotonic() - written_s > WRITE_AFTER_S:
+                _write(measured, directory)
+                written_s = time.monotonic()
     finally:
+        _write(measured, directory)
+
+
+def _write(measured: dict[Sort, list[Records]], directory: MeasurementDirectory | None) -> None:
+    """Append what was measured, by rank 0, and forget it."""
+    while measured:
+        sort, found = measured.popitem()
         if directory is not None:
-            for sort, found in measured.items():
-                directory.append(_FILES[sort], [record for records in found for record in records])
+            directory.append(_FILES[sort], [record for records in found for record in records])
 
 
 def _check_verified(directory: MeasurementDirectory) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paradl_bench.measure.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import (
     MANIFEST_NAME,
@@ -23,7 +26,8 @@ from paradl_bench.spec.measurement import (
     write_manifest,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.storage import append_lines, cut_torn_line, encode_pretty, write_bytes_atomically
+from paradl_bench.terminal import say
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -49,16 +53,30 @@ class MeasurementDirectory:
         arguments: dict[str, str],
         command_line: tuple[str, ...],
         environment: Environment,
+        alone: bool = True,
     ) -> MeasurementDirectory:
-        """Create the directory, or go on in one that the same command left.
+        """Create the directory, or go on in one that the same command left; rows that were not written whole are cut.
+
+        Args:
+            alone: whether this process is to be the only one that writes there; False for a rank that adds to what
+                rank 0 writes.
 
         Raises:
-            UserError: the path holds something else, a measurement of other arguments, or one from another machine.
+            UserError: the path holds something else, a measurement of other arguments, or one from another machine, or
+                another process writes there.
         """
-        refuse_unusable(path)
+        _refuse_foreign(path)
+        if alone:
+            lock_for_writing(path)
         if (path / MANIFEST_NAME).exists():
             manifest = read_manifest(path)
-            _check_same(path, manifest, kind, arguments, environment)
+            try:
+                manifest = _check_same(path, manifest, kind, arguments, environment)
+            except UserError:
+                release(path)
+                raise
+            if alone:
+                _clear(path)
             return cls(path, manifest, True)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
@@ -84,23 +102,55 @@ class MeasurementDirectory:
         if not self.manifest.complete:
             self.manifest = msgspec.structs.replace(self.manifest, complete=True)
             write_manifest(self.path, self.manifest)
+        release(self.path)
 
 
 def refuse_unusable(path: Path) -> None:
     """Refuse what can be no measurement directory, as a command does before it starts ranks.
 
     Raises:
-        UserError: a file, or a directory that holds something else.
+        UserError: a file, a directory that holds something else, or one that another process writes.
     """
+    _refuse_foreign(path)
+    refuse_locked(path)
+
+
+def _refuse_foreign(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; -o takes a directory")
-    if path.is_dir() and any(path.iterdir()) and not (path / MANIFEST_NAME).exists():
+    if path.is_dir() and not (path / MANIFEST_NAME).exists() and not all(map(_is_ours, path.iterdir())):
         raise UserError(f"{path} is not empty and holds no measurement; give an empty or new directory")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a process that was killed before it wrote the manifest may have left a file."""
+    return path.name == LOCK_NAME or _is_temporary(path)
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.suffix == ".tmp"
+
+
+def _clear(path: Path) -> None:
+    """Remove what a killed process left half written, and say what has to be measured again."""
+    for file in sorted(path.iterdir()):
+        if _is_temporary(file):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        elif file.suffix == ".jsonl" and os.access(file, os.W_OK):
+            cut = cut_torn_line(file)
+            if cut:
+                say(f"{file}: its last row was not written whole; {cut} bytes are dropped, and measured again")
 
 
 def _check_same(
     path: Path, manifest: Manifest, kind: MeasurementKind, arguments: dict[str, str], environment: Environment
-) -> None:
+) -> Manifest:
+    """The manifest to go on with.
+
+    Raises:
+        UserError: as :meth:`MeasurementDirectory.open`.
+    """
     written = stored_version(path)
     if written != SCHEMA_VERSION:
         raise UserError(
@@ -114,8 +164,26 @@ def _check_same(
         if old != new:
             raise UserError(f"{path} was measured with {name} {old}, not {new}; give another directory")
     different = manifest.environment.differences(environment)
+    moved = [text for text in different if text.startswith("hostname ")]
+    if different and different == moved and _in_slurm_job(manifest.environment, environment):
+        return _moved(path, manifest, environment.hostname)
     if different:
         raise UserError(f"{path} was measured elsewhere ({different[0]}); give another directory")
+    return manifest
+
+
+def _in_slurm_job(*environments: Environment) -> bool:
+    """Whether Slurm placed all of them: a job that is requeued may get another node of the same kind."""
+    return all("SLURM_JOB_ID" in environment.variables for environment in environments)
+
+
+def _moved(path: Path, manifest: Manifest, hostname: str) -> Manifest:
+    """Note the host on which a measurement goes on."""
+    if hostname not in manifest.also_on:
+        say(f"{path} was begun on {manifest.environment.hostname} and goes on on {hostname}, which its manifest notes")
+        manifest = msgspec.structs.replace(manifest, also_on=(*manifest.also_on, hostname))
+        write_manifest(path, manifest)
+    return manifest
 
 
 def write_network(directory: Path, network: Network) -> None:

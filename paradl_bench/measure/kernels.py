@@ -41,6 +41,7 @@ from paradl_bench.measure.kernel_request import (
 from paradl_bench.measure.kernel_runs import TORCH_DTYPES, Caches, build_run, machine_speed
 from paradl_bench.measure.out_of_memory import ran_out
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.errors import UserError, WorkError
@@ -215,6 +216,7 @@ class _Sweep:
         return self._effort.cost_s(kernel, self._shapes[kernel.key], speed) / self._request.blocks
 
     def _visit(self, kernel: SweptKernel, block: int) -> None:
+        beat()
         self._estimated_s += self._visit_s(kernel)
         try:
             measured = self._measure(kernel)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
+from paradl_bench.measure.hang import HangWatch
 from paradl_bench.measure.rank_place import (
     DOES_NOT_FIT,
     LAUNCHER_PID,
@@ -31,6 +32,7 @@ from paradl_bench.measure.rank_place import (
     whole_number,
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
+from paradl_bench.spec.interruption import Terminated
 from paradl_bench.terminal import say
 
 _POLL_S = 0.05
@@ -40,6 +42,7 @@ _RANKS_PER_CORE = 8
 _BLAME_S = 2.0
 _TERMINATE_S = 5.0
 _ERROR_LINE = re.compile(r"^[\w-]+: error: (.*)$")
+_OF_FILES = re.compile(r"cannot (append to|write|cut) ")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -101,6 +104,7 @@ def launch_ranks(
     ranks: int,
     device: str,
     timeout_s: float | None,
+    hang_timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Start ``ranks`` processes of ``command`` on this host and wait for all of them.
@@ -111,28 +115,32 @@ def launch_ranks(
         command: program and arguments, as ``[sys.executable, "-m", "paradl_bench", ...]``.
         device: ``cpu`` or ``cuda``.
         timeout_s: how long all may take; None for no limit.
+        hang_timeout_s: how long a rank may give no sign of life (:func:`~paradl_bench.measure.pulse.beat`); then every
+            rank's stack is printed and all are ended. None for no limit.
         environment: variables to set besides torchrun's and the allocator's.
 
     Raises:
         UserError: a rank ended with a user's mistake (exit code 2), or the port in ``MASTER_PORT`` is in use.
-        WorkError: a rank failed (names it, its exit code or signal, its last lines), or the time was up.
-        KeyboardInterrupt: passed on after the ranks were interrupted and have ended.
+        WorkError: a rank failed (names it, its exit code or signal, its last lines), hung, or the time was up.
+        KeyboardInterrupt: passed on, as its subclass Terminated is, after the ranks got the same signal and have ended.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     kills_before = _kills_for_memory()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(os.environ.get("MASTER_PORT")))
         files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(ranks)]
+        watch = HangWatch(ranks, hang_timeout_s, stack)
         started: list[_Started] = []
         stack.callback(_kill, started)
         for rank, stderr in enumerate(files):
-            variables = _rank_variables(rank, ranks, device, listener, environment or {})
-            started.append(_start(command, rank, variables, listener if rank == 0 else None, stderr))
+            variables = _rank_variables(rank, ranks, device, listener, environment or {}) | watch.variables(rank)
+            descriptors = watch.descriptors(rank) + ((listener.fileno(),) if rank == 0 else ())
+            started.append(_start(command, rank, variables, descriptors, stderr))
         try:
-            _watch(started, deadline, timeout_s, kills_before)
-        except KeyboardInterrupt:
+            _watch(started, watch, deadline, timeout_s, kills_before)
+        except KeyboardInterrupt as error:
             # Ranks are told, so that they keep what they measured; then they end, one way or the other.
-            _interrupt(started)
+            _interrupt(started, signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
             raise
 
 
@@ -186,7 +194,7 @@ def _start(
     command: Sequence[str],
     rank: int,
     variables: dict[str, str],
-    listener: socket.socket | None,
+    descriptors: tuple[int, ...],
     stderr: IO[bytes],
 ) -> _Started:
     try:
@@ -196,7 +204,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else stderr,
             stderr=stderr,
-            pass_fds=() if listener is None else (listener.fileno(),),
+            pass_fds=descriptors,
             # Ctrl-C at the terminal reaches the launcher alone, which then tells the ranks once.
             process_group=0,
         )
@@ -205,7 +213,9 @@ def _start(
     return _Started(rank, process, stderr)
 
 
-def _watch(started: list[_Started], deadline: float | None, timeout_s: float | None, kills_before: int) -> None:
+def _watch(
+    started: list[_Started], watch: HangWatch, deadline: float | None, timeout_s: float | None, kills_before: int
+) -> None:
     """Return when all ranks have ended well; raise for the rank to blame otherwise."""
     blame_at: float | None = None
     while True:
@@ -224,7 +234,12 @@ def _watch(started: list[_Started], deadline: float | None, timeout_s: float | N
             return
         if deadline is not None and now >= deadline:
             slow = ", ".join(str(item.rank) for item, code in zip(started, codes, strict=True) if code is None)
-            raise WorkError(f"rank {slow} did not end within {timeout_s:g} s and was killed; --timeout sets the limit")
+            raise WorkError(
+                f"rank {slow} did not end within {timeout_s:g} s and was killed; --timeout sets the limit",
+                resumable=True,
+            )
+        if blame_at is None:
+            watch.check([item.process.pid if code is None else None for item, code in zip(started, codes, strict=True)])
         time.sleep(_POLL_S)
 
 
@@ -277,7 +292,9 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
     if ranks > 1:
         how += "; the other ranks were ended"
     last = message or item.last_words()
-    return WorkError(f"rank {item.rank} {how}" + (f"; its last words: {last}" if last else ""))
+    # What was killed, lost its peers or found the disk full would go on; an exception would be raised again.
+    resumable = code < 0 or bool(message and (PEER_LOST in message or _OF_FILES.match(message)))
+    return WorkError(f"rank {item.rank} {how}" + (f"; its last words: {last}" if last else ""), resumable=resumable)
 
 
 def _signal_name(number: int) -> str:
@@ -287,10 +304,10 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _interrupt(started: list[_Started]) -> None:
+def _interrupt(started: list[_Started], number: signal.Signals) -> None:
     for item in started:
         if item.process.poll() is None:
-            item.process.send_signal(signal.SIGINT)
+            item.process.send_signal(number)
     end = time.monotonic() + _TERMINATE_S
     for item in started:
         with contextlib.suppress(subprocess.TimeoutExpired):

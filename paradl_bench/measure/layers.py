@@ -36,6 +36,7 @@ from paradl_bench.measure.probes import (
     probed_iteration,
 )
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.rehearsal import RehearsedModel, distinct_positions, sharing_axis
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
@@ -204,6 +205,7 @@ def _warm_up(subject: _Subject, iterations: int) -> None:
     """
     try:
         for _ in range(iterations):
+            beat()
             subject.forward().backward()  # type: ignore[no-untyped-call]
             subject.update()
     except (RuntimeError, ValueError) as error:
@@ -302,6 +304,7 @@ class _About:
 
     def isolated(self, operation: IsolatedOperation, clock: Clock) -> list[LayerSamples]:
         """One isolated measurement of an operation, each phase that it has."""
+        beat()
         times = operation.measure(clock)
         return [
             self._layer(operation.layer.name, operation.layer.operation, phase, "isolated", values)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
+from paradl_bench.measure.pulse import beat, begin_pulse
 from paradl_bench.measure.rank_place import (
     BACKENDS,
     LAUNCHER_PID,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
+
+# A rank that hangs is noticed by its signs of life first; a collective that fails would end ranks before they say where
+# they stand.
+_AFTER_HANG_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +71,36 @@ class RankContext:
         return {} if self.core is None else {"pinned": "one core a rank", "scheduling": scheduling_policy()}
 
     def barrier(self) -> None:
-        """Wait for all ranks; nothing where there is no process group."""
+        """Wait for all ranks; where there is no process group, a sign of life and no more."""
+        beat()
         if self.backend != NO_BACKEND:
             import torch.distributed as dist
 
             dist.barrier()
+            beat()
 
     def share(self, value: T) -> T:
         """Rank 0's value on every rank; a collective, so never inside what is timed."""
+        beat()
         if self.backend == NO_BACKEND:
             return value
         import torch.distributed as dist
 
         box = [value]
         dist.broadcast_object_list(box, src=0)
+        beat()
         return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks, on every rank; a collective, so never inside what is timed."""
+        beat()
         if self.backend == NO_BACKEND:
             return [value]
         import torch.distributed as dist
 
         boxes: list[T] = [value] * self.ranks
         dist.all_gather_object(boxes, value)
+        beat()
         return boxes
 
 
@@ -103,7 +114,14 @@ def _check_backend_built(backend: str) -> None:
 
 
 @contextlib.contextmanager
-def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | None = None) -> Iterator[RankContext]:
+def join_ranks(
+    backend: str,
+    device: str,
+    *,
+    timeout_s: float,
+    hang_timeout_s: float | None = None,
+    launcher: str | None = None,
+) -> Iterator[RankContext]:
     """Join the ranks that a launcher has started, and leave them however the body ends.
 
     On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed and uses one thread. Under torchrun and
@@ -113,6 +131,8 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
         backend: ``gloo``, ``nccl``, ``mpi``, or ``none`` for one rank without a process group.
         device: ``cpu`` or ``cuda``.
         timeout_s: how long joining, and then each collective, may take.
+        hang_timeout_s: how long this rank may give no sign of life (:mod:`paradl_bench.measure.pulse`); a collective's
+            limit is later then, so that every rank says where it stands before one fails. None for no limit.
         launcher: ``--launcher`` as given.
 
     Raises:
@@ -126,6 +146,9 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
         _die_with_launcher()
     else:
         _begin_again_with_thresholds()
+    begin_pulse(place.rank, place.ranks, place.launcher == "own", hang_timeout_s)
+    if hang_timeout_s is not None:
+        timeout_s = min(timeout_s, hang_timeout_s + _AFTER_HANG_S)
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -146,9 +169,11 @@ def join_ranks(backend: str, device: str, *, timeout_s: float, launcher: str | N
         core=core,
     )
     if backend == NO_BACKEND:
+        beat()
         yield context
         return
     _init_process_group(place, backend, timeout_s)
+    beat()
     try:
         with _peers():
             yield context
@@ -257,7 +282,7 @@ def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> Non
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise WorkError(
-            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {_first(error)}"
+            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {_first(error)}", resumable=True
         ) from error
 
 
@@ -314,7 +339,7 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, ParadlError) or not _is_peer_failure(error):
             raise
-        raise WorkError(f"{PEER_LOST}: {_first(error)}") from error
+        raise WorkError(f"{PEER_LOST}: {_first(error)}", resumable=True) from error
 
 
 def _is_peer_failure(error: RuntimeError) -> bool:

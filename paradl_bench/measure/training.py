@@ -24,6 +24,7 @@ from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
     SequenceCounter,
@@ -300,6 +301,7 @@ class Trainer:
 
     def iterate(self) -> _Stamps:
         """Forward, loss, backward and weight update, once."""
+        beat()
         stamp = self._clock.stamp
         self._last_gradient.stamp = None
         rows: list[Row] = []

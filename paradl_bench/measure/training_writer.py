@@ -43,9 +43,18 @@ class TrainingWriter:
 
     @classmethod
     def open(
-        cls, request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+        cls,
+        request: TrainingRequest,
+        context: RankContext,
+        output: Path,
+        command_line: tuple[str, ...],
+        *,
+        alone: bool = True,
     ) -> TrainingWriter:
         """Start in a new directory, or go on in one of the same command.
+
+        Args:
+            alone: as of :meth:`MeasurementDirectory.open`.
 
         Raises:
             UserError: the directory holds something else.
@@ -56,6 +65,7 @@ class TrainingWriter:
             arguments=request.arguments(context),
             command_line=command_line,
             environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
+            alone=alone,
         )
         records = directory.records(TRAINING_FILE, TrainingIterations)
         done = [0] * context.ranks
@@ -160,7 +170,7 @@ def keep_shortage(
     try:
         # Ranks run out together.
         fcntl.flock(directory, fcntl.LOCK_EX)
-        writer = TrainingWriter.open(request, context, output, command_line)
+        writer = TrainingWriter.open(request, context, output, command_line, alone=False)
         if (output / RUN_NAME).exists():
             run = read_run(output)
         else:

@@ -25,9 +25,18 @@ class UserError(ParadlError, ValueError):
 
 
 class WorkError(ParadlError, RuntimeError):
-    """The work itself failed (a rank died, a tool was missing): exit code 3; what was measured is kept."""
+    """The work itself failed (a rank died, a tool was missing): exit code 3; what was measured is kept.
+
+    Attributes:
+        resumable: whether the same command would go on, nothing being wrong with what was asked for: a rank that was
+            killed, a full disk.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str = "", *, resumable: bool = False) -> None:
+        super().__init__(message)
+        self.resumable = resumable
 
 
 def shown(message: str) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, write_bytes_atomically
+from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, torn_bytes, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -130,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         created_utc: ISO 8601.
         complete: false while the command runs, and after an interruption.
         imported: files of other tools that this was read from; empty for what was measured here.
+        also_on: further hosts on which it went on, where Slurm gave a requeued job another node of the same kind.
     """
 
     schema_version: int
@@ -140,6 +141,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     environment: Environment
     complete: bool = False
     imported: tuple[ImportedFile, ...] = ()
+    also_on: tuple[str, ...] = ()
 
 
 class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -413,6 +415,15 @@ def stored_version(directory: Path) -> int:
     """
     read_manifest(directory)
     return int(msgspec.json.decode((directory / MANIFEST_NAME).read_bytes())["schema_version"])
+
+
+def torn_rows(directory: Path) -> dict[str, int]:
+    """Files of a measurement directory whose last row was not written whole, and how many bytes of it there are.
+
+    Such a row is left out wherever the file is read, and cut off when the same command goes on.
+    """
+    torn = {path.name: torn_bytes(path) for path in sorted(directory.glob("*.jsonl"))}
+    return {name: size for name, size in torn.items() if size}
 
 
 def read_records(directory: Path, name: str, of: type[T]) -> list[T]:

@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.interruption import uninterrupted
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise WorkError(f"cannot write {path}: {error.strerror or error}") from error
+        raise WorkError(f"cannot write {path}: {error.strerror or error}", resumable=True) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -73,10 +74,17 @@ def encode_pretty(value: object) -> bytes:
 def append_lines(path: Path, records: Iterable[object]) -> None:
     """Append each record as one JSON line, synchronised to disk; a torn last line is cut off first.
 
+    SIGINT and SIGTERM wait until it is done, where :func:`~paradl_bench.spec.interruption.signals_raise` handles them.
+
     Raises:
         WorkError: the disk is full or the file can't be written; the file then ends where its last whole line ended.
     """
     content = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    with uninterrupted():
+        _append(path, content)
+
+
+def _append(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as stream:
@@ -90,10 +98,40 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
                 stream.truncate(end)
                 raise
     except OSError as error:
-        raise WorkError(f"cannot append to {path}: {error.strerror or error}") from error
+        raise WorkError(f"cannot append to {path}: {error.strerror or error}", resumable=True) from error
 
 
-def end_of_last_line(stream: BinaryIO) -> int:
+def cut_torn_line(path: Path) -> int:
+    """Cut off what stands behind the last newline of a JSON-lines file; how many bytes that were.
+
+    Raises:
+        WorkError: the file can't be changed.
+    """
+    try:
+        with open(path, "r+b", buffering=0) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            end = end_of_last_line(stream)
+            stream.truncate(end)
+    except OSError as error:
+        raise WorkError(f"cannot cut {path}: {error.strerror or error}") from error
+    return size - end
+
+
+def torn_bytes(path: Path) -> int:
+    """How many bytes stand behind the last newline of a JSON-lines file: a row that was not written whole.
+
+    Raises:
+        UserError: the file can't be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            return size - end_of_last_line(stream)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def end_of_last_line(stream: BinaryIO | FileIO) -> int:
     """Offset behind the last newline of a file, 0 if it has none; reads backwards, and no more than the torn line."""
     end = stream.seek(0, os.SEEK_END)
     while end:

@@ -119,6 +119,8 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     with open(path / "layers.jsonl", "ab") as stream:
         stream.write(b'{"model":"toy","layer":"co')
     assert [time.time.samples for time in fit(path).layer_times] == samples
+    cut = f"{path}/layers.jsonl ends in a row that was not written whole: 1 row of 26 bytes is left out"
+    assert cut in fit(path).notes
 
 
 def test_training_runs_are_never_fitted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from paradl_bench.measure.directory import now_utc
+from paradl_bench.measure.directory import now_utc, refuse_unusable
 from paradl_bench.measure.environment import host_memory_bytes, recorded_variables
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Imported, ImportOptions, load_file
@@ -24,6 +24,7 @@ from paradl_bench.measure.importers.writing import FileRead, environment_of
 from paradl_bench.measure.tools.processes import Ended, can_report, find_program, launch_prefix, run_program
 from paradl_bench.measure.tools.request import ToolRequest
 from paradl_bench.measure.tools.tool import Job
+from paradl_bench.measure.writer_lock import lock_for_writing, release
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import (
@@ -76,10 +77,13 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
         WorkError: a program or the launcher is not there.
     """
     launch_prefix(request.tool, request.launcher, request.ranks, request.launcher_arguments)
+    refuse_unusable(output)
     _say_shared_cores(request)
     programs = {name: find_program(request.tool, name, request.tool_path) for name in request.operations}
     reports = {path: can_report(path, request.tool) for path in sorted(set(programs.values()))}
+    lock_for_writing(output)
     _open(output, request, programs, command_line)
+    (output / LOGS).mkdir(exist_ok=True)
     done = _done(output)
     failures: list[Failure] = []
     pending = list(_jobs(request, output, programs, reports, done))
@@ -93,6 +97,7 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
                 break
     if not failures:
         write_manifest(output, msgspec.structs.replace(read_manifest(output), complete=True))
+    release(output)
     return failures
 
 
@@ -104,9 +109,6 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
             what = unlike[0] if unlike else "on another host"
             raise UserError(f"{output} was measured with other settings ({what}); give another directory")
         return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} is there already and holds no measurement; give an empty or new directory")
-    (output / LOGS).mkdir(parents=True, exist_ok=True)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         kind="collectives",

@@ -1,0 +1,399 @@
+"""Kill measurements at random moments by SIGKILL, and count how many can be read and go on: all of them, by design.
+
+    python benchmarks/random_kill.py --kills 100 --seed 0 -o random-kill.json
+
+`layers`, `collectives` and `train` (two ranks) and `calibrate fit` are run again and again in a directory of their own,
+each time until a moment drawn evenly from the length of a whole run; then every process of it gets SIGKILL at once.
+After each kill what is there is read: each whole row has to be valid, and those of before the kill have to be there
+still. The next run of the same command has to take it up. When a run comes to its end its result has to be complete,
+each point once, and a new directory is begun.
+
+Ranks are forked from a process that has loaded torch, so that kills fall on joining, measuring and writing and not on
+imports (`--whole` starts the command as a user does, launcher and all). Exit code 1 if anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import platform
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from calibrate.cli import main as calibrate  # noqa: E402
+from calibrate.profile import read_profile  # noqa: E402
+from paradl_bench.cli import main as paradl_bench  # noqa: E402
+from paradl_bench.measure.environment import ALLOCATOR_VARIABLES  # noqa: E402
+from paradl_bench.spec.errors import ParadlError  # noqa: E402
+from paradl_bench.spec.measurement import (  # noqa: E402
+    COLLECTIVES_FILE,
+    COPIES_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    MANIFEST_NAME,
+    CollectiveSamples,
+    CopySamples,
+    IterationSamples,
+    LayerSamples,
+    read_manifest,
+    read_records,
+    torn_rows,
+)
+from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
+
+RANKS = 2
+_BLOCKS = 4
+_SIZES = (1024, 16384, 262144)
+_ITERATIONS = 200
+_MODEL = "cosmoflow"
+_SAMPLE = ("--input-shape", "4x8x8x8")
+_RECORDS = {
+    LAYERS_FILE: LayerSamples,
+    ITERATIONS_FILE: IterationSamples,
+    COPIES_FILE: CopySamples,
+    COLLECTIVES_FILE: CollectiveSamples,
+    TRAINING_FILE: TrainingIterations,
+}
+_LONGEST_RUN_S = 600.0
+
+
+class Lost(Exception):
+    """Something that was measured is gone, cannot be read, or cannot be gone on with."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """A command that is killed.
+
+    Attributes:
+        arguments: without ``-o``.
+        check_whole: raises where a finished result is not complete, each point once.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    check_whole: Callable[[Path], None]
+    ranks: int = RANKS
+    main: Callable[[], None] = paradl_bench
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the runs of one command."""
+
+    kills: int = 0
+    resumable: int = 0
+    whole: int = 0
+    torn_rows: int = 0
+    struck: collections.Counter[str] = field(default_factory=collections.Counter)
+    lost: list[str] = field(default_factory=list)
+
+
+def whole_layers(directory: Path) -> None:
+    """Every block of every rank once."""
+    keys = [(record.rank, record.block) for record in read_records(directory, ITERATIONS_FILE, IterationSamples)]
+    _expect(sorted(keys), [(rank, block) for rank in range(RANKS) for block in range(_BLOCKS)])
+
+
+def whole_sweep(directory: Path) -> None:
+    """Every point once."""
+    records = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
+    keys = [(record.operation, record.message_bytes, record.block) for record in records]
+    expected = [
+        (name, size, block) for name in ("all_gather", "all_reduce") for size in _SIZES for block in range(_BLOCKS)
+    ]
+    _expect(sorted(keys), expected)
+
+
+def whole_training(directory: Path) -> None:
+    """Every iteration of every rank once, and its loss."""
+    for rank in range(RANKS):
+        own = [r for r in read_records(directory, TRAINING_FILE, TrainingIterations) if r.rank == rank]
+        indices = [record.first_iteration + i for record in own for i in range(len(record.iteration_s))]
+        _expect(indices, list(range(_ITERATIONS)))
+    _expect(len(read_run(directory).losses), _ITERATIONS)
+
+
+def _expect(found: object, expected: object) -> None:
+    if found != expected:
+        raise Lost(f"found {found}, expected {expected}")
+
+
+def subjects(measured: Path) -> Iterator[Subject]:
+    """The commands; ``calibrate fit`` reads what ``layers`` and ``collectives`` left in ``measured``."""
+    layers = ("layers", _MODEL, "--batch", "2", *_SAMPLE, "--ranks-on-host", str(RANKS))
+    yield Subject(
+        name="layers",
+        arguments=(*layers, "--blocks", str(_BLOCKS), "--iterations", "3", "--isolated", "none"),
+        check_whole=whole_layers,
+    )
+    sizes = ",".join(map(str, _SIZES))
+    sweep = ("collectives", "--ranks", str(RANKS), "--ops", "all_gather,all_reduce", "--sizes", sizes)
+    yield Subject(
+        name="collectives",
+        arguments=(*sweep, "--blocks", str(_BLOCKS), "--point-seconds", "0.05"),
+        check_whole=whole_sweep,
+    )
+    yield Subject(
+        name="train",
+        arguments=(
+            *("train", _MODEL, "--strategy", f"d{RANKS}", "--batch", "4", *_SAMPLE),
+            *("--iterations", str(_ITERATIONS)),
+        ),
+        check_whole=whole_training,
+    )
+    yield Subject(
+        name="calibrate",
+        arguments=("fit", str(measured / "layers"), str(measured / "collectives"), "--force"),
+        check_whole=lambda path: _expect(bool(read_profile(path).layer_times), True),
+        ranks=1,
+        main=calibrate,
+    )
+
+
+class Running:
+    """The processes of one run, each in a process group of its own; what they print is kept for a failure."""
+
+    def __init__(self, subject: Subject, output: Path, *, whole: bool) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        arguments = [*subject.arguments, "-o", str(output)]
+        self._pids = (
+            [self._start(subject, arguments)] if whole or subject.main is calibrate else self._fork(subject, arguments)
+        )
+        self._codes: dict[int, int] = {}
+
+    def _start(self, subject: Subject, arguments: list[str]) -> int:
+        program = "calibrate" if subject.main is calibrate else "paradl_bench"
+        return subprocess.Popen(
+            [sys.executable, "-m", program, *arguments],
+            cwd=ROOT,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        ).pid
+
+    def _fork(self, subject: Subject, arguments: list[str]) -> list[int]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return [self._rank(subject, arguments, rank, port) for rank in range(subject.ranks)]
+
+    def _rank(self, subject: Subject, arguments: list[str], rank: int, port: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(self._log.fileno(), stream)
+            os.environ |= {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(subject.ranks), "SLURM_LOCALID": str(rank)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+            sys.argv = ["paradl-bench", *arguments, "--launcher", "srun"]
+            subject.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def ended(self) -> bool:
+        """Whether all processes have ended."""
+        for pid in self._pids:
+            if pid not in self._codes:
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    self._codes[pid] = os.waitstatus_to_exitcode(status)
+        return len(self._codes) == len(self._pids)
+
+    def kill(self) -> None:
+        """SIGKILL to every process; ranks of a launcher end with it."""
+        for pid in self._pids:
+            if pid not in self._codes:
+                os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            if pid not in self._codes:
+                self._codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def check_ended_well(self) -> None:
+        """Raise with the last lines that were printed unless every process ended with 0."""
+        if any(self._codes.values()):
+            self._log.seek(0)
+            lines = self._log.read().decode(errors="replace").strip().splitlines()
+            raise Lost(f"exit codes {sorted(self._codes.values())}: {' | '.join(lines[-3:])}")
+
+
+def run(subject: Subject, output: Path, limit_s: float, *, whole: bool) -> bool:
+    """Whether it came to its end within the limit; killed otherwise.
+
+    Raises:
+        Lost: it ended badly.
+    """
+    running = Running(subject, output, whole=whole)
+    end = time.monotonic() + limit_s
+    while not running.ended():
+        if time.monotonic() >= end:
+            running.kill()
+            return False
+        time.sleep(0.001)
+    running.check_ended_well()
+    return True
+
+
+def check_readable(output: Path, tally: Tally) -> dict[str, list[bytes]]:
+    """Whole rows of every file that a killed run left, each of them valid.
+
+    Raises:
+        Lost: something cannot be read.
+    """
+    if output.suffix == ".json":
+        if output.exists():
+            read_profile(output)
+        tally.struck["profile written before" if output.exists() else "nothing written yet"] += 1
+        return {}
+    if not (output / MANIFEST_NAME).exists():
+        tally.struck["nothing written yet"] += 1
+        return {}
+    read_manifest(output)
+    if (output / RUN_NAME).exists():
+        read_run(output)
+    torn = torn_rows(output)
+    tally.torn_rows += len(torn)
+    for name, record in _RECORDS.items():
+        read_records(output, name, record)
+    rows = {path.name: path.read_bytes().split(b"\n")[:-1] for path in output.glob("*.jsonl")}
+    tally.struck["rows there" if any(rows.values()) else "manifest alone"] += 1
+    return rows
+
+
+def check_kept(before: dict[str, list[bytes]], output: Path) -> None:
+    """Rows of before a run are there after it; of a chunk that not all ranks wrote, training measures all again."""
+    for name, rows in before.items():
+        wanted = set(rows)
+        if name == TRAINING_FILE:
+            first = collections.Counter(json.loads(row)["first_iteration"] for row in rows)
+            wanted = {row for row in rows if first[json.loads(row)["first_iteration"]] == RANKS}
+        missing = wanted - set((output / name).read_bytes().split(b"\n"))
+        if missing:
+            raise Lost(f"{len(missing)} of {len(wanted)} rows of {name} are gone")
+
+
+def strike(subject: Subject, kills: int, place: Path, drawn: random.Random, *, whole: bool) -> Tally:
+    """Kill one command so often, and check what is left each time."""
+    tally = Tally()
+    begin = time.monotonic()
+    finished = place / f"{subject.name}-0"
+    output = _output(subject, finished)
+    run(subject, output, _LONGEST_RUN_S, whole=whole)
+    span_s = time.monotonic() - begin
+    subject.check_whole(output)
+    number, before, killed = 1, {}, False
+    output = _output(subject, place / f"{subject.name}-{number}")
+    while tally.kills < kills or killed:
+        limit_s = drawn.uniform(0, span_s) if tally.kills < kills else _LONGEST_RUN_S
+        try:
+            ended = run(subject, output, limit_s, whole=whole)
+            tally.resumable += killed
+            rows = {} if ended else check_readable(output, tally)
+            check_kept(before, output)
+            if ended:
+                subject.check_whole(output)
+        except (Lost, ParadlError, OSError, ValueError) as error:
+            tally.lost.append(f"{output.name} behind kill {tally.kills}: {error}")
+            ended, rows = True, {}
+        killed, before = not ended, rows
+        tally.kills += killed
+        if ended:
+            tally.whole += 1
+            number += 1
+            output = _output(subject, place / f"{subject.name}-{number}")
+    return tally
+
+
+def _output(subject: Subject, path: Path) -> Path:
+    return path.with_name(f"{path.name}.json") if subject.main is calibrate else path
+
+
+def report(tallies: dict[str, Tally], options: argparse.Namespace) -> dict[str, Any]:
+    """What ``-o`` keeps."""
+    described = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return {
+        "command": f"python benchmarks/random_kill.py --kills {options.kills} --seed {options.seed}"
+        + (" --whole" if options.whole else ""),
+        "commit": described.stdout.strip() or "unknown",
+        "host": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "kills": sum(tally.kills for tally in tallies.values()),
+        "resumable": sum(tally.resumable for tally in tallies.values()),
+        "corrupt": sum(len(tally.lost) for tally in tallies.values()),
+        "commands": {
+            name: {
+                "kills": tally.kills,
+                "resumable": tally.resumable,
+                "corrupt": len(tally.lost),
+                "came to their end": tally.whole,
+                "torn rows found": tally.torn_rows,
+                "struck with": dict(sorted(tally.struck.items())),
+                "lost": tally.lost,
+            }
+            for name, tally in tallies.items()
+        },
+    }
+
+
+def main() -> None:
+    """Share the kills over the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="over all commands, evenly")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--only", default="", help="commands, parted by commas")
+    parser.add_argument("--whole", action="store_true", help="start commands as a user does")
+    parser.add_argument("-o", "--output", type=Path, help="keep the counts in this JSON file")
+    options = parser.parse_args()
+    os.environ |= ALLOCATOR_VARIABLES | {"OMP_NUM_THREADS": "1", "PARADL_PROGRESS": "0"}
+    import torch.distributed.nn.functional  # noqa: F401
+
+    tallies: dict[str, Tally] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        measured = place / "measured"
+        measured.mkdir()
+        chosen = [s for s in subjects(measured) if not options.only or s.name in options.only.split(",")]
+        for number, subject in enumerate(chosen):
+            kills = options.kills // len(chosen) + (number < options.kills % len(chosen))
+            drawn = random.Random(f"{options.seed} {subject.name}")
+            tallies[subject.name] = tally = strike(subject, kills, place, drawn, whole=options.whole)
+            if subject.name in ("layers", "collectives"):
+                (place / f"{subject.name}-0").rename(measured / subject.name)
+            print(
+                f"{subject.name}: {tally.resumable} of {tally.kills} resumable, {len(tally.lost)} corrupt", flush=True
+            )
+            print(*(f"  {line}" for line in tally.lost), sep="\n", end="")
+    found = report(tallies, options)
+    print(f"{found['resumable']} of {found['kills']} resumable, {found['corrupt']} corrupt")
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(1 if found["corrupt"] or found["resumable"] != found["kills"] else 0)
+
+
+if __name__ == "__main__":
+    main()

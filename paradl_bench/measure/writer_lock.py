@@ -1,0 +1,101 @@
+"""One writer a measurement directory: two tasks of a job array that are given the same one must not mix their rows.
+
+The lock is the kernel's (flock), so that it ends with the process that holds it, however that ends. Its file says who
+holds it, is hidden, and goes when a measurement is complete; one that an interruption left is taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+from pathlib import Path
+from typing import IO
+
+from paradl_bench.spec.errors import UserError, WorkError
+
+LOCK_NAME = ".lock"
+
+# File systems that have no locks, or whose lock server does not answer: a warning would be all that could be done.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+# By directory: what this process holds until it ends, or lets go of.
+_held: dict[Path, IO[str]] = {}
+
+
+def lock_for_writing(directory: Path) -> None:
+    """Make this process the directory's one writer until it ends; nothing where it is that already.
+
+    Raises:
+        UserError: another process writes there; the message names it.
+        WorkError: the lock's file can't be made.
+    """
+    key = directory.resolve()
+    if key in _held:
+        return
+    taken = _take(directory)
+    if taken is None:
+        raise UserError(f"{directory} is being written by {_holder(directory)}: wait for it, or give another directory")
+    taken.truncate(0)
+    taken.write(f"process {os.getpid()} on {platform.node()}\n")
+    taken.flush()
+    _held[key] = taken
+
+
+def release(directory: Path) -> None:
+    """Let others write there; leaves no trace of the lock."""
+    stream = _held.pop(directory.resolve(), None)
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            (directory / LOCK_NAME).unlink()
+        stream.close()
+
+
+def refuse_locked(directory: Path) -> None:
+    """Refuse a directory that another process writes, as a command does before it starts ranks.
+
+    Raises:
+        UserError: as :func:`lock_for_writing`.
+    """
+    if directory.resolve() in _held or not (directory / LOCK_NAME).exists():
+        return
+    with contextlib.suppress(OSError), open(directory / LOCK_NAME, encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{directory} is being written by {_holder(directory)}: wait for it, or give another directory"
+            ) from None
+
+
+def _take(directory: Path) -> IO[str] | None:
+    """The lock's file, locked; None where another process holds it."""
+    path = directory / LOCK_NAME
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stream = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise WorkError(f"cannot write {path}: {error.strerror or error}", resumable=True) from error
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+            return None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                stream.close()
+                raise WorkError(f"cannot lock {path}: {error.strerror or error}") from error
+        # Whoever held it may have removed the file since it was opened: then the lock is on a file that is no more.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(stream.fileno()).st_ino == path.stat().st_ino:
+                return stream
+        stream.close()
+
+
+def _holder(directory: Path) -> str:
+    try:
+        return (directory / LOCK_NAME).read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
