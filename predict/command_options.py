@@ -23,13 +23,13 @@ fusion_options = together(
     click.option(
         "--fusion",
         metavar="none|buffer|ada|mg-wfbp|ddp",
-        help="Of --evaluator osf, which gradients share an all-reduce. Default: none; buffer where one of the next two"
-        " is given.",
+        help="Of --evaluator simulate and osf, which gradients share an all-reduce. Default: ddp, of osf none; buffer"
+        " where one of the next two is given.",
     ),
     click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer, as Horovod's. Default: 64 MiB."),
     click.option("--fusion-timeout", metavar="5ms", help="How long that buffer waits for a gradient. Default: 5 ms."),
 )
-"""Tensor fusion as OSF's paper has it."""
+"""Tensor fusion as Horovod and OSF's paper have it."""
 
 point_options = together(
     click.option(

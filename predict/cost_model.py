@@ -27,6 +27,7 @@ from paradl_bench.spec.plan import (
     Plan,
     PlanSettings,
     Transfer,
+    Wait,
     WeightUpdate,
     Work,
 )
@@ -101,7 +102,7 @@ class CostModel:
         proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
         input_options: what was asked of the input side, for evaluators that know it.
         hardware: factors on the links and the device that were measured.
-        fusion: which gradients share an all-reduce, for evaluators that ask.
+        fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
     """
 
     profile: Profile
@@ -113,7 +114,7 @@ class CostModel:
     proportional: bool = False
     input_options: InputOptions = field(default_factory=InputOptions)
     hardware: Hardware = AS_MEASURED
-    fusion: Fusion = field(default_factory=Fusion)
+    fusion: Fusion | None = None
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
@@ -316,6 +317,9 @@ class CostModel:
             return Priced(self._weight_update(work, about), count, work)
         if isinstance(work, BucketCopy):
             return self._priced_copy(work, count, on_host)
+        if isinstance(work, Wait):
+            # Neither compute nor communication; what counts as the latter has no error in common with all compute.
+            return Priced(Cost(work.seconds, Source.STATED), count, work, True)
         if isinstance(work, Transfer):
             return self._priced_transfer(work, count, strategy, call)
         if isinstance(work, HaloExchange):

@@ -40,6 +40,7 @@ RULES: tuple[str, ...] = get_args(Rule)
 Exchange = Callable[[float], float]
 """Seconds of an all-reduce of so many bytes."""
 
+_FUSING = ("osf", "simulate")
 _FUSION_OPTIONS = {"fusion": "--fusion", "fusion_buffer": "--fusion-buffer", "fusion_timeout": "--fusion-timeout"}
 
 
@@ -66,25 +67,32 @@ class Fusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"timeout_s has to be more than 0, not {self.timeout_s}")
 
 
-def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion:
+def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | None:
     """What the command line says of fusion; a buffer or a timeout alone asks for the rule ``buffer``.
+
+    Returns:
+        None where nothing is said, and the evaluator has a way of its own.
 
     Raises:
         UserError: an option is for another evaluator or another rule, or does not parse.
     """
     given = {name: options[name] for name in _FUSION_OPTIONS if options.get(name) is not None}
-    if given and evaluator_name != "osf":
+    if given and evaluator_name not in _FUSING:
         raise UserError(
-            f"{_FUSION_OPTIONS[next(iter(given))]} is for --evaluator osf; {evaluator_name} fuses no tensors by it"
+            f"{_FUSION_OPTIONS[next(iter(given))]} is for --evaluator {' and '.join(_FUSING)}; "
+            f"{evaluator_name} fuses no tensors by it"
         )
+    if not given and evaluator_name != "osf":
+        return None
     of_buffer = [name for name in given if name != "fusion"]
     rule = given.get("fusion", "buffer" if of_buffer else "none")
     if rule not in RULES:
         raise unknown_choice("--fusion", rule, RULES)
     if of_buffer and rule != "buffer":
         raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has none")
-    if evaluator_name == "osf" and options.get("bucket_cap_mb") is not None and rule != "ddp":
-        raise UserError(f"--bucket-cap-mb is for --fusion ddp where osf evaluates; {rule} has no buckets of DDP")
+    if options.get("bucket_cap_mb") is not None and rule != "ddp":
+        where = "" if given else " where osf evaluates"
+        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; {rule} has no buckets of DDP")
     default = Fusion()
     buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
     return Fusion(
@@ -164,6 +172,14 @@ def wait_seconds(fusion: Fusion, gradients_ready_s: Floats, last: Sequence[int])
         before = np.asarray(last[:-1], np.intp)
         waits[:-1] = np.minimum(gradients_ready_s[before + 1] - gradients_ready_s[before], fusion.timeout_s)
     return waits
+
+
+def waits_for_next(fusion: Fusion, gradients: Gradients, last: Sequence[int]) -> tuple[bool, ...]:
+    """Per buffer, whether it is sent because the gradient behind its last one came and had no room in it."""
+    if fusion.rule != "buffer":
+        return (False,) * len(last)
+    gap_s = gradients.gap_s
+    return tuple(index < len(gap_s) and bool(gap_s[index] < fusion.timeout_s) for index in last)
 
 
 def exposed_seconds(ready_s: Floats, wait_s: Floats, exchange_s: Floats, backward_s: float) -> float:

@@ -19,6 +19,7 @@ from paradl_bench.spec.plan import (
     Phase,
     Plan,
     Transfer,
+    Wait,
     WeightUpdate,
     Work,
 )
@@ -122,6 +123,8 @@ def _name(work: Work) -> str:
         return f"weight update ({work.optimizer})"
     if isinstance(work, BucketCopy):
         return {"into": "copy into bucket", "out": "copy out of bucket", "add": "add gradients up"}[work.direction]
+    if isinstance(work, Wait):
+        return "wait for a gradient"
     if isinstance(work, HaloExchange):
         return "halo exchange"
     if isinstance(work, Transfer):
@@ -137,7 +140,7 @@ def _about(work: Work, plan: Plan) -> dict[str, Any]:
         return {"elements": work.elements, "tensors": work.tensors}
     if isinstance(work, BucketCopy):
         return {"bytes": work.bytes, "tensors": work.tensors}
-    if isinstance(work, Between):
+    if isinstance(work, Between | Wait):
         return {}
     group = {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}
     if isinstance(work, Collective):

@@ -81,6 +81,16 @@ class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
     tensors: int
 
 
+class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
+    """A timer of so many seconds, that computes nothing: how long a buffer waits for another gradient."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds has to be finite and not negative, not {self.seconds}")
+
+
 Reach = Literal["group", "node", "between nodes"]
 
 
@@ -134,7 +144,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
     axes: tuple[int, ...] = (0,)
 
 
-Work = Compute | Between | WeightUpdate | BucketCopy | Collective | HaloExchange | Transfer
+Work = Compute | Between | WeightUpdate | BucketCopy | Wait | Collective | HaloExchange | Transfer
 Communication = Collective | HaloExchange | Transfer
 
 

@@ -16,7 +16,7 @@ from predict.cost_model import CostModel
 from predict.costs import Remark
 from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form, refuse_micro_batches
 from predict.layerwise_plan import layerwise_plan
-from predict.osf import Exchange, scaling_factor
+from predict.osf import Exchange, Fusion, scaling_factor
 from predict.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -46,7 +46,7 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
     refuse_micro_batches("osf", point.settings)
     plan = layerwise_plan(model.network, point, buffers.sends)
     priced = model.price(plan)
-    form = OverlapForm(plan, model.network, model.fusion, buffers)
+    form = OverlapForm(plan, model.network, fusion_of(model), buffers)
     if point.strategy.ranks > 1:
         text = "osf takes overlap and copies as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
@@ -61,13 +61,22 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
     )
 
 
+def fusion_of(model: CostModel) -> Fusion:
+    """The model's rule of fusion; none where it has none."""
+    return model.fusion or Fusion()
+
+
 def buffers_of(model: CostModel, point: Point) -> Buffers:
     """Which gradients are sent together, by the model's rule of fusion."""
-    if model.fusion.rule == "ddp":
+    if fusion_of(model).rule == "ddp":
         return fused_as_ddp(model.network, point.settings)
+    return fused(model.network, fusion_of(model), ready_of(model, point), _exchange(model, point))
+
+
+def ready_of(model: CostModel, point: Point) -> dict[int, float]:
+    """Since the start of backward, when each layer's backward is done, by its index; nothing beside it."""
     compute = layerwise_plan(model.network, point, {})
-    ready = ready_seconds(compute, model.network, model.price(compute).costs.seconds)
-    return fused(model.network, model.fusion, ready, _exchange(model, point))
+    return ready_seconds(compute, model.network, model.price(compute).costs.seconds)
 
 
 def _exchange(model: CostModel, point: Point) -> Exchange:
@@ -85,7 +94,7 @@ def _of_grouping(model: CostModel, point: Point, timing: Timing, buffers: Buffer
     in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
     without = scaling_factor(compute_s, float(in_series.seconds.sum()))
     factor = scaling_factor(compute_s, timing.ge_s)
-    fusion = model.fusion
+    fusion = fusion_of(model)
     texts = [
         f"scaling factor (OSF) {factor:.4f}, without overlap (CSF) {without:.4f}, weight update left out",
         describe(fusion, buffers.bytes, len(buffers.layers)),

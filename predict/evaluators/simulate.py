@@ -16,14 +16,19 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream
+from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream, Wait
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Floats, Remark
+from predict.evaluators.osf import buffers_of, ready_of
 from predict.exposure import exposed_seconds, names_of_layer_communication
+from predict.fused_plan import check_fusion, fused_plan
 from predict.host_sharing import on_shared_host
 from predict.lateness import RoleLateness
+from predict.layerwise_plan import gradient_bytes
+from predict.osf import Gradients
+from predict.osf_form import backward_order, describe
 from predict.pipeline_lateness import pipeline_lag
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate
@@ -41,13 +46,36 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     Raises:
         UserError: the strategy has no plan, or the profile lacks a part.
     """
-    plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
+    plan, notes = _planned(model, point)
     priced = model.price(plan)
+    priced.remarks.add(*notes)
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
     if degree_of(point.strategy, "pipeline") <= 1:
         return priced
     priced = on_shared_host(model, priced)
     return dataclasses.replace(priced, lag=pipeline_lag(priced))
+
+
+def _planned(model: CostModel, point: Point) -> tuple[Plan, tuple[Remark, ...]]:
+    """As the strategy runs; with a rule of fusion other than DDP's, as Horovod would exchange its gradients."""
+    planner, fusion = planner_for(point.strategy), model.fusion
+    if fusion is None or fusion.rule == "ddp":
+        return planner.plan(model.network, point.strategy, point.settings), ()
+    check_fusion(fusion, point)
+    planner.check(model.network, point.strategy, point.settings)
+    buffers, ready = buffers_of(model, point), ready_of(model, point)
+    sizes = gradient_bytes(model.network, backward_order(model.network))
+    gradients = Gradients(
+        np.array([ready[layer] for layer in buffers.layers]), [sizes[layer] for layer in buffers.layers]
+    )
+    plan = fused_plan(model.network, point, fusion, gradients, buffers)
+    if point.strategy.ranks == 1:
+        return plan, ()
+    texts = (
+        describe(fusion, buffers.bytes, len(buffers.layers)),
+        "exchange as Horovod's, which train does not run; memory is that of DDP's buckets",
+    )
+    return plan, tuple(Remark(text, False) for text in texts)
 
 
 def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
@@ -63,6 +91,8 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
     alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
     slowest = max(range(len(plan.roles)), key=lambda index: alone[index].iteration_s)
     counts = np.bincount(plan.roles[slowest].work, minlength=len(plan.works)).astype(float)
+    # A timer is neither compute nor communication.
+    counts[[isinstance(work, Wait) for work in plan.works]] = 0.0
     return Workload(
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,

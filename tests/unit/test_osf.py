@@ -232,13 +232,18 @@ def test_overlap_is_free_whatever_was_measured_and_both_factors_are_said() -> No
     assert f"scaling factor (CSF) {factors[1]:.4f}, weight update left out" in csf.notes
 
 
-def test_options_are_horovods_and_for_osf_alone() -> None:
+def test_options_are_horovods_and_for_osf_and_simulate() -> None:
     assert fusion_options("osf", {}) == Fusion()
+    assert fusion_options("simulate", {}) is fusion_options("simulate", {"bucket_cap_mb": 5.0}) is None
+    assert fusion_options("simulate", {"fusion_timeout": "2ms"}) == Fusion(rule="buffer", timeout_s=2e-3)
     assert fusion_options("osf", {"fusion_buffer": "2MiB"}) == Fusion(rule="buffer", buffer_bytes=2 << 20)
     assert fusion_options("osf", {"fusion": "ddp", "bucket_cap_mb": 5.0}) == Fusion(rule="ddp")
     assert fusion_options("osf", {"fusion_timeout": "2ms"}) == Fusion(rule="buffer", timeout_s=2e-3)
     for evaluator, options, message in (
-        ("simulate", {"fusion": "ada"}, "--fusion is for --evaluator osf; simulate fuses no tensors by it"),
+        ("paradl", {"fusion": "ada"}, "--fusion is for --evaluator osf and simulate; paradl fuses no tensors by it"),
+        ("csf", {"fusion_buffer": "1M"}, "--fusion-buffer is for --evaluator osf and simulate; csf fuses no"),
+        ("dag", {"fusion_timeout": "1ms"}, "--fusion-timeout is for --evaluator osf and simulate; dag fuses no"),
+        ("simulate", {"bucket_cap_mb": 5.0, "fusion": "ada"}, "--bucket-cap-mb is for --fusion ddp; ada has no"),
         ("osf", {"fusion": "adda"}, "unknown --fusion 'adda': did you mean ada"),
         ("osf", {"fusion": "ada", "fusion_buffer": "1M"}, "--fusion-buffer is for --fusion buffer; ada has none"),
         ("osf", {"fusion_buffer": "much"}, "size 'much' does not parse"),
