@@ -10,8 +10,10 @@ the end of backward where its input needs no gradient. Stage 3 frees a unit afte
 backward, each unit while the one behind it computes; stage 2, and the whole model's own parameters in both, are kept.
 
 Where collectives have streams of their own (``PlanSettings.blocking`` is false) a gather of forward waits for the
-copy-out of the unit before the last, and the next copy-in of gradients for the last reduce-scatter; else the process
-waits for each where it calls it, as FSDP2 does on a CPU.
+copy-out of the unit before the last, one of backward for the last copy-out, and the next copy-in of gradients for the
+last reduce-scatter: two gathered buffers are there at most, and one of gradients. Gathers and reduce-scatters share a
+communicator, which runs them in the order of their calls. Else the process waits for each where it calls it, as FSDP2
+does on a CPU.
 
 One role stands for all ranks: that with the largest share of parameters, which the others wait for.
 
@@ -188,7 +190,8 @@ class _ShardedUnits:
             if unit is None or unit.name in self._entered or not unit.parameters:
                 continue
             self._entered.add(unit.name)
-            self._gather(unit, Phase.BW, ())
+            # The streams of gathers wait for the last copy-out from the end of forward on.
+            self._gather(unit, Phase.BW, tuple(self._copied_out[-1:]))
             self._copy_out(unit, Phase.BW)
             position = self._order.index(unit)
             if position:
