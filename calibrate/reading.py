@@ -12,8 +12,10 @@ import msgspec
 
 from calibrate.input_fit import InputRecords
 from calibrate.profile import Source
+from paradl_bench.measure.stragglers import sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_record import read_hosts
 from paradl_bench.spec.input_record import (
     BATCHES_FILE,
     FILES_FILE,
@@ -110,6 +112,9 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
             command = " ".join(manifest.command_line)
             notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
         notes += _torn(directory, manifest)
+        if manifest.kind == "collectives" and not manifest.imported:
+            sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
+            notes += [f"{directory}: {line}" for line in sweep_pace(sweeps, read_hosts(directory)).lines()]
     _check_distinct(sources)
     return Measurements(
         sources=tuple(sources),

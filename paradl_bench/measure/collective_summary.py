@@ -19,7 +19,9 @@ from paradl_bench.measure.group_summary import (
     concurrent_rows,
     concurrent_table,
 )
+from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.host_record import read_hosts
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     INTERFERENCE_FILE,
@@ -84,6 +86,7 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
     interference: tuple[InterferenceRow, ...]
     concurrent: tuple[ConcurrentRow, ...] = ()
     behind_compute: tuple[BehindRow, ...] = ()
+    pace: SweepPace = SweepPace()
 
 
 def summarise_collectives(directory: Path) -> CollectivesSummary:
@@ -98,6 +101,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
         concurrent=concurrent_rows(sweeps),
         behind_compute=behind_rows(read_records(directory, BEHIND_FILE, BehindComputeSamples)),
+        pace=sweep_pace(sweeps, read_hosts(directory)),
     )
 
 
@@ -174,6 +178,8 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     # A file or a pipe has no width of its own: the table takes what it needs.
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_sweep_table(summary.collectives))
+    for line in summary.pace.lines():
+        console.print(line, style="yellow", soft_wrap=True)
     if summary.interference:
         console.print()
         console.print(_interference_table(summary.interference))

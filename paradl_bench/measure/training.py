@@ -25,6 +25,7 @@ from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.pulse import beat
+from paradl_bench.measure.rank_hosts import note_hosts
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
     SequenceCounter,
@@ -108,6 +109,7 @@ def _measure(
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
+    note_hosts(context, writer.directory if writer else None)
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)

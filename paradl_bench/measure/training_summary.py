@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paradl_bench.measure.stragglers import TrainingPace, training_pace
+from paradl_bench.spec.host_record import read_hosts
 from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.statistics import Summary, summarise
 from paradl_bench.spec.training_record import (
@@ -48,6 +50,7 @@ class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     run: TrainingRun
     ranks: tuple[RankSummary, ...]
+    pace: TrainingPace
 
 
 def summarise_training(directory: Path) -> TrainingSummary:
@@ -66,7 +69,8 @@ def summarise_training(directory: Path) -> TrainingSummary:
         core = run.cores[rank] if rank < len(run.cores) else None
         communication = {name: summarise(values) for name, values in _communication(own).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
-    return TrainingSummary(run=run, ranks=tuple(summaries))
+    pace = training_pace(run, records, read_hosts(directory))
+    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace)
 
 
 def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
@@ -89,6 +93,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     console.print(_phase_table(summary))
     if any(rank.communication for rank in summary.ranks):
         console.print(_communication_table(summary.ranks))
+    for line in summary.pace.lines():
+        console.print(line, style="yellow", soft_wrap=True)
     run = summary.run
     if run.losses:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
