@@ -13,6 +13,7 @@ import click
 from paradl_bench.terminal import run_command
 from predict.buckets_command import buckets
 from predict.command_options import point_options, refuse_missing
+from predict.search.command import search_command
 from predict.timeline_command import timeline
 from predict.what_if_command import what_if_command
 
@@ -29,7 +30,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[validate|what-if|timeline|buckets ...]",
+    subcommand_metavar="[search|validate|what-if|timeline|buckets ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
@@ -124,6 +125,7 @@ def validate(
 group.add_command(what_if_command)
 group.add_command(timeline)
 group.add_command(buckets)
+group.add_command(search_command)
 
 
 def main() -> None:

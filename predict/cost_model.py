@@ -141,7 +141,7 @@ class CostModel:
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
-        use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self._device_kind)
+        use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
         return with_factor(self.profile, use)
 
     def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
@@ -150,7 +150,8 @@ class CostModel:
         return with_reuse(self.profile, self.network.name, use)
 
     @property
-    def _device_kind(self) -> str:
+    def device_kind(self) -> str:
+        """``cpu`` or ``cuda``: of the device that was measured."""
         return self.profile.devices[0].kind if self.profile.devices else "cpu"
 
     def place(self, strategy: Strategy, local_batch: int) -> Place:
@@ -243,6 +244,10 @@ class CostModel:
         parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
+
+    def rank_spread(self, place: Place) -> RankSpread:
+        """How single iterations of a rank spread."""
+        return self._model.rank_spread(place.local_batch, place.ranks_on_host)
 
     def sums(self, place: Place) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""

@@ -1,0 +1,1 @@
+"""``predict search``: every strategy for a number of ranks, the best of them predicted exactly."""

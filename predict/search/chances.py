@@ -1,0 +1,49 @@
+"""How likely each of several predictions is the shortest, errors that they share left to move all of them at once.
+
+An error is drawn once for all: a mode (the slope of a communication fit, a slow spell of the machine) by its name, and
+layers' own errors for all that run the same shards on as many samples, as :mod:`predict.scaling_band` has it. What
+parts left unexplained counts between none and all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from paradl_bench.spec.statistics import Z90
+from predict.costs import Floats
+from predict.scaling_band import Timed
+
+DRAWS = 8192
+_SEED = 20240229
+
+
+def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: int = DRAWS) -> Floats:
+    """The share of draws in which each is the shortest; those that tie share a draw. Adds up to 1.
+
+    Args:
+        layers: of each, what it runs: equal ones share the errors of their layers.
+    """
+    generator = np.random.default_rng(_SEED)
+    modes = sorted({name for each in timed for name in each.bounds.moved_s})
+    of_modes = {name: generator.standard_normal(draws) for name in modes}
+    of_layers = {name: generator.standard_normal(draws) for name in dict.fromkeys(layers)}
+    unexplained = generator.random(draws)
+    drawn = np.empty((len(timed), draws))
+    for row, each, name in zip(drawn, timed, layers, strict=True):
+        bounds = each.bounds
+        row[:] = each.iteration_s + of_layers[name] * bounds.own_s / Z90
+        for mode, (upper, lower) in bounds.moved_s.items():
+            normal = of_modes[mode]
+            ends = np.where(normal >= 0, upper - each.iteration_s, each.iteration_s - lower)
+            row += normal / Z90 * ends
+        row += unexplained * (min(0.0, *bounds.unexplained_s, 0.0) + max(0.0, *bounds.unexplained_s, 0.0))
+    shortest = drawn == drawn.min(axis=0)
+    return np.asarray((shortest / shortest.sum(axis=0)).mean(axis=1))
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Which points no other one is at least as small as in everything, and smaller in something."""
+    values = np.array(points, float)
+    return [not bool(((values <= own).all(axis=1) & (values < own).any(axis=1)).any()) for own in values]

@@ -1,0 +1,102 @@
+"""``predict search``. Imports click alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from predict.command_options import point_options, refuse_missing
+
+_SEARCHED = {
+    **dict.fromkeys(("strategy", "micro_batches", "schedule", "accumulate"), "predict search tries all there are"),
+    "bucket_cap_mb": "predict search tries several; give values by --caps",
+    "evaluator": "predict search simulates what may be the best",
+    "scaling": "predict search keeps --batch at every number of ranks",
+    "stages": "predict search cuts pipelines so that FLOPs balance",
+    **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
+    **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
+    **dict.fromkeys(
+        ("preset", "io_seconds", "h2d_seconds", "io_workers", "from_disk", "input_source"),
+        "this is for --evaluator dag",
+    ),
+}
+"""Options of a point that a search chooses itself, or has no use for, and why."""
+
+
+@click.command("search", context_settings={"help_option_names": ["-h", "--help"]})
+@point_options
+@click.option("--memory", metavar="16GiB", help="Of a rank. Default: the cluster's.")
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show.")
+@click.option(
+    "--predictions",
+    default=40,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Candidates to predict exactly at most, besides a few that need little memory; more settle what is left open.",
+)
+@click.option(
+    "--caps",
+    metavar="MiB[,MiB...]",
+    default="1,2,4,8,16,32,64,128,256",
+    show_default=True,
+    help="Values of bucket_cap_mb to try, beside torch's default.",
+)
+@click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
+@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
+@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@click.pass_context
+def search_command(ctx: click.Context, /, **options: Any) -> None:
+    """Find the fastest strategies for a number of ranks that fit in their memory.
+
+    Every strategy that the network and the batch allow is tried, in every order of its axes, with every number of
+    micro-batches, schedule and bucket size: all by an estimate from below, those that may be the best exactly.
+
+    \b
+    predict search --from-profile p.json --model resnet50 --ranks 64 --batch 2048 --memory 16GiB
+    predict search --from-profile p.json --model resnet50 --ranks 16:64:x2 --batch 2048 --cluster site.yaml
+    """
+    from paradl_bench.spec.errors import UserError
+
+    refuse_missing(options, "profile", "model", "ranks", "batch")
+    for name, why in _SEARCHED.items():
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UserError(f"--{name.removesuffix('_source').replace('_', '-')}: {why}")
+    _run(options)
+
+
+def _run(options: dict[str, Any]) -> None:
+    from paradl_bench.spec.errors import UserError
+    from paradl_bench.spec.storage import encode_pretty
+    from paradl_bench.terminal import progress, refuse_overwrite, write_output
+    from predict.presentation import flat_row, rows_csv
+    from predict.search.presentation import print_answer
+    from predict.search.search import search
+    from predict.utilisation import check_price
+
+    check_price(options["price"])
+    if options["as_json"] and options["as_csv"]:
+        raise UserError("--json and --csv exclude each other: give one")
+    output = options["output"]
+    if output:
+        refuse_overwrite(output, force=options["force"])
+    with progress("candidates predicted", options["predictions"]) as bar:
+        answer = search(options, bar.advance)
+    as_csv = options["as_csv"] or bool(output and Path(output).suffix == ".csv")
+    content = rows_csv([flat_row(row) for row in answer.rows]) if as_csv else encode_pretty(answer)
+    if output:
+        write_output(output, content, force=options["force"])
+    if options["as_csv"] or options["as_json"]:
+        if output is None:
+            write_output("-", content)
+    elif output != "-":
+        print_answer(answer)
+
+
+for _parameter in search_command.params:
+    if isinstance(_parameter, click.Option) and _parameter.name in _SEARCHED:
+        _parameter.hidden = True

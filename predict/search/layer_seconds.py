@@ -1,0 +1,58 @@
+"""Seconds of whole layers, and the least that the last of several ranks is late."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.strategies.compute import backward_layers, layers_with_gradient
+from predict.cost_model import CostModel, Place
+from predict.costs import Floats
+from predict.search.space import Mesh
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of forward and of backward of every layer of a network, and of its weight update."""
+
+    forward: Floats
+    backward: Floats
+    update: float
+
+
+def layer_seconds(model: CostModel, place: Place) -> LayerSeconds:
+    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
+
+    Raises:
+        UserError: the profile has nothing for an operation, or no update by the optimizer.
+    """
+    of_operations, _ = model.compute_seconds(place)
+    *_, between_fw, between_bw, update = model.sums(place).costs.seconds.tolist()
+    layers = model.network.layers
+    forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
+    backward = np.zeros(len(layers))
+    run = list(backward_layers(model.network, layers_with_gradient(model.network)))
+    backward[run] = [of_operations[layers[i].operation, "BW"] + between_bw / len(run) for i in run]
+    return LayerSeconds(forward, backward, update)
+
+
+def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
+    """Whichever of each is less."""
+    forward, backward = np.minimum(one.forward, other.forward), np.minimum(one.backward, other.backward)
+    return LayerSeconds(forward, backward, min(one.update, other.update))
+
+
+def least_lag(model: CostModel, place: Place, mesh: Mesh) -> float:
+    """How much longer the last of the ranks computes at least, however often they meet: by what is tied alone.
+
+    Of a pipeline's stages, each of the last of the ranks that share its layers, the slowest of all replicas is late in
+    the measure of how far replicas come apart: least where every stage has an equal part in that (as in
+    :mod:`predict.pipeline_lateness`, whose draws may fall below it).
+    """
+    spread = model.rank_spread(place)
+    tied = math.sqrt(spread.tied_share)
+    if mesh.stages == 1:
+        return 1.0 + tied * spread.wait(place.ranks)
+    sharing = mesh.shared.degree if mesh.shared else 1
+    return 1.0 + tied * (spread.wait(sharing) + spread.wait(mesh.replicas) / math.sqrt(mesh.stages))

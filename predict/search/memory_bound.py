@@ -1,0 +1,135 @@
+"""The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
+
+Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
+of a pipeline has the activations of as many micro-batches as its schedule has under way. What an axis of p shares
+counts as 1/p of it, and what else memory goes to is left out, so that nothing is ruled out that fits.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from calibrate.profile import Profile
+from paradl_bench.memory.liveness import Ledger, Liveness
+from paradl_bench.memory.of_plan import memory_of_plan
+from paradl_bench.memory.peak import STATE_COPIES, MemoryUse
+from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.errors import unknown_choice
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from predict.cost_model import CostModel
+from predict.costs import Floats, Ints
+from predict.memory_estimate import with_factor
+from predict.search.shared_work import SharedWorks
+from predict.search.space import Mesh, Space
+
+_ENOUGH = 4
+"""A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
+
+
+class MemoryBounds:
+    """Bytes of tensors on the rank that is looked at, at least."""
+
+    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._model, self._space, self._shared = model, space, shared
+        if model.optimizer not in STATE_COPIES:
+            raise unknown_choice("optimizer", model.optimizer, STATE_COPIES)
+        self._states = STATE_COPIES[model.optimizer]
+        self._of_first_stage: dict[tuple[int, int], tuple[Ints, float]] = {}
+        self._under_way: dict[tuple[str, int, int], int] = {}
+        self._whole = self._activations_of_all()
+
+    def bytes(self) -> Floats:
+        """Of every candidate."""
+        space = self._space
+        mesh_of = space.mesh_of[space.strategy]
+        keys = np.stack([mesh_of, space.micro_batches, space.schedule])
+        distinct, place = np.unique(keys, axis=1, return_inverse=True)
+        found = [self._of(space.meshes[mesh], count, space.schedules[name]) for mesh, count, name in distinct.T]
+        return np.array(found)[np.ravel(place)]
+
+    def _activations_of_all(self) -> tuple[float, float]:
+        """Bytes of activations when most are held: of one sample, and of every other."""
+        network, settings = self._model.network, self._space.settings
+        peaks = []
+        for batch in (1, 2):
+            own = msgspec.structs.replace(settings, batch=batch, exchange="flat")
+            use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
+            moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
+            peaks.append(float(moving - network.parameter_bytes))
+        # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
+        return peaks[0], max(peaks[1] - peaks[0], 0.0)
+
+    def _of(self, mesh: Mesh, count: int, schedule: str) -> float:
+        local = self._space.settings.batch // mesh.replicas
+        parts = mesh.shared.degree if mesh.shared else 1
+        if mesh.stages == 1:
+            parameters = np.array([float(self._shared.of(mesh.shared).gradient_bytes.sum())])
+            first, other = self._whole
+            active = max(first + (local // count - 1) * other, 0.0) / parts
+        else:
+            parameters, kept = self._stages(mesh, schedule)
+            active = self._most_under_way(schedule, mesh.stages, int(count)) * (local // count) * kept / parts
+        held = parameters * self._copies(mesh)
+        gradients = parameters / (mesh.replicas if mesh.zero > 1 else 1)
+        active += local * self._model.network.input_bytes(1, self._model.dtype)
+        return float(max((held + gradients).max(), held[0] + active))
+
+    def _copies(self, mesh: Mesh) -> float:
+        """Of parameters, with the optimizer's state and exchange buckets."""
+        if mesh.zero > 1:
+            return (1 + self._states) / mesh.replicas
+        return 1 + self._states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
+
+    def _stages(self, mesh: Mesh, schedule: str) -> tuple[Floats, float]:
+        """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
+        own = schedule_of(schedule)
+        key = mesh.stages, own.stages_per_rank
+        settings = msgspec.structs.replace(self._space.settings, schedule=schedule)
+        stages = cut_into_stages(self._model.network, mesh.stages, settings)
+        if key not in self._of_first_stage:
+            bounds = np.array([stage.layers.start for stage in stages])
+            self._of_first_stage[key] = bounds, self._kept_by(stages[0])
+        bounds, kept = self._of_first_stage[key]
+        of_stages = np.add.reduceat(self._shared.of(mesh.shared).gradient_bytes, bounds)
+        return of_stages.reshape(-1, mesh.stages).sum(axis=0).astype(float), kept
+
+    def _kept_by(self, stage: Stage) -> float:
+        """Bytes of activations of one sample after its forward."""
+        ledger = Ledger()
+        walk = Liveness(
+            ledger,
+            stage.network,
+            1,
+            dtype=self._model.dtype,
+            outputs=stage.outputs,
+            mask_bytes=None if self._model.device_kind == "cpu" else 1,
+        )
+        received = ledger.allocate(0)
+        walk.forward(received)
+        return float(ledger.activations)
+
+    def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:
+        """Micro-batches that the first stage has been forward with, and not backward, at most."""
+        looked_at = min(count, _ENOUGH * ranks)
+        key = schedule, ranks, looked_at
+        if key not in self._under_way:
+            now = most = 0
+            for action in schedule_of(schedule).order(0, ranks, looked_at):
+                if action.stage == 0 and action.direction in ("FW", "BW"):
+                    now += 1 if action.direction == "FW" else -1
+                    most = max(most, now)
+            self._under_way[key] = most
+        most = self._under_way[key]
+        return count if most == looked_at else most
+
+
+def tensors_within(profile: Profile, limit_bytes: float) -> float:
+    """As many bytes of tensors as a device with that memory holds, by the profile's factor; 0 where none fit."""
+    low, high = 0.0, 2.0 * limit_bytes + 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = with_factor(profile, MemoryUse(round(middle), {})).peak_bytes <= limit_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    return high

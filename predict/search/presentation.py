@@ -1,0 +1,105 @@
+"""What a search found, as tables for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paradl_bench.spec.plan import bucket_limits
+from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.terminal import open_console
+from predict.search.search import Answer, Row, Searched
+
+_REASONS = 8
+_SURE = 0.0005
+
+
+def print_answer(answer: Answer) -> None:
+    """A table of strategies, their commands, and what became of all other candidates; on standard output."""
+    from rich.markup import escape
+
+    console = open_console()
+    limit = answer.memory_bytes_per_rank
+    within = f", {format_bytes(limit)} a rank" if limit is not None else ", memory not known"
+    console.print(_table([_cells(row) for row in answer.rows], f"{answer.model}, batch {answer.batch}{within}"))
+
+    def line(text: str) -> None:
+        console.print(escape(text), highlight=False, soft_wrap=True)
+
+    line(
+        "best: probability that the strategy is the fastest of those predicted, errors that they share left out; of"
+        f" strategies in no row {_percent(answer.probability_of_others)}. *: in the Pareto set of time, memory and"
+        " rank-hours."
+    )
+    for row in answer.rows:
+        line(f"{row.place}  {row.predict_command}")
+    line(f"to run the first: {answer.rows[0].train_command}")
+    for searched in answer.searched:
+        for text in _account(searched):
+            line(text)
+    beyond = dict.fromkeys(text for row in answer.rows for text in row.prediction.extrapolated)
+    if beyond:
+        line(f"extrapolated, in some row ({len(beyond)} ways; --json says which): {next(iter(beyond))}")
+
+
+def _account(searched: Searched) -> list[str]:
+    """What became of the candidates of one number of ranks, in words."""
+    low, high = searched.estimates_off
+    lines = [
+        f"{searched.ranks} ranks: {searched.candidates:,} candidates of {searched.strategies:,} strategies;"
+        f" {searched.too_large:,} do not fit, {searched.too_slow:,} have an estimate from below that is no shorter than"
+        f" the best, {searched.predicted:,} were predicted ({low:+.1%} to {high:+.1%} of their estimates)"
+    ]
+    if searched.open and searched.open_from_s is not None:
+        soonest = format_seconds(searched.open_from_s)
+        lines.append(f"  {searched.open:,} more may be faster, by estimates from {soonest} on: give more --predictions")
+    reasons = sorted(searched.impossible.items(), key=lambda item: -item[1])
+    lines += [f"  ruled out, {count:,}: {reason}" for reason, count in reasons[:_REASONS]]
+    if len(reasons) > _REASONS:
+        rest = sum(count for _, count in reasons[_REASONS:])
+        lines.append(f"  ruled out, {rest:,}: {len(reasons) - _REASONS} other reasons, in --json")
+    return lines
+
+
+def _cells(row: Row) -> Mapping[str, str]:
+    found = row.prediction
+    low, high = found.interval_s
+    settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
+    settings += [f"{found.options['micro_batches']} micro-batches"] if "micro_batches" in found.options else []
+    settings += [f"accumulate {found.options['accumulate']}"] if "accumulate" in found.options else []
+    cap = found.bucket_cap_bytes
+    settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
+    cost = found.cost_per_epoch if found.cost_per_epoch is not None else found.cost_per_million_samples
+    return {
+        "": str(row.place),
+        "strategy": found.strategy,
+        "settings": ", ".join(settings),
+        "iteration": format_seconds(found.iteration_s),
+        "90%": f"{low / found.iteration_s - 1:+.0%} {high / found.iteration_s - 1:+.0%}",
+        "best": "" if row.probability_best is None else _percent(row.probability_best),
+        "memory": format_bytes(found.memory_bytes),
+        "fits": {True: "yes", False: "no", None: ""}[found.fits],
+        "samples/s": f"{found.samples_per_s:.4g}",
+        "efficiency": f"{found.efficiency:.0%}",
+        "rank-h/M": f"{found.rank_hours_per_million_samples:.4g}",
+        "cost": "" if cost is None else f"{cost:.4g}",
+        "*": "*" if row.pareto else "",
+    }
+
+
+def _percent(chance: float) -> str:
+    return "<0.1%" if 0 < chance < _SURE else f"{chance:.1%}"
+
+
+def _table(rows: Sequence[Mapping[str, str]], title: str) -> object:
+    """Columns that are empty in all rows are left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("strategy", "settings", "*") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    return table

@@ -1,0 +1,230 @@
+"""From estimates of all candidates to exact predictions of those that may be the best.
+
+Candidates are predicted in the order of their estimates, corrected by what those of the same mesh turned out to be over
+theirs; a candidate is done with when its estimate, uncorrected, is not below the best prediction. Beside those that may
+be the best, each of the strategies next in order is predicted with its best settings by estimate, up to as many rows as
+were asked for, and then the fastest of those that hold less than any so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.units import format_bytes
+from predict.cost_model import CostModel
+from predict.memory_estimate import EstimatedMemory
+from predict.prediction import Prediction, Predictor
+from predict.scaling_band import Timed
+from predict.search.estimate import Estimates
+from predict.search.memory_bound import MemoryBounds, tensors_within
+from predict.search.shared_work import SharedWorks
+from predict.search.space import Mesh, Space
+from predict.workload import Point
+
+_LEAN = 4
+"""How often a candidate that holds less than any so far is looked for."""
+_MEMORY_FOR_EACH = 8
+"""Plans whose memory is walked through, for each that may be predicted."""
+_LEAST_TRIED = 12
+"""Plans whose memory is walked through to say what fits least badly."""
+
+
+class Exact(NamedTuple):
+    """A candidate, predicted.
+
+    Attributes:
+        estimate_s: what it was chosen by. layers: what its ranks run, for errors that others share.
+    """
+
+    candidate: int
+    prediction: Prediction
+    timed: Timed
+    estimate_s: float
+    layers: Hashable
+
+
+@dataclass(slots=True)
+class Ranking:
+    """What a search of one number of ranks found.
+
+    Attributes:
+        exact: every candidate that was predicted, the fastest first.
+        estimated: candidates with an estimate: all that are possible but for memory.
+        too_slow: those whose estimate is not below the best prediction. open: those below it that were not predicted.
+        below_s: the lowest estimate of the latter. too_large: those that do not fit.
+        off: by how much predictions are longer than their estimates, relatively: the least and the most.
+    """
+
+    space: Space
+    exact: list[Exact] = field(default_factory=list)
+    estimated: int = 0
+    too_slow: int = 0
+    open: int = 0
+    below_s: float | None = None
+    too_large: int = 0
+    off: tuple[float, float] = (0.0, 0.0)
+
+
+class Ranker:
+    """Ranks the candidates of a space.
+
+    Args:
+        limit_bytes: a rank's memory; None where nobody says.
+        most: predictions. rows: strategies to predict at least, where there are so many.
+    """
+
+    def __init__(self, model: CostModel, space: Space, limit_bytes: float | None, *, most: int, rows: int) -> None:
+        self._model, self._space, self._limit = model, space, limit_bytes
+        self._most, self._rows = most, rows
+        shared = SharedWorks(model.network, space.settings)
+        self._estimates = Estimates(model, space, shared).seconds()
+        self._bounds = MemoryBounds(model, space, shared).bytes()
+        self._mesh_of = space.mesh_of[space.strategy]
+        self._waiting = np.isfinite(self._estimates)
+        self._factors = np.ones(len(space.meshes))
+        self._memory: dict[tuple[Mesh, int, int], EstimatedMemory] = {}
+        self._result = Ranking(space=space, estimated=len(space))
+        self._done: list[Exact] = []
+
+    def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> Ranking:
+        """Predict until none is left that may be the best, or enough were.
+
+        Args:
+            advance: called after each prediction.
+
+        Raises:
+            UserError: nothing fits; the message says what needs least.
+        """
+        self._rule_out_by_bound()
+        reserve = min(self._rows, self._most // 2)
+        while len(self._done) < self._most - reserve and self._next(predictor, self._may_be_best()):
+            advance()
+        self._done.sort(key=lambda each: each.timed.iteration_s)
+        while len(self._done) < self._most and self._strategies() < self._rows:
+            if not self._next(predictor, self._of_other_strategies()):
+                break
+            advance()
+        if not self._done:
+            raise UserError(self._nothing_fits())
+        for _ in range(_LEAN):
+            least = min(each.prediction.memory_bytes for each in self._done)
+            if not self._next(predictor, self._waiting & (self._bounds < tensors_within(self._model.profile, least))):
+                break
+            advance()
+        return self._finish()
+
+    def _rule_out_by_bound(self) -> None:
+        if self._limit is not None:
+            too_large = self._waiting & (self._bounds > tensors_within(self._model.profile, self._limit))
+            self._rule_out(too_large)
+
+    def _rule_out(self, too_large: NDArray[np.bool_]) -> None:
+        self._result.too_large += int((too_large & self._waiting).sum())
+        self._waiting &= ~too_large
+
+    def _may_be_best(self) -> NDArray[np.bool_]:
+        best = min((each.timed.iteration_s for each in self._done), default=np.inf)
+        return np.asarray(self._waiting & (self._estimates < best))
+
+    def _of_other_strategies(self) -> NDArray[np.bool_]:
+        known = {int(self._space.strategy[each.candidate]) for each in self._done}
+        return np.asarray(self._waiting & ~np.isin(self._space.strategy, list(known)))
+
+    def _strategies(self) -> int:
+        return len({int(self._space.strategy[each.candidate]) for each in self._done})
+
+    def _next(self, predictor: Predictor, chosen: NDArray[np.bool_]) -> bool:
+        """Predict the first of the chosen that fits; false where there is none."""
+        while chosen.any():
+            corrected = np.where(chosen, self._estimates * self._factors[self._mesh_of], np.inf)
+            candidate = int(np.argmin(corrected))
+            if self._predict(predictor, candidate):
+                return True
+            chosen = chosen & self._waiting
+        return False
+
+    def _predict(self, predictor: Predictor, candidate: int) -> bool:
+        space = self._space
+        point = Point(strategy=space.strategies[int(space.strategy[candidate])], settings=space.settings_of(candidate))
+        try:
+            if self._limit is not None and self._memory_of(candidate, point).peak_bytes > self._limit:
+                self._rule_out(self._at_least_as_large(candidate))
+                return False
+            prediction, timed = predictor.predict_timed(point)
+        except UserError as error:
+            self._waiting[candidate] = False
+            self._result.estimated -= 1
+            space.impossible.add(str(error))
+            return False
+        self._waiting[candidate] = False
+        mesh = int(self._mesh_of[candidate])
+        estimate = float(self._estimates[candidate])
+        ratios = [
+            each.timed.iteration_s / each.estimate_s for each in self._done if self._mesh_of[each.candidate] == mesh
+        ]
+        self._factors[mesh] = min([*ratios, timed.iteration_s / estimate])
+        layers = space.meshes[mesh].shared, prediction.local_batch // int(space.micro_batches[candidate])
+        self._done.append(Exact(candidate, prediction, timed, estimate, layers))
+        return True
+
+    def _memory_of(self, candidate: int, point: Point) -> EstimatedMemory:
+        """The peak, which neither the order of axes nor buckets change."""
+        space = self._space
+        key = space.mesh(candidate), int(space.micro_batches[candidate]), int(space.schedule[candidate])
+        if key not in self._memory:
+            if len(self._memory) >= _MEMORY_FOR_EACH * self._most:
+                raise UserError(f"not looked at: the memory of {len(self._memory)} plans before it was")
+            self._memory[key] = self._model.memory(point.strategy, point.settings)
+        return self._memory[key]
+
+    def _at_least_as_large(self, candidate: int) -> NDArray[np.bool_]:
+        """Candidates that hold what this one does, or micro-batches of more samples."""
+        space = self._space
+        alike = (self._mesh_of == self._mesh_of[candidate]) & (space.schedule == space.schedule[candidate])
+        return np.asarray(alike & (space.micro_batches <= space.micro_batches[candidate]))
+
+    def _finish(self) -> Ranking:
+        found = self._result
+        found.exact = sorted(self._done, key=lambda each: each.timed.iteration_s)
+        still = self._may_be_best()
+        found.open = int(still.sum())
+        found.below_s = float(self._estimates[still].min()) if found.open else None
+        found.too_slow = int(self._waiting.sum()) - found.open
+        ratios = [each.timed.iteration_s / each.estimate_s - 1 for each in found.exact]
+        found.off = min(ratios), max(ratios)
+        return found
+
+    def _nothing_fits(self) -> str:
+        space, network = self._space, self._model.network
+        tried: list[tuple[int, str]] = []
+        seen: set[tuple[int, int, int]] = set()
+        for candidate in np.argsort(self._bounds, kind="stable").tolist():
+            key = (
+                int(self._mesh_of[candidate]),
+                int(space.micro_batches[candidate]),
+                int(space.schedule[candidate]),
+            )
+            if key in seen:
+                continue
+            seen.add(key)
+            strategy, settings = space.strategies[int(space.strategy[candidate])], space.settings_of(candidate)
+            try:
+                tried.append((self._model.memory(strategy, settings).peak_bytes, str(strategy)))
+            except UserError:
+                continue
+            if len(tried) >= _LEAST_TRIED:
+                break
+        where = f"{network.name} on {space.strategies[0].ranks} ranks with batch {space.settings.batch}"
+        if not tried or self._limit is None:
+            return f"no strategy of {where} can be predicted: {'; '.join(list(space.impossible.counts)[-2:])}"
+        least, leanest = min(tried)
+        return (
+            f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the least that was found needs"
+            f" {format_bytes(least)}, {leanest}; give more ranks, a smaller batch or --memory"
+        )

@@ -1,0 +1,221 @@
+"""``predict search``: from the options to the strategies worth running, each with its settings and commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import bucket_limits
+from paradl_bench.spec.units import parse_counts, parse_ranks, parse_size
+from predict.bucket_advice import parse_caps
+from predict.cost_model import CostModel
+from predict.prediction import Prediction, Predictor
+from predict.request import read_model, settings_of
+from predict.search.chances import chances_of_best, pareto
+from predict.search.ranking import Exact, Ranker, Ranking
+from predict.search.space import Space, find_space
+from predict.workload import evaluator_named
+
+_PASSED_ON = (
+    *("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price"),
+    *("split", "spatial_until"),
+)
+"""Options of the search that both hold for predicting one of its strategies, where they were given."""
+_NOT_OF_RUNS = ("network", "cluster", "dataset_samples", "price")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A strategy with its settings.
+
+    Attributes:
+        place: from 1, by iteration.
+        probability_best: that this strategy, with any of its settings that were predicted, is the fastest of all that
+            were; null on further rows of a strategy.
+        pareto: whether nothing that was predicted is as fast, needs as little memory and as few rank-hours, and is
+            better in one of them.
+        estimate_s: what the search chose it by.
+        predict_command, train_command: that predict it, and run it.
+        prediction: what ``predict`` says of it.
+    """
+
+    place: int
+    probability_best: float | None
+    pareto: bool
+    estimate_s: float
+    predict_command: str
+    train_command: str
+    prediction: Prediction
+
+
+class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of the candidates of one number of ranks.
+
+    Attributes:
+        candidates: strategies with their settings, of those that the network, the batch and the schedules allow.
+        predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
+        too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
+        estimates_off: predictions over estimates less 1, the least and the most.
+        impossible: strategies or settings that there are not, counted by why.
+    """
+
+    ranks: int
+    candidates: int
+    strategies: int
+    predicted: int
+    too_slow: int
+    too_large: int
+    open: int
+    open_from_s: float | None
+    estimates_off: tuple[float, float]
+    impossible: dict[str, int]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a search.
+
+    Attributes:
+        memory_bytes_per_rank: the limit; null where nobody says.
+        rows: the fastest strategies, each with its fastest settings, then what else is in the Pareto set.
+        probability_of_others: that a strategy is the best that was predicted and is in no row.
+    """
+
+    model: str
+    batch: int
+    memory_bytes_per_rank: float | None
+    rows: tuple[Row, ...]
+    probability_of_others: float
+    searched: tuple[Searched, ...]
+
+
+def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: None) -> Answer:
+    """Search every number of ranks that the options ask for.
+
+    Args:
+        options: of the command line, by the names of its parameters.
+        advance: called after each exact prediction.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line; nothing fits anywhere.
+    """
+    evaluator = evaluator_named("simulate")
+    model = read_model(options, evaluator)
+    batches = parse_counts(options["batch"], "--batch")
+    if len(batches) > 1:
+        raise UserError(f"--batch {options['batch']}: predict search takes one mini-batch")
+    limit = _limit_memory(model, options["memory"])
+    settings = settings_of(model, options)(batches[0])
+    caps = parse_caps(options["caps"])
+    rankings: list[Ranking] = []
+    refused: list[UserError] = []
+    for ranks in parse_ranks(options["ranks"]):
+        try:
+            space = find_space(model.network, settings, ranks, caps)
+            predictor = Predictor(
+                model,
+                evaluator,
+                dataset_samples=options["dataset_samples"],
+                price_per_rank_hour=options["price"],
+            )
+            ranker = Ranker(model, space, limit, most=options["predictions"], rows=options["top"])
+            rankings.append(ranker.rank(predictor, advance))
+        except UserError as error:
+            refused.append(error)
+    if not rankings:
+        raise refused[0]
+    rows, others = _rows([each for ranking in rankings for each in ranking.exact], options)
+    return Answer(
+        model=model.network.name,
+        batch=batches[0],
+        memory_bytes_per_rank=limit,
+        rows=rows,
+        probability_of_others=others,
+        searched=tuple(map(_searched, rankings)),
+    )
+
+
+def _limit_memory(model: CostModel, text: str | None) -> float | None:
+    """A rank's memory: as given, else of the cluster; predictions say by it what fits."""
+    communication = model.communication
+    if text is not None:
+        try:
+            limit = parse_size(text)
+        except UserError as error:
+            raise UserError(f"--memory: {error}") from None
+        communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
+    return communication.cluster.memory_bytes_per_rank
+
+
+def _searched(ranking: Ranking) -> Searched:
+    space: Space = ranking.space
+    return Searched(
+        ranks=space.strategies[0].ranks,
+        candidates=ranking.estimated,
+        strategies=len(space.strategies),
+        predicted=len(ranking.exact),
+        too_slow=ranking.too_slow,
+        too_large=ranking.too_large,
+        open=ranking.open,
+        open_from_s=ranking.below_s,
+        estimates_off=ranking.off,
+        impossible=dict(space.impossible.counts.most_common()),
+    )
+
+
+def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
+    """The rows, and the probability of strategies that are in none."""
+    exact = sorted(exact, key=lambda each: each.timed.iteration_s)
+    chances = chances_of_best([each.timed for each in exact], [each.layers for each in exact])
+    frontier = pareto([_compared(each.prediction) for each in exact])
+    of_strategy: dict[str, float] = {}
+    first: dict[str, int] = {}
+    for index, (each, chance) in enumerate(zip(exact, chances.tolist(), strict=True)):
+        name = each.prediction.strategy
+        of_strategy[name] = of_strategy.get(name, 0.0) + chance
+        first.setdefault(name, index)
+    shown = list(first.values())[: options["top"]]
+    further = [index for index, best in enumerate(frontier) if best and index not in shown]
+    rows = [
+        Row(
+            place=place,
+            probability_best=of_strategy[exact[index].prediction.strategy] if index in first.values() else None,
+            pareto=frontier[index],
+            estimate_s=exact[index].estimate_s,
+            predict_command=_command("predict", exact[index].prediction, options),
+            train_command=_command("train", exact[index].prediction, options),
+            prediction=exact[index].prediction,
+        )
+        for place, index in enumerate((*shown, *further), start=1)
+    ]
+    named = {row.prediction.strategy for row in rows if row.probability_best is not None}
+    return tuple(rows), float(sum(chance for name, chance in of_strategy.items() if name not in named))
+
+
+def _compared(prediction: Prediction) -> tuple[float, ...]:
+    """Time, memory and rank-hours."""
+    return prediction.iteration_s, float(prediction.memory_bytes), prediction.rank_hours_per_million_samples
+
+
+def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -> str:
+    """The command that predicts, or trains, what a row says."""
+    if program == "predict":
+        words = ["predict", "--from-profile", str(options["profile"]), "--model", prediction.model]
+    else:
+        words = ["paradl-bench", "train", prediction.model]
+    words += ["--strategy", prediction.strategy, "--batch", str(prediction.batch)]
+    for name in ("micro_batches", "schedule", "accumulate"):
+        if name in prediction.options:
+            words += [f"--{name.replace('_', '-')}", prediction.options[name]]
+    if prediction.bucket_cap_bytes != bucket_limits(None)[1]:
+        words += ["--bucket-cap-mb", f"{prediction.bucket_cap_bytes / 1024**2:.12g}"]
+    given: dict[str, object] = {name: options[name] for name in _PASSED_ON if options[name] is not None}
+    given |= {name: options[name] for name in ("batch_norm", "filter_backward") if name in prediction.options}
+    if program == "train":
+        given = {name: value for name, value in given.items() if name not in _NOT_OF_RUNS}
+        given["optimizer"] = prediction.optimizer
+    for name, value in given.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words if program == "predict" else [*words, "-o", "DIR"])

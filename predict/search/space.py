@@ -1,0 +1,300 @@
+"""What ``predict search`` chooses from: every strategy for a number of ranks, in every order, with all its settings.
+
+A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
+*placements* are the orders of its axes: they decide who is whose neighbour, and with it which level of the cluster each
+exchange crosses. A *candidate* is a placement with micro-batches, a schedule and a bucket size; without a pipeline
+micro-batches are those whose gradients a rank adds up before they are exchanged.
+
+Left out of what could be asked for: ZeRO stages beside other axes and two axes that share layers, which have no plan;
+more than ``MOST_MICRO_BATCHES`` micro-batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from paradl_bench.schedules.catalog import schedules
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
+from paradl_bench.strategies.catalog import axis_planners
+from paradl_bench.strategies.pipeline.stages import most_stages
+from paradl_bench.strategies.spatial.region import most_parts
+from paradl_bench.strategies.zero.plan import check_zero
+from predict.costs import Ints
+
+MOST_MICRO_BATCHES = 512
+SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
+"""Axes that share layers; a strategy has one of them at most."""
+_NO_SCHEDULE = "gpipe"
+"""What settings without a pipeline say, which is their default."""
+
+
+class Mesh(NamedTuple):
+    """What a rank works on, wherever it stands.
+
+    Attributes:
+        shared: the axis that shares layers; None without one.
+        stages: ranks along the pipeline, 1 without one. replicas: along data. zero: the stage of that.
+    """
+
+    shared: Axis | None
+    stages: int
+    replicas: int
+    zero: int = 0
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those of more than one rank, data first."""
+        found = [Axis(kind="data", extents=(self.replicas,), zero_stage=self.zero)] if self.replicas > 1 else []
+        found += [Axis(kind="pipeline", extents=(self.stages,))] if self.stages > 1 else []
+        return (*found, *([self.shared] if self.shared else []))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks hold the same parameters and exchange their gradients."""
+        return self.replicas > 1 or (self.shared is not None and self.shared.kind == "spatial")
+
+
+@dataclass(slots=True)
+class RuledOut:
+    """Candidates that cannot be, counted by why."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reason: str, count: int = 1) -> None:
+        """So many candidates more."""
+        if count:
+            self.counts[reason] += count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All candidates, as arrays with an entry each.
+
+    Attributes:
+        strategies: every placement. meshes: distinct ones; mesh_of: each strategy's index in them.
+        schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
+        strategy, micro_batches, schedule, cap: per candidate; indices but for micro-batches.
+        impossible: what was left out, counted.
+    """
+
+    settings: PlanSettings
+    strategies: tuple[Strategy, ...]
+    meshes: tuple[Mesh, ...]
+    mesh_of: Ints
+    schedules: tuple[str, ...]
+    caps_mb: tuple[float | None, ...]
+    strategy: Ints
+    micro_batches: Ints
+    schedule: Ints
+    cap: Ints
+    impossible: RuledOut
+
+    def __len__(self) -> int:
+        return len(self.strategy)
+
+    def settings_of(self, candidate: int) -> PlanSettings:
+        """A plan's settings of a candidate."""
+        first, cap = bucket_limits(self.caps_mb[self.cap[candidate]])
+        count, pipelined = int(self.micro_batches[candidate]), self.is_pipelined(candidate)
+        return msgspec.structs.replace(
+            self.settings,
+            first_bucket_bytes=first,
+            bucket_cap_bytes=cap,
+            micro_batches=count if pipelined else None,
+            accumulate=1 if pipelined else count,
+            schedule=self.schedules[self.schedule[candidate]],
+        )
+
+    def is_pipelined(self, candidate: int) -> bool:
+        """Whether the candidate has stages."""
+        return self.mesh(candidate).stages > 1
+
+    def mesh(self, candidate: int) -> Mesh:
+        """What its ranks work on."""
+        return self.meshes[int(self.mesh_of[self.strategy[candidate]])]
+
+
+def find_space(network: Network, settings: PlanSettings, ranks: int, caps_mb: Sequence[float]) -> Space:
+    """Every candidate.
+
+    Args:
+        settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
+
+    Raises:
+        UserError: no candidate at all is possible; the message says why.
+    """
+    impossible = RuledOut()
+    names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
+    caps: tuple[float | None, ...] = (None, *caps_mb)
+    finder = _Finder(network, settings, ranks, names, caps, impossible)
+    strategies: list[Strategy] = []
+    meshes: list[Mesh] = []
+    mesh_of: list[int] = []
+    rows = []
+    for mesh in finder.meshes():
+        combinations = finder.combinations(mesh)
+        if not len(combinations):
+            continue
+        for order in itertools.permutations(mesh.axes):
+            rows.append(np.insert(combinations, 0, len(strategies), axis=1))
+            strategies.append(Strategy(axes=order))
+            mesh_of.append(len(meshes))
+        meshes.append(mesh)
+    if not rows:
+        reasons = "; ".join(reason for reason, _ in impossible.counts.most_common(3))
+        raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {reasons}")
+    columns = np.concatenate(rows).T
+    return Space(
+        settings=settings,
+        strategies=tuple(strategies),
+        meshes=tuple(meshes),
+        mesh_of=np.array(mesh_of),
+        schedules=names,
+        caps_mb=caps,
+        strategy=columns[0],
+        micro_batches=columns[1],
+        schedule=columns[2],
+        cap=columns[3],
+        impossible=impossible,
+    )
+
+
+class _Finder:
+    def __init__(
+        self,
+        network: Network,
+        settings: PlanSettings,
+        ranks: int,
+        names: Sequence[str],
+        caps: Sequence[float | None],
+        impossible: RuledOut,
+    ) -> None:
+        self._network, self._settings, self._ranks = network, settings, ranks
+        self._names, self._caps, self._impossible = names, caps, impossible
+        self._schedules = [schedules()[name] for name in names]
+        self._most_stages = most_stages(network)
+
+    def meshes(self) -> Iterator[Mesh]:
+        """Those within the limits of their axes and of the batch."""
+        for shared in (None, *self._shared_axes()):
+            rest = self._ranks // (shared.degree if shared else 1)
+            for stages in _divisors(rest):
+                replicas = rest // stages
+                if self._possible(stages, replicas, 1 + (shared is not None)):
+                    yield Mesh(shared, stages, replicas)
+        if self._ranks > 1 and not self._settings.batch % self._ranks:
+            yield from (Mesh(None, 1, self._ranks, stage) for stage in (1, 2, 3) if self._can_shard(stage))
+
+    def _possible(self, stages: int, replicas: int, axes: int) -> bool:
+        """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
+        placements = math.factorial(axes - 1 + (stages > 1) + (replicas > 1))
+        if stages > 1 and self._settings.batch_norm == "sync":
+            self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", placements)
+        elif stages > self._most_stages:
+            name = self._network.name
+            text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
+            self._impossible.add(f"pipeline: {text}", placements)
+        elif self._settings.batch % replicas:
+            self._impossible.add(f"batch {self._settings.batch} does not part over {replicas} replicas", placements)
+        else:
+            return True
+        return False
+
+    def _can_shard(self, stage: int) -> bool:
+        strategy = Strategy(axes=(Axis(kind="data", extents=(self._ranks,), zero_stage=stage),))
+        try:
+            check_zero(self._network, strategy, self._settings)
+        except UserError as error:
+            self._impossible.add(str(error))
+            return False
+        return True
+
+    def _shared_axes(self) -> Iterator[Axis]:
+        """Axes that share layers, of each degree that divides the ranks."""
+        planners = axis_planners()
+        for kind in SHARING:
+            limit = planners[kind].limit(self._network, self._settings)
+            for degree in _divisors(self._ranks)[1:]:
+                beyond = degree > limit.ranks
+                for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
+                    try:
+                        if beyond:
+                            raise UserError(str(limit))
+                        if kind != "spatial":
+                            planners[kind].check(self._network, Strategy(axes=(axis,)), 0, self._settings)
+                        yield axis
+                    except UserError as error:
+                        self._impossible.add(f"{kind}: {limit}" if beyond else str(error))
+                if beyond and limit.ranks == 1:
+                    self._impossible.add(f"{kind}: {limit}")
+
+    def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
+        """An axis of the degree; of spatial, one for each way to part the dims, none of which ends in a 1."""
+        if kind != "spatial":
+            yield Axis(kind=kind, extents=(degree,))
+            return
+        most = most_parts(self._network, until=self._settings.spatial_until)
+        extents = most[0] if most else ()
+        for parts in _factorings(degree, min(len(extents), 3)):
+            kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
+            if all(part <= extent for part, extent in zip(kept, extents, strict=False)):
+                yield Axis(kind=kind, extents=kept)
+            else:
+                text = f"spatial: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
+                self._impossible.add(text)
+
+    def combinations(self, mesh: Mesh) -> Ints:
+        """Micro-batches, schedule and bucket size of a mesh's candidates; of shape (candidates, 3)."""
+        caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
+        local = self._settings.batch // mesh.replicas
+        if mesh.stages == 1:
+            turns = [(count, 0) for count in _divisors(local) if count <= MOST_MICRO_BATCHES]
+        else:
+            turns = [
+                (count, index)
+                for index in range(len(self._schedules))
+                for count in _divisors(local)
+                if self._takes_turns(mesh, index, count)
+            ]
+        return np.array([(*turn, cap) for turn in turns for cap in caps], np.int64).reshape(-1, 3)
+
+    def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
+        schedule = self._schedules[index]
+        if count > MOST_MICRO_BATCHES:
+            return False
+        if schedule.stages(mesh.stages) > self._most_stages:
+            text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
+            self._impossible.add(text)
+        elif schedule.refusal(mesh.stages, count):
+            self._impossible.add(f"micro-batches that --schedule {schedule.name} does not take")
+        else:
+            return True
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [part for part in range(1, math.isqrt(number) + 1) if not number % part]
+    return tuple(sorted({*small, *(number // part for part in small)}))
+
+
+def _factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ordered products of so many factors."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in _divisors(number):
+        for rest in _factorings(number // first, parts - 1) if parts > 1 else ():
+            yield (first, *rest)

@@ -1,0 +1,281 @@
+"""``predict search``: what it chooses from, what it rules out, and that its best is that of trying everything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from network_factory import NetworkFactory
+from profile_factory import free_copies, interference, make_network, make_profile, ring_fit
+
+from calibrate.profile import Profile, write_profile
+from paradl_bench.spec.cluster import Cluster, Level
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import Collective, PlanSettings
+from paradl_bench.spec.statistics import Z90
+from paradl_bench.spec.strategy import parse_strategy
+from predict.cli import group
+from predict.cost_model import CostModel
+from predict.interval import Interval
+from predict.scaling_band import Timed
+from predict.search.chances import chances_of_best, pareto
+from predict.search.estimate import Estimates
+from predict.search.groups import GroupCosts, group_along
+from predict.search.memory_bound import MemoryBounds, tensors_within
+from predict.search.shared_work import SharedWorks
+from predict.search.space import find_space
+from predict.workload import Point, evaluator_named
+
+NETWORK = make_network((64, 512, 256, 512, 32))
+OPERATIONS = ("all_gather", "send_recv", "broadcast", "reduce_scatter")
+OF_IMAGES = "convolutional"
+LEVELS = (
+    Level(name="node", ranks=2, alpha_s=2e-5, beta_s_per_byte=2e-10),
+    Level(name="rack", ranks=4, alpha_s=5e-5, beta_s_per_byte=1e-9, contention=1.5),
+    Level(name="system", ranks=64, alpha_s=1e-4, beta_s_per_byte=2e-9, contention=2.0),
+)
+
+
+def convolutional() -> Network:
+    """4x16x16 -> conv 8 -> relu -> conv 8 -> pool 2 -> conv 16 -> flatten -> fc 6 -> loss."""
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv1", 8)
+    factory.relu("relu")
+    factory.conv("conv2", 8)
+    factory.pool("pool", 2)
+    factory.conv("conv3", 16)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    return factory.network(OF_IMAGES)
+
+
+def profile_of(network: Network, **changes: object) -> Profile:
+    fits = (ring_fit(), *(ring_fit(operation) for operation in OPERATIONS))
+    made = make_profile(
+        network,
+        communication=fits,
+        interference=(interference(1.2, 1.3),),
+        copies=free_copies(beta_s_per_byte=1e-10),
+        cluster=Cluster(name="test", levels=LEVELS, memory_bytes_per_rank=8e9),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    write_profile(tmp_path / "p.json", profile_of(NETWORK))
+    return tmp_path / "p.json"
+
+
+def asked(profile: Path, *options: str, model: str = "chain") -> Any:
+    return CliRunner().invoke(group, ["search", "--from-profile", str(profile), "--model", model, *options])
+
+
+def found(profile: Path, *options: str, model: str = "chain") -> Any:
+    result = asked(profile, *options, "--json", model=model)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def exactly(model: CostModel, settings: PlanSettings, strategy: str) -> float:
+    point = Point(strategy=parse_strategy(strategy), settings=settings)
+    return evaluator_named("simulate").prepare(model, point).timing().iteration_s
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 8), (4, 12), pytest.param(8, 8, marks=pytest.mark.slow)])
+def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: int, batch: int) -> None:
+    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, (0.25, 1))
+    times = {}
+    for candidate in range(len(space)):
+        strategy = str(space.strategies[space.strategy[candidate]])
+        times[candidate] = exactly(model, space.settings_of(candidate), strategy)
+    answer = found(profile, "--ranks", str(ranks), "--batch", str(batch), "--caps", "0.25,1", "--predictions", "400")
+    (searched,) = answer["searched"]
+    assert searched["candidates"] == len(space)
+    assert searched["open"] == searched["too_large"] == 0
+    assert searched["predicted"] + searched["too_slow"] == len(space)
+    best = answer["rows"][0]["prediction"]
+    assert best["iteration_s"] == pytest.approx(min(times.values()), rel=1e-12)
+    assert searched["predicted"] < len(space)
+
+
+def test_no_candidate_is_faster_than_its_estimate(profile: Path) -> None:
+    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, (1,))
+    shared = SharedWorks(NETWORK, space.settings)
+    estimates = Estimates(model, space, shared).seconds()
+    whole = [c for c in range(len(space)) if space.mesh(c).shared is None]
+    assert len(whole) > 50
+    for candidate in whole:
+        strategy = str(space.strategies[space.strategy[candidate]])
+        exact = exactly(model, space.settings_of(candidate), strategy)
+        assert 0 < estimates[candidate] <= exact * (1 + 1e-9), strategy
+
+
+def test_no_candidate_holds_less_than_its_bound(profile: Path) -> None:
+    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+    space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, ())
+    bounds = MemoryBounds(model, space, SharedWorks(NETWORK, space.settings)).bytes()
+    for candidate in range(len(space)):
+        strategy = space.strategies[space.strategy[candidate]]
+        held = model.memory(strategy, space.settings_of(candidate)).peak_bytes
+        assert 0 < bounds[candidate] <= held, (str(strategy), space.settings_of(candidate))
+
+
+def test_images_are_searched_over_blocks_of_positions_too(tmp_path: Path) -> None:
+    network = convolutional()
+    write_profile(tmp_path / "p.json", profile_of(network))
+    answer = found(
+        tmp_path / "p.json", "--ranks", "4", "--batch", "8", "--predictions", "400", "--top", "99", model=network.name
+    )
+    names = {row["prediction"]["strategy"] for row in answer["rows"]}
+    assert {"d4", "z1d4"} <= names
+    model = CostModel(profile=profile_of(network), network=network)
+    space = find_space(network, PlanSettings(batch=8, blocking=True), 4, (1,))
+    kinds = {strategy.name for strategy in space.strategies}
+    assert {"data+spatial", "spatial+data", "spatial", "filter+data", "data+filter"} <= kinds
+    assert {"s2x2", "s4", "s1x4"} <= {str(strategy) for strategy in space.strategies}
+    times = [
+        exactly(model, space.settings_of(candidate), str(space.strategies[space.strategy[candidate]]))
+        for candidate in range(len(space))
+        if space.cap[candidate] == 0
+    ]
+    assert answer["rows"][0]["prediction"]["iteration_s"] <= min(times) * (1 + 1e-12)
+
+
+def test_a_row_is_what_predict_says_to_its_command(profile: Path) -> None:
+    answer = found(profile, "--ranks", "4", "--batch", "16", "--dataset-samples", "1000", "--price", "2")
+    assert len(answer["rows"]) >= 5
+    for row in answer["rows"]:
+        program, *words = shlex.split(row["predict_command"])
+        assert program == "predict"
+        result = CliRunner().invoke(group, [*words, "--json"])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.output) == [row["prediction"]]
+        assert row["train_command"].startswith(f"paradl-bench train chain --strategy {row['prediction']['strategy']} ")
+
+
+def test_rows_are_the_fastest_strategies_once_each_and_their_chances_add_up(profile: Path) -> None:
+    answer = found(profile, "--ranks", "4", "--batch", "16", "--top", "4")
+    rows = answer["rows"]
+    firsts = [row for row in rows if row["probability_best"] is not None]
+    assert len({row["prediction"]["strategy"] for row in firsts[:4]}) == 4
+    seconds = [row["prediction"]["iteration_s"] for row in rows[:4]]
+    assert seconds == sorted(seconds)
+    total = sum(row["probability_best"] for row in firsts) + answer["probability_of_others"]
+    assert total == pytest.approx(1)
+    assert rows[0]["pareto"]
+    assert any(
+        row["pareto"] and row["prediction"]["memory_bytes"] < rows[0]["prediction"]["memory_bytes"] for row in rows
+    )
+
+
+def test_what_does_not_fit_is_ruled_out_and_the_rest_still_found(profile: Path) -> None:
+    free = found(profile, "--ranks", "4", "--batch", "16")
+    limit = int(free["rows"][0]["prediction"]["memory_bytes"]) - 1
+    tight = found(profile, "--ranks", "4", "--batch", "16", "--memory", str(limit))
+    assert tight["memory_bytes_per_rank"] == limit
+    assert tight["searched"][0]["too_large"] > 0
+    assert all(row["prediction"]["fits"] and row["prediction"]["memory_bytes"] <= limit for row in tight["rows"])
+    assert tight["rows"][0]["prediction"]["iteration_s"] >= free["rows"][0]["prediction"]["iteration_s"]
+
+
+def test_several_numbers_of_ranks_are_compared_by_rank_hours(profile: Path) -> None:
+    answer = found(profile, "--ranks", "1:4:x2", "--batch", "16")
+    assert [searched["ranks"] for searched in answer["searched"]] == [1, 2, 4]
+    frontier = [row["prediction"] for row in answer["rows"] if row["pareto"]]
+    cheapest = min(frontier, key=lambda own: own["rank_hours_per_million_samples"])
+    assert cheapest["ranks"] < max(own["ranks"] for own in frontier)
+
+
+def test_the_table_says_what_was_ruled_out_and_why(profile: Path) -> None:
+    result = asked(profile, "--ranks", "8", "--batch", "12")
+    assert result.exit_code == 0, result.output
+    assert "batch 12 does not part over 8 replicas" in result.output
+    assert "candidates of" in result.output
+    assert "to run the first: paradl-bench train chain --strategy " in result.output
+
+
+def test_csv_has_a_row_each(profile: Path, tmp_path: Path) -> None:
+    target = tmp_path / "found.csv"
+    result = asked(profile, "--ranks", "2", "--batch", "8", "-o", str(target))
+    assert result.exit_code == 0, result.output
+    header, *rows = target.read_text().splitlines()
+    assert header.startswith("place,probability_best,pareto,")
+    assert len(rows) == len(found(profile, "--ranks", "2", "--batch", "8")["rows"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ranks", "0", "--batch", "8"), "ranks"),
+        (("--ranks", "2", "--batch", "8,16"), "takes one mini-batch"),
+        (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
+        (
+            ("--ranks", "2", "--batch", "8", "--memory", "1KiB"),
+            "fits in 1.00 KiB a rank: the least that was found needs",
+        ),
+        (("--ranks", "2", "--batch", "8", "--strategy", "d2"), "--strategy: predict search tries all there are"),
+        (("--ranks", "2", "--batch", "8", "--caps", "x"), "--caps x"),
+        (("--ranks", "1048576", "--batch", "7"), "no strategy of chain on 1048576 ranks with batch 7"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(profile: Path, options: tuple[str, ...], said: str) -> None:
+    result = asked(profile, *options)
+    assert isinstance(result.exception, UserError), result.output
+    assert said in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["d8", "d4f2", "f2d4", "d2p2f2", "f2p2d2", "p2d2f2", "d2f4", "d32"])
+def test_groups_cost_what_collectives_of_a_strategy_cost(text: str) -> None:
+    model, strategy = CostModel(profile=profile_of(NETWORK), network=NETWORK), parse_strategy(text)
+    costs = GroupCosts(model.communication)
+    for index, axis in enumerate(strategy.axes):
+        group_ = group_along(strategy, axis.kind)
+        for size in (4, 4096, 1 << 22):
+            operation = "all_reduce"
+            work = Collective(operation=operation, message_bytes=size, ranks=axis.degree, axes=(index,))
+            alone = model.communication.cost(work, strategy).cost.seconds
+            assert costs.seconds(operation, group_, np.array([float(size)]))[0] == pytest.approx(alone)
+
+
+def timed(seconds: float, *, own_s: float = 0.0, **moved_s: tuple[float, float]) -> Timed:
+    return Timed(seconds, Interval(0.0, 0.0, {}, dict(moved_s), own_s, ()))
+
+
+def test_an_error_that_all_share_leaves_no_doubt() -> None:
+    slow, fast = (timed(s, spell=(s * 1.1, s * 0.9)) for s in (1.01, 1.0))
+    assert chances_of_best([slow, fast], ["a", "b"]).tolist() == [0.0, 1.0]
+
+
+def test_errors_of_their_own_leave_the_doubt_of_a_normal_difference() -> None:
+    from math import erf, sqrt
+
+    sd = 0.1
+    both = [timed(seconds, own_s=Z90 * sd) for seconds in (1.0, 1.05)]
+    expected = (1 + erf(0.05 / (sd * sqrt(2)) / sqrt(2))) / 2
+    assert chances_of_best(both, ["a", "b"])[0] == pytest.approx(expected, abs=0.02)
+    assert chances_of_best(both, ["a", "a"])[0] == 1.0
+
+
+def test_a_draw_is_shared_by_those_that_tie() -> None:
+    assert chances_of_best([timed(1.0), timed(1.0), timed(2.0)], "aab").tolist() == [0.5, 0.5, 0.0]
+
+
+def test_the_pareto_set_holds_what_nothing_else_beats() -> None:
+    assert pareto([(1, 5), (2, 3), (3, 4), (2, 3), (4, 1)]) == [True, True, False, True, True]
+
+
+def test_memory_is_compared_as_the_profile_has_it() -> None:
+    made = profile_of(NETWORK)
+    assert tensors_within(made, 1000.0) == pytest.approx(1000.0, abs=1.0)
