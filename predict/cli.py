@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from predict.scaling import Sweep
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
+_SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -36,6 +37,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @point_options
 @click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
 @click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
+@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
 @click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

@@ -45,6 +45,7 @@ from predict.layer_costs import LayerCosts, kind_of
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
+from predict.slow_rank import SlowRank
 from predict.stragglers import RankSpread
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
@@ -66,6 +67,7 @@ class PricedPlan:
         rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
             where that was not measured, as the measured ones do.
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
+        slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class PricedPlan:
     rank_spread: RankSpread
     own_relative_sd: Floats
     lag: float = 1.0
+    slower: tuple[float, ...] = ()
     spread: Spread
     remarks: Remarks
 
@@ -103,6 +106,7 @@ class CostModel:
         input_options: what was asked of the input side, for evaluators that know it.
         hardware: factors on the links and the device that were measured.
         fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
+        slow_rank: one rank that computes slower, for evaluators that know ranks.
     """
 
     profile: Profile
@@ -115,6 +119,7 @@ class CostModel:
     input_options: InputOptions = field(default_factory=InputOptions)
     hardware: Hardware = AS_MEASURED
     fusion: Fusion | None = None
+    slow_rank: SlowRank | None = None
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)

@@ -1,7 +1,8 @@
 """What waiting for the last rank adds to a role's compute, task by task (the equations: :mod:`predict.stragglers`).
 
 Ranks meet at a collective. A rank that waits for one is level with its group up to where it called it: what it computed
-before that counts no more, what it computed since (beside the collective) still does. Groups nest: a collective along
+before that counts no more, what it computed since (beside the collective) still does. One that is over before the
+ranks come to wait for it levels nobody: a gather that was called far ahead. Groups nest: a collective along
 the inner axes levels the ranks of one replica, one along the outer axes all ranks that the axes inside span, so that
 what an outer one waits for beyond the inner ones is wait(outer) - wait(inner) over what was computed since the last
 outer one. At the end of an iteration nobody is level: what the last stretch was late by goes on in the next iteration.
@@ -41,16 +42,27 @@ class RoleLateness:
     """Seconds of a role's tasks with what the last rank is late, for any seconds of its tasks.
 
     Args:
-        own_relative_sd: per work of the plan, how an event spreads by itself; only their ratios count.
-        passes: how often an iteration runs what F was measured of: a pipeline's micro-batches.
+        own_relative_sd: per work of the plan, how an event spreads by itself.
+        end_s: per task of the role, when it ends where nobody is late.
+        slower: how many times longer than the others the rank computes that is simulated.
     """
 
-    def __init__(self, plan: Plan, role: Role, spread: RankSpread, own_relative_sd: Floats, *, passes: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        role: Role,
+        spread: RankSpread,
+        own_relative_sd: Floats,
+        end_s: Floats,
+        *,
+        slower: float = 1.0,
+    ) -> None:
+        self._slower = slower
         self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.tied_share
-        meetings = _meetings(plan, role, self._computing) if spread.wait(plan.strategy.ranks) else []
-        waits = np.diff([0.0, *(spread.wait(each.ranks) for each in meetings)])
+        meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
+        waits = np.diff([0.0, *(spread.wait(each.ranks, slower) for each in meetings)])
         self._meetings = list(zip(waits.tolist(), meetings, strict=True))
 
     def of_tasks(self, seconds: Floats) -> Floats:
@@ -59,7 +71,7 @@ class RoleLateness:
         Args:
             seconds: per task of the role, as a rank in the middle takes.
         """
-        if not self._meetings:
+        if not self._meetings and self._slower == 1.0:
             return seconds
         computed = seconds[self._computing]
         done = np.concatenate([[0.0], np.cumsum(computed)])
@@ -68,7 +80,7 @@ class RoleLateness:
         for wait, meeting in self._meetings:
             late += wait * self._late_by(done, squares, meeting)
         found = seconds.copy()
-        found[self._computing] += late
+        found[self._computing] = self._slower * computed + late
         return found
 
     def _late_by(self, done: Floats, squares: Floats, meeting: _Meeting) -> Floats:
@@ -90,7 +102,7 @@ def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:
     return math.prod(axis.degree for axis in strategy.axes[min(axes) :] if axis.kind != "pipeline")
 
 
-def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer]) -> list[_Meeting]:
+def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Floats) -> list[_Meeting]:
     """By size of group, the smallest first."""
     place = np.full(role.tasks, -1)
     place[computing] = np.arange(len(computing))
@@ -106,6 +118,8 @@ def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer]) -> list[_M
             continue
         size = ranks_level(plan.strategy, work.axes)
         row = begins.setdefault(size, np.full(len(computing), -1))
+        if by > 0 and end_s[source] < end_s[computing[by - 1]]:
+            continue
         if by >= 0:
             row[by] = max(row[by], called[source])
         else:

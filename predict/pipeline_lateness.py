@@ -45,17 +45,35 @@ def pipeline_lag(priced: PricedPlan) -> float:
     spread, plan = priced.rank_spread, priced.plan
     if not spread.wait(plan.strategy.ranks):
         return 1.0
-    simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
+    ones = np.ones(len(plan.works))
+    simulation = PipelineSimulation(plan, ones, slower=priced.slower)
     costs = priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
     alone = [simulation.line_s(index, of_works) for index in range(len(lines_of_stages(plan)))]
     slowest = int(np.argmax(alone))
     stage, work, computes = simulation.tasks_of(slowest)
-    line = _Line(stage, computes, costs.seconds[work], priced.own_relative_sd[work])
-    drawn = [simulation.line_s(slowest, of_works, added) for added in _added_seconds(line, spread, priced)]
+    alike = line = _Line(stage, computes, costs.seconds[work], priced.own_relative_sd[work])
+    if priced.slower:
+        of_stages = np.asarray([priced.slower[role] for role in lines_of_stages(plan)[slowest]])
+        line = alike._replace(seconds=alike.seconds * of_stages[stage])
     replicas = degree_of(plan.strategy, "data")
-    late = float(np.std(drawn, ddof=1)) * spread.wait(replicas) / spread.relative_sd
-    return _factor(simulation, slowest, of_works, line, alone[slowest], float(np.mean(drawn)) + late)
+
+    def drawn(of: PipelineSimulation, tasks: _Line) -> Floats:
+        return np.array([of.line_s(slowest, of_works, added) for added in _added_seconds(tasks, spread, priced)])
+
+    own = drawn(simulation, line)
+    if priced.slower and replicas > 1:
+        # One replica has the slow rank, the last of the others is late by chance; they are drawn apart.
+        others = drawn(PipelineSimulation(plan, ones), alike)
+        expected_s = float(np.mean(np.maximum.outer(own, others + _late_s(others, spread, replicas - 1))))
+    else:
+        expected_s = float(np.mean(own)) + _late_s(own, spread, replicas)
+    return _factor(simulation, slowest, of_works, line, alone[slowest], expected_s)
+
+
+def _late_s(drawn: Floats, spread: RankSpread, replicas: int) -> float:
+    """How late the last of so many replicas is, one of which takes as long as was drawn."""
+    return float(np.std(drawn, ddof=1)) * spread.wait(replicas) / spread.relative_sd
 
 
 def _added_seconds(line: _Line, spread: RankSpread, priced: PricedPlan) -> list[Floats]:

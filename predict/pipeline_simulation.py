@@ -43,14 +43,26 @@ class PipelineSimulation:
         lag: per work, how much longer the slowest rank takes.
         overlapped: false lets a rank compute nothing while it sends.
         merge: false keeps every task a segment of its own.
+        slower: per role, how many times longer its rank computes; empty for all alike.
     """
 
-    def __init__(self, plan: Plan, lag: Floats, *, overlapped: bool = True, merge: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        lag: Floats,
+        *,
+        overlapped: bool = True,
+        merge: bool = True,
+        slower: Sequence[float] = (),
+    ) -> None:
         transfers = _Transfers(plan)
         self._lines = [
             _Line(plan, [plan.roles[index] for index in line], lag, transfers, overlapped=overlapped, merge=merge)
             for line in lines_of_stages(plan)
         ]
+        for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
+            if slower:
+                of_line.stretch_stages([slower[index] for index in line])
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
@@ -133,6 +145,10 @@ class _Line:
         self._phase = np.concatenate([each.phase for each in condensed])
         self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
+
+    def stretch_stages(self, factors: Sequence[float]) -> None:
+        """Let each stage compute so many times longer."""
+        self._task_lag *= np.where(self.task_computes, np.asarray(factors)[self.task_stage], 1.0)
 
     def run(
         self,

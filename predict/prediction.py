@@ -5,6 +5,7 @@ A prediction is a type of its own, which nothing that calibrates reads (DESIGN.m
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -233,12 +234,17 @@ class Predictor:
         held = " to ".join(map(format_bytes, bounds))
         return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
 
+    @property
+    def _without_slow_rank(self) -> CostModel:
+        """What the speed-up is against: one rank that is as fast as measured."""
+        return self.model if self.model.slow_rank is None else dataclasses.replace(self.model, slow_rank=None)
+
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
     ) -> tuple[float, tuple[str, ...]]:
         if reference not in self._serial:
             serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
-            workload = self.evaluator.prepare(self.model, serial)
+            workload = self.evaluator.prepare(self._without_slow_rank, serial)
             timed = Timed(workload.timing().iteration_s, interval(workload))
             self._serial[reference] = _Alone(timed, bool(workload.remarks.extrapolated()))
         (serial_s, _), beyond = self._serial[reference]

@@ -20,6 +20,7 @@ from predict.osf import fusion_options
 from predict.points import expand_points
 from predict.prediction import Prediction, Predictor
 from predict.scaling_band import Timed
+from predict.slow_rank import slow_rank_option
 from predict.stage_balance import refuse_without_pipeline, with_balanced_stages
 from predict.workload import Evaluator, Point, evaluator_named
 
@@ -82,6 +83,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),
+        slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
     )
 
 

@@ -43,6 +43,9 @@ from paradl_bench.spec.checks import check_finite
 from paradl_bench.spec.statistics import IQR_TO_SD
 from predict.costs import Floats, Remark
 
+_POINTS = 2001
+"""At which a distribution is read to integrate it."""
+
 
 class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How single iterations of one rank spread.
@@ -70,12 +73,30 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _pulled_in(self) -> Floats:
         return pull_in(self.quantiles, middle=float(np.median(self.quantiles)))
 
-    def wait(self, ranks: int) -> float:
+    def wait(self, ranks: int, slower: float = 1.0) -> float:
         """How late the last of so many ranks is expected to be, over an iteration; 0 for one.
 
         Beyond as many ranks as there are samples it would rest on nothing: their number counts there.
+
+        Args:
+            slower: how many times longer one of them takes; it is that one which the last is later than.
         """
-        return self._expected_maximum(min(ranks, self.samples)) - self._expected_maximum(1) if ranks > 1 else 0.0
+        counted = min(ranks, self.samples)
+        if counted <= 1 or self._pulled_in[0] == self._pulled_in[-1]:
+            return 0.0
+        if slower == 1.0:
+            return self._expected_maximum(counted) - self._expected_maximum(1)
+        return self._expected_maximum_beside(counted - 1, slower) - slower * self._expected_maximum(1)
+
+    def _expected_maximum_beside(self, others: int, slower: float) -> float:
+        """E[max] of so many draws and of one that is stretched: the integral of 1 - F(x)^others F(x / slower)."""
+        values = self._pulled_in
+        probabilities = np.linspace(0.0, 1.0, len(values))
+        even = np.linspace(values[0], slower * values[-1], _POINTS)
+        points = np.unique(np.concatenate([even, values, slower * values]))
+        below = np.interp(points, values, probabilities) ** others * np.interp(points / slower, values, probabilities)
+        area = float(np.sum((below[1:] + below[:-1]) / 2 * np.diff(points)))
+        return float(points[-1]) - area
 
     def _expected_maximum(self, ranks: int) -> float:
         """E[max] of ``ranks`` draws: F^-1 runs straight between its quantiles, and u^p is integrated piece by piece."""

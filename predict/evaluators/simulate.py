@@ -31,7 +31,7 @@ from predict.osf import Gradients
 from predict.osf_form import backward_order, describe
 from predict.pipeline_lateness import pipeline_lag
 from predict.pipeline_simulation import PipelineSimulation
-from predict.simulator import Timeline, condense, simulate
+from predict.simulator import Timeline, condense, simulate, task_graph
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -50,6 +50,12 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     priced = model.price(plan)
     priced.remarks.add(*notes)
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
+    if model.slow_rank is not None:
+        role = model.slow_rank.role_in(plan)
+        priced.remarks.add(model.slow_rank.remark)
+        if model.slow_rank.factor > 1:
+            slower = tuple(model.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
+            priced = dataclasses.replace(priced, slower=slower)
     if degree_of(point.strategy, "pipeline") <= 1:
         return priced
     priced = on_shared_host(model, priced)
@@ -83,14 +89,18 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
     plan = priced.plan
     if degree_of(point.strategy, "pipeline") > 1:
         return _pipelined(plan, priced, model, point)
+    # The other ranks of a slow one's role keep their pace, but wait for it.
+    slow = [(role, by) for role, by in zip(plan.roles, priced.slower, strict=False) if by > 1]
+    paces = [*((role, 1.0) for role in plan.roles), *slow]
+    played = [(role, _lateness(priced, role, slower)) for role, slower in paces]
     by_phase, coarse = (
-        [_Simulation(plan, role, priced, across_phases=across_phases) for role in plan.roles]
+        [_Simulation(plan, role, late, across_phases=across_phases) for role, late in played]
         for across_phases in (False, True)
     )
     costs = priced.costs
     alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
-    slowest = max(range(len(plan.roles)), key=lambda index: alone[index].iteration_s)
-    counts = np.bincount(plan.roles[slowest].work, minlength=len(plan.works)).astype(float)
+    slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
+    counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
     counts[[isinstance(work, Wait) for work in plan.works]] = 0.0
     return Workload(
@@ -124,15 +134,20 @@ def lag_of(priced: PricedPlan) -> Floats:
     return np.divide(late, alone, out=np.ones(len(late)), where=alone > 0)
 
 
-def _lateness(priced: PricedPlan, role: Role) -> RoleLateness:
-    return RoleLateness(priced.plan, role, priced.rank_spread, priced.own_relative_sd)
+def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLateness:
+    plan, spread, costs = priced.plan, priced.rank_spread, priced.costs
+    end_s = np.zeros(role.tasks)
+    if spread.wait(plan.strategy.ranks, slower):
+        of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+        end_s = simulate(task_graph(role), *(of_work[role.work] for of_work in of_works)).end_s
+    return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower)
 
 
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
     lag = np.where(costs.is_communication, 1.0, priced.lag)
-    simulation = PipelineSimulation(plan, lag)
+    simulation = PipelineSimulation(plan, lag, slower=priced.slower)
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
     return Workload(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
@@ -149,10 +164,10 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
 class _Simulation:
     """A role condensed once, to be run under many costs of its works."""
 
-    def __init__(self, plan: Plan, role: Role, priced: PricedPlan, *, across_phases: bool) -> None:
+    def __init__(self, plan: Plan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
         self._condensed = condense(role, across_phases=across_phases)
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
-        self._late = _lateness(priced, role)
+        self._late = late
         self._work = role.work
         self._computes = role.stream == Stream.COMPUTE
         self._segment_work = role.work[first_task]
