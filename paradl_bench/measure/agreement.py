@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.rank_place import node_name
 
 
 def largest(context: RankContext, value: float) -> float:
@@ -37,7 +37,7 @@ def of_first(context: RankContext, values: Sequence[int]) -> list[int]:
 
 def ranks_of_hosts(context: RankContext) -> list[int]:
     """How many ranks each host holds, one number a host."""
-    digest = hashlib.sha256(platform.node().encode()).digest()
+    digest = hashlib.sha256(node_name().encode()).digest()
     # 48 bits pass unchanged through the float64 that ranks exchange.
     host = float(int.from_bytes(digest[:6], "big"))
     return list(Counter(everyones(context, [host])).values())

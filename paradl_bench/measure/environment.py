@@ -9,6 +9,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from paradl_bench.measure.rank_place import cluster_or_host
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
 
@@ -47,7 +48,7 @@ def capture_environment(device: str, *, settings: dict[str, str]) -> Environment
         device_name=name,
         device_count=_host_cores() if device == "cpu" else count,
         memory_bytes=memory,
-        hostname=platform.node(),
+        hostname=cluster_or_host(),
         kernel=platform.release(),
         versions=versions(),
         settings={**_torch_settings(device), **settings, **_allocator_settings()},

@@ -32,6 +32,7 @@ from paradl_bench.measure.rank_place import (
     check_backend,
     launcher_of_environment,
     port_in_use,
+    ranks_of_node,
     whole_number,
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
@@ -240,8 +241,7 @@ def _settle(place: RankPlace, device: str) -> int | None:
 
 def _ranks_here(place: RankPlace) -> int:
     """Ranks on this host; all of them where the launcher does not say."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if told.isdigit() else place.ranks
+    return ranks_of_node(place.launcher, place.ranks) or place.ranks
 
 
 def _never_preempt_on_waking() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,6 +91,24 @@ def ranks_of_node(launcher: str | None, ranks: int) -> int | None:
         text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
         text = text.partition("(")[0] if "," not in text else ""
     return int(text) if text.isdigit() else None
+
+
+def node_name() -> str:
+    """What tells the node of this process from others: Slurm's name for it inside of a step or job, else the host's.
+
+    Several of Slurm's nodes may be emulated on one host, as in its own tests; to Slurm, and to who asked for two nodes,
+    they are two.
+    """
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def cluster_or_host() -> str:
+    """What measurements have to share to be alike: ``PARADL_CLUSTER``, which stands for alike nodes, else the host.
+
+    A job is put on other nodes than the one before it; whether they are alike in device, versions and settings is
+    compared all the same.
+    """
+    return os.environ.get("PARADL_CLUSTER") or platform.node()
 
 
 def whole_number(name: str, text: str) -> int:

@@ -8,13 +8,13 @@ replicas do whose layers are shared inside a node.
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paradl_bench.measure.agreement import everyones
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.rank_place import node_name
 from paradl_bench.spec.cluster import NODE
 
 if TYPE_CHECKING:
@@ -67,6 +67,6 @@ def form_teams(context: RankContext, count: int) -> Team:
 
 def _hosts(context: RankContext) -> list[float]:
     """A number for the host of every rank, in the order of ranks."""
-    digest = hashlib.sha256(platform.node().encode()).digest()
+    digest = hashlib.sha256(node_name().encode()).digest()
     # 48 bits pass unchanged through the float64 that ranks exchange.
     return [float(own[0]) for own in everyones(context, [float(int.from_bytes(digest[:6], "big"))])]

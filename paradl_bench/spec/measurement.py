@@ -52,7 +52,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         device: ``cpu`` or ``cuda``.
         device_name, device_count, memory_bytes: of one device (for a CPU the host's memory, and cores as devices).
             0 bytes where a log of another tool does not say.
-        hostname, kernel: of the host.
+        hostname: of the host, or the cluster whose nodes are taken as alike (``PARADL_CLUSTER``). kernel: of the host.
         versions: python, torch, torchvision, cuda, nccl, driver, ... as far as present.
         settings: what changes a kernel: threads, pinning, TF32, cudnn.benchmark, allocator thresholds.
         variables: NCCL_*, CUDA_*, OMP_*, MALLOC_*, GLOO_* and Slurm variables that were set.

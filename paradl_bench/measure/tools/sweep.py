@@ -21,6 +21,7 @@ from paradl_bench.measure.environment import host_memory_bytes, recorded_variabl
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Imported, ImportOptions, load_file
 from paradl_bench.measure.importers.writing import FileRead, environment_of
+from paradl_bench.measure.rank_place import cluster_or_host
 from paradl_bench.measure.tools.processes import Ended, can_report, find_program, launch_prefix, run_program
 from paradl_bench.measure.tools.request import ToolRequest
 from paradl_bench.measure.tools.tool import Job
@@ -105,7 +106,7 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
     if (output / MANIFEST_NAME).exists():
         held = read_manifest(output)
         unlike = [name for name, value in request.arguments().items() if held.arguments.get(name) != value]
-        if unlike or held.kind != "collectives" or held.environment.hostname != platform.node():
+        if unlike or held.kind != "collectives" or held.environment.hostname != cluster_or_host():
             what = unlike[0] if unlike else "on another host"
             raise UserError(f"{output} was measured with other settings ({what}); give another directory")
         return
@@ -120,7 +121,7 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
             device_name="unknown",
             device_count=1,
             memory_bytes=host_memory_bytes() if request.tool.backend == "mpi" else 0,
-            hostname=platform.node(),
+            hostname=cluster_or_host(),
             kernel=platform.release(),
             versions={},
             settings={"tool": request.tool.name, "launcher": request.launcher, **_hashes(programs)},

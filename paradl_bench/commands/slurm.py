@@ -1,0 +1,194 @@
+"""``paradl-bench slurm``: a calibration as a chain of Slurm jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.terminal import say
+
+if TYPE_CHECKING:
+    from paradl_bench.slurm.plan import Plan
+    from paradl_bench.slurm.request import CalibrationRequest
+
+
+@click.command("slurm")
+@click.option(
+    "--site",
+    "site_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="What the cluster wants.",
+)
+@click.option("--nodes", required=True, metavar="N[,N...]", help="How many nodes to measure on, as 1,2,4,8.")
+@click.option("--models", required=True, metavar="MODEL[,MODEL...]")
+@click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Samples of one replica.")
+@click.option(
+    "--strategies",
+    default="serial,data",
+    show_default=True,
+    metavar="S[,S...]",
+    help="To run: kinds, which take all ranks of each number of nodes (data, filter), or with their degrees (d2f2).",
+)
+@click.option("--input-shape", metavar="CxHxW", help="Of a sample. Default: the model's own.")
+@click.option("--sequence", metavar="N", type=click.IntRange(1), help="Tokens of a sample of a language model.")
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed ones of a run.")
+@click.option("--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before them.")
+@click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Of layers and sweeps.")
+@click.option("--ops", default="all_reduce,broadcast,all_gather,reduce_scatter,send_recv", show_default=True)
+@click.option("--sizes", default="1K:256M:4", show_default=True, metavar="FIRST:LAST:FACTOR", help="Of messages.")
+@click.option(
+    "--point-seconds",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds for one operation and size in one block of a sweep.",
+)
+@click.option(
+    "--submit", "submitting", is_flag=True, help="Hand the jobs to sbatch; again: go on with what is missing."
+)
+@click.option("--wait", is_flag=True, help="With --submit: until the last job has ended.")
+@click.option("--dry-run", is_flag=True, help="Print scripts, node-minutes and what each job adds; write nothing.")
+@click.option("--force", is_flag=True, help="Write scripts anew that were edited by hand.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
+def COMMAND(  # noqa: N802
+    site_path: Path,
+    submitting: bool,
+    wait: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    output: Path,
+    **options: Any,
+) -> None:
+    """Write, and with --submit start, the Slurm jobs of a calibration: layers, sweeps, runs, profile, validation.
+
+    The site file says what the cluster wants of a job (account, partition, modules, container, ...; docs/cluster.md).
+    What was submitted goes on when the same command is given again: nothing that is done is repeated.
+    """
+    if submitting and dry_run:
+        raise UserError("--submit and --dry-run exclude each other: give one")
+    if wait and not submitting:
+        raise UserError("--wait is for --submit: without it there is nothing to wait for")
+    from paradl_bench.measure.directory import now_utc
+    from paradl_bench.slurm.plan import script_path, write_plan
+
+    output = output.absolute()
+    plan, scripts = _planned(_request(options), site_path, output)
+    if dry_run and not as_json:
+        for name, text in scripts.items():
+            click.echo(f"##### {script_path(output, name)}\n{text}")
+    # Before anything is shown: what can't be written is no plan.
+    edited = () if dry_run else write_plan(output, plan, scripts, force=force)
+    if as_json:
+        _print_json(plan)
+    else:
+        _print_table(plan)
+    if dry_run:
+        return
+    for name in edited:
+        say(f"kept as it was edited: {script_path(output, name)} (--force writes it anew)")
+    if submitting:
+        from paradl_bench.slurm.submission import submit
+
+        for step in submit(output, plan, now_utc=now_utc(), wait=wait):
+            number = f" as {step.job_id}" if step.job_id is not None else ""
+            say(f"{step.job} {step.words}{number}")
+        say(f"how far it is: paradl-bench slurm-status {output}")
+    else:
+        say(f"wrote {len(scripts)} scripts to {output / 'scripts'}; the same command with --submit starts them all")
+
+
+def _request(options: Mapping[str, Any]) -> CalibrationRequest:
+    from paradl_bench.slurm.request import CalibrationRequest
+    from paradl_bench.spec.units import parse_counts, parse_sample_shape
+
+    parse_sample_shape(options["input_shape"], options["sequence"])
+    return CalibrationRequest(
+        models=_parts(options["models"]),
+        nodes=tuple(sorted(parse_counts(options["nodes"], "--nodes"))),
+        strategies=_parts(options["strategies"]),
+        batch=options["batch"],
+        input_shape=options["input_shape"] or "",
+        sequence=options["sequence"] or 0,
+        optimizer=options["optimizer"],
+        iterations=options["iterations"],
+        warmup=options["warmup"],
+        blocks=options["blocks"],
+        operations=options["ops"],
+        sizes=options["sizes"],
+        point_s=options["point_seconds"],
+    )
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tuple[Plan, dict[str, str]]:
+    """The plan, and the script of each job by its name."""
+    from paradl_bench.slurm.chain import chain_of
+    from paradl_bench.slurm.estimate import Estimate, trace_works
+    from paradl_bench.slurm.plan import plan_of
+    from paradl_bench.slurm.script import Folders, script_of
+    from paradl_bench.slurm.site import read_site
+
+    site = read_site(site_path)
+    folders = Folders(output=output, work=Path.cwd())
+    estimate = Estimate(request=request, site=site, works=trace_works(request))
+    jobs = chain_of(request, site, estimate)
+    scripts = {job.name: script_of(job, site, folders) for job in jobs}
+    command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
+    plan = plan_of(request, site, jobs, scripts, work=folders.work, command_line=command_line, basis=estimate.basis)
+    return plan, scripts
+
+
+def _print_json(plan: Plan) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(plan), indent=1).decode())
+
+
+def _print_table(plan: Plan) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from paradl_bench.terminal import open_console
+
+    table = Table("job", "tasks", "nodes", "node-minutes", "at most", "it gives")
+    total, bound = 0.0, 0.0
+    for job in plan.jobs:
+        estimate = job.estimate_node_s
+        total += job.bound_node_s if estimate is None else estimate
+        bound += job.bound_node_s
+        shown = "unknown" if estimate is None else f"{estimate / 60:.1f}"
+        table.add_row(
+            job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", escape(job.adds)
+        )
+    table.add_row("all", "", "", f"{total / 60:.1f}", f"{bound / 60:.0f}", "")
+    open_console().print(table)
+    say(f"estimated {plan.basis}; at most: the time limits")
+    for job in plan.jobs:
+        longest = _longest_s(plan, job.name)
+        if longest is not None and longest > job.limit_s:
+            say(
+                f"note: {job.name} is estimated at {longest / 60:.0f} minutes, its limit is {job.limit_s / 60:.0f}:"
+                f" raise time_limits.{job.use} in the site file; what is cut short goes on when it is submitted again"
+            )
+
+
+def _longest_s(plan: Plan, name: str) -> float | None:
+    """Estimated seconds of a job, or of the longest task of an array."""
+    job = next(job for job in plan.jobs if job.name == name)
+    known = [task.estimate_s for task in job.tasks if task.estimate_s is not None]
+    if not known:
+        return None
+    return max(known) if job.array else sum(known)

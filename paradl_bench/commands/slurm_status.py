@@ -1,0 +1,38 @@
+"""``paradl-bench slurm-status``: how far a calibration on a cluster has come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("slurm-status")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE", help="Write it as Markdown. Default: standard output.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--exit-code", is_flag=True, help="Exit with 3 where something is missing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, as_json: bool) -> None:  # noqa: N802
+    """Say what was measured of the calibration in DIR, what is missing and what that costs, and how to go on."""
+    import msgspec
+
+    from paradl_bench.slurm.plan import read_plan
+    from paradl_bench.slurm.summary import markdown, summarise
+    from paradl_bench.spec.errors import WorkError
+    from paradl_bench.terminal import refuse_overwrite, write_output
+
+    if output:
+        refuse_overwrite(output, force=force)
+    plan = read_plan(directory)
+    summary = summarise(directory, plan)
+    text = markdown(directory, plan, summary)
+    if output:
+        write_output(output, text.encode(), force=force)
+    if as_json:
+        click.echo(msgspec.json.encode(summary).decode())
+    elif not output:
+        click.echo(text, nl=False)
+    if exit_code and not summary.complete:
+        lacking = ", ".join(summary.missing)
+        raise WorkError(f"{summary.commands - summary.done} commands are not done, of {lacking}; {summary.go_on}")

@@ -1,0 +1,285 @@
+"""From a request and a site to the jobs of a calibration.
+
+Layers on one node, sweeps inside a node and for every number of nodes across, runs as one array a number of nodes;
+what was measured is fitted when layers and sweeps ended well, and compared with whatever runs there are. The report
+comes last, however the others ended, and says what is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paradl_bench.slurm.estimate import Estimate
+from paradl_bench.slurm.job import Below, Job, Task, Word
+from paradl_bench.slurm.request import CalibrationRequest, Configuration
+from paradl_bench.slurm.site import Site
+from paradl_bench.spec.strategy import parse_strategy
+
+PROFILE = "profile.json"
+REPORT = "report"
+SUMMARY = "summary.md"
+_FURTHER = 8
+"""Predictions go on, in powers of two, to so many times the ranks that were measured."""
+_BY_TOOL = "sweeps/nccl-tests"
+_WHOLE = frozenset({"data", "pipeline"})
+"""Axes that leave layers whole; of the others the parts of layers are measured."""
+
+
+def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tuple[Job, ...]:
+    """The jobs, in an order in which each comes behind those that it waits for.
+
+    Raises:
+        UserError: a strategy does not fit the nodes, or nothing would be measured between ranks or run.
+    """
+    configurations = request.configurations(site.on_node)
+    layers = _layers_job(request, site, configurations, estimate)
+    sweeps = tuple(_sweep_jobs(request, site, estimate))
+    runs = tuple(_run_jobs(request, site, configurations, estimate))
+    measured = tuple(job.name for job in (layers, *sweeps))
+    calibrate = _calibrate_job((layers, *sweeps), measured)
+    predict = _predict_job(request, site, configurations)
+    validate = _validate_job(runs)
+    before = (layers, *sweeps, *runs, calibrate, predict, validate)
+    return (*before, _report_job(before))
+
+
+def path_of(model: str) -> str:
+    """A model's name as part of a path."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", model)
+
+
+def _layers_job(
+    request: CalibrationRequest, site: Site, configurations: Iterable[Configuration], estimate: Estimate
+) -> Job:
+    shards = dict.fromkeys(
+        str(axis)
+        for each in configurations
+        for axis in parse_strategy(each.strategy).axes
+        if axis.kind not in _WHOLE and axis.degree > 1
+    )
+    # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
+    counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}
+    last = max(counts)
+    tasks = []
+    for model in request.models:
+        for ranks in counts:
+            parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
+            words = (model, "--batch", str(request.batch), *request.sample, "--ranks-on-host", str(ranks))
+            settings = ("--device", site.device, "--optimizer", request.optimizer, "--blocks", str(request.blocks))
+            name = f"layers/{path_of(model)}-r{ranks}"
+            tasks.append(
+                Task(
+                    name=name,
+                    module="paradl_bench",
+                    words=("layers", *words, *settings, *parts, "-o", Below(name)),
+                    ranks=ranks,
+                    estimate_s=estimate.layers_s(model, ranks, len(shards) if parts else 0),
+                )
+            )
+    of_parts = f", and of what one rank of {', '.join(shards)} runs of each" if shards else ""
+    return Job(
+        name="layers",
+        use="layers",
+        title=f"Layer times of {', '.join(request.models)} at batch {request.batch}",
+        adds=f"times of every layer{of_parts}, on {' and on '.join(map(str, counts))} ranks of a node: without them no"
+        " prediction; their closure is the floor of every interval",
+        tasks=tuple(tasks),
+        ranks_per_node=last,
+        gpus=1 if site.device == "cuda" else 0,
+    )
+
+
+def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> Iterable[Job]:
+    counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
+    operations = request.operations.replace(",", ", ")
+    for nodes in counts:
+        ranks = nodes * site.on_node
+        inside = nodes == 1
+        tasks = [_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0])]
+        if site.nccl_tests:
+            tasks.append(_nccl_sweep(request, site, nodes, estimate))
+        level = "level node" if inside else f"level system, {nodes} nodes"
+        slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
+        where = "inside a node" if inside else "between nodes"
+        beside_tool = "; what nccl-tests' programs reach, for comparison" if site.nccl_tests else ""
+        yield Job(
+            name=f"sweep-{nodes}",
+            use="sweep",
+            title=f"Sweep of collectives on {ranks} ranks, {nodes} {'node' if inside else 'nodes'}",
+            adds=f"alpha and beta of {operations} over {request.sizes} ({level}, {ranks} ranks){slowed}; what a"
+            f" collective takes behind compute: without it predictions of communication {where} fail, or stand on other"
+            f" rank counts{beside_tool}",
+            tasks=tuple(tasks),
+            nodes=nodes,
+            ranks_per_node=site.on_node,
+            gpus=site.gpus_per_node,
+        )
+
+
+def _sweep_words(request: CalibrationRequest, ranks: int) -> tuple[str, ...]:
+    about = ("--ops", request.operations, "--sizes", request.sizes)
+    return ("collectives", "--ranks", str(ranks), *about, "--blocks", str(request.blocks))
+
+
+def _torch_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, *, first: bool) -> Task:
+    ranks, name = nodes * site.on_node, f"sweeps/{site.library}-{nodes}"
+    # Compute is alike on one node and on many: its interference is measured once, where it costs least. gloo stops a
+    # GPU's host while it runs.
+    together = first and (site.device == "cpu" or site.library == "nccl")
+    beside: tuple[Word, ...] = ("--beside-compute", "--behind-compute") if together else ("--behind-compute",)
+    settings = ("--backend", site.library, "--device", site.device, "--point-seconds", f"{request.point_s:g}")
+    return Task(
+        name=name,
+        module="paradl_bench",
+        words=(*_sweep_words(request, ranks), *settings, *beside, "-o", Below(name)),
+        nodes=nodes,
+        ranks=ranks,
+        estimate_s=estimate.sweep_s(ranks, kinds=1 + len(beside)),
+    )
+
+
+def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate) -> Task:
+    ranks, name = nodes * site.on_node, f"{_BY_TOOL}-{nodes}"
+    tool = ("--tool", "nccl-tests", "--tool-path", site.nccl_tests, "--launcher", "srun")
+    placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
+    return Task(
+        name=name,
+        module="paradl_bench",
+        words=(*_sweep_words(request, ranks), *tool, *placed, "-o", Below(name)),
+        nodes=nodes,
+        starts_own=True,
+        estimate_s=estimate.sweep_s(ranks, kinds=1),
+    )
+
+
+def _run_jobs(
+    request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...], estimate: Estimate
+) -> Iterable[Job]:
+    for nodes in dict.fromkeys(each.nodes for each in configurations):
+        chosen = [each for each in configurations if each.nodes == nodes]
+        tasks = tuple(_run(request, site, model, each, estimate) for model in request.models for each in chosen)
+        strategies = ", ".join(each.strategy for each in chosen)
+        yield Job(
+            name=f"runs-{nodes}",
+            use="run",
+            title=f"Real runs on {nodes} {'node' if nodes == 1 else 'nodes'}: {strategies}",
+            adds=f"measured iterations and memory of {strategies}: nothing is fitted to them; without them the accuracy"
+            " of predictions is unknown there",
+            tasks=tasks,
+            nodes=nodes,
+            ranks_per_node=min(site.on_node, max(each.ranks for each in chosen)),
+            gpus=min(site.gpus_per_node, max(each.ranks for each in chosen)),
+            array=True,
+        )
+
+
+def _run(request: CalibrationRequest, site: Site, model: str, each: Configuration, estimate: Estimate) -> Task:
+    name = f"runs/{path_of(model)}-{each.strategy}"
+    settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer)
+    counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
+    words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)
+    return Task(
+        name=name,
+        module="paradl_bench",
+        words=("train", *words, *settings, *counted, "-o", Below(name)),
+        nodes=each.nodes,
+        ranks=each.ranks,
+        estimate_s=estimate.run_s(model, each),
+    )
+
+
+def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
+    measured = [task.name for job in measuring for task in job.tasks]
+    by_tool = [name for name in measured if name.startswith(_BY_TOOL)]
+    tasks = [_fit(PROFILE, [name for name in measured if name not in by_tool])]
+    tasks.append(Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False))
+    if by_tool:
+        # Another program in another environment: predictions are of what training calls, which is torch's.
+        tasks.append(_fit("profile-nccl-tests.json", by_tool))
+    return Job(
+        name="calibrate",
+        use="analysis",
+        title="Fit what was measured to one profile",
+        adds="the profile; its weaknesses, each with the command that would help, are shown in the log",
+        tasks=tuple(tasks),
+        after_ok=names,
+    )
+
+
+def _fit(profile: str, directories: Iterable[str]) -> Task:
+    words: tuple[Word, ...] = ("fit", *(Below(name) for name in directories), "-o", Below(profile))
+    return Task(name=profile, module="calibrate", words=words, replaces=True)
+
+
+def _predict_job(request: CalibrationRequest, site: Site, configurations: tuple[Configuration, ...]) -> Job:
+    tasks = []
+    ranks = max((each.ranks for each in configurations), default=1)
+    # By mini-batch: all strategies that share one are one command.
+    batches = dict.fromkeys(each.batch for each in configurations)
+    for model in request.models:
+        for batch in batches:
+            strategies = ",".join(each.strategy for each in configurations if each.batch == batch)
+            words = ("--strategy", strategies, "--batch", str(batch))
+            tasks.append(_prediction(f"{path_of(model)}-b{batch}", model, words))
+        counts = [ranks * 2**power for power in range(_FURTHER.bit_length()) if ranks > 1]
+        if counts:
+            listed = ",".join(map(str, counts))
+            first_batch = str(request.batch * ranks)
+            scaled = ("--strategy", "data", "--ranks", listed, "--scaling", "weak", "--batch", first_batch)
+            tasks.append(_prediction(f"{path_of(model)}-scaling", model, scaled))
+    return Job(
+        name="predict",
+        use="analysis",
+        title=f"Predict what was run, and data parallelism on up to {_FURTHER} times the ranks",
+        adds="predictions with their intervals, and which part of each is measured",
+        tasks=tuple(tasks),
+        after_ok=("calibrate",),
+    )
+
+
+def _prediction(name: str, model: str, words: tuple[str, ...]) -> Task:
+    path = f"predictions/{name}.json"
+    return Task(
+        name=path,
+        module="predict",
+        words=("--from-profile", Below(PROFILE), "--model", model, *words, "-o", Below(path)),
+        replaces=True,
+    )
+
+
+def _validate_job(runs: tuple[Job, ...]) -> Job:
+    return Job(
+        name="validate",
+        use="analysis",
+        title="Hold the predictions against the runs",
+        adds="accuracy of every strategy, and the phase that explains each outlier",
+        tasks=(
+            Task(
+                name=REPORT,
+                module="predict",
+                words=("validate", "--from-profile", Below(PROFILE), "-o", Below(REPORT)),
+                those_of=tuple(task.name for job in runs for task in job.tasks),
+                replaces=True,
+            ),
+        ),
+        after_ok=("calibrate",),
+        after_any=tuple(job.name for job in runs),
+    )
+
+
+def _report_job(before: tuple[Job, ...]) -> Job:
+    status = Task(
+        name=SUMMARY,
+        module="paradl_bench",
+        words=("slurm-status", Below(""), "--exit-code", "-o", Below(SUMMARY), "--force"),
+        replaces=True,
+    )
+    return Job(
+        name="report",
+        use="analysis",
+        title="Say what was measured, what is missing, and how to go on",
+        adds="the summary, whatever became of the other jobs",
+        tasks=(status,),
+        after_any=tuple(job.name for job in before),
+    )

@@ -1,0 +1,115 @@
+"""About how long commands take, before anything was measured: for asking for an allocation, and no prediction.
+
+Counted are the iterations and calls that the settings ask for. An iteration is its FLOPs at a rate that is taken
+for granted, and twice its gradients' bytes between ranks; a call of a sweep its stated seconds, or
+its bytes if these take longer. The network is traced, which needs torch; without it what depends on it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paradl_bench.slurm.request import CalibrationRequest, Configuration
+from paradl_bench.slurm.site import Site
+from paradl_bench.spec.units import parse_sample_shape, parse_size_sweep
+
+_FLOPS_PER_S = {"cpu": 2e10, "cuda": 1e13}
+"""Of a core and of a GPU in fp32, rather low: an allocation that ends early costs less than one that is too short."""
+_PAIRS = 4
+"""Of plain and probed iterations a block; the default of ``layers``."""
+_LONGEST_CALL = 3
+"""Repetitions of a message that takes longer than its seconds."""
+_OVERHEAD = 1.5
+"""Of a sweep beyond its timed calls: barriers, verified calls, exchange of times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a model makes a rank do: FLOPs of forward and backward of a sample, and bytes of its gradients."""
+
+    flops: float
+    gradient_bytes: float
+
+
+def trace_works(request: CalibrationRequest) -> dict[str, Work] | None:
+    """The work of every model, traced without computing; None where torch is missing.
+
+    Raises:
+        UserError: a model is unknown, or does not run on the sample's shape.
+    """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        return None
+    from paradl_bench.measure.tracing import trace_network
+    from paradl_bench.models.catalog import load_model
+
+    shape = parse_sample_shape(request.input_shape or None, request.sequence or None)
+    found = {}
+    for name in request.models:
+        network = trace_network(load_model(name, shape, device="meta"))
+        found[name] = Work(
+            flops=float(network.fw_flops + network.bw_flops), gradient_bytes=float(network.parameter_bytes)
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Seconds of commands; None where the models' work is not known."""
+
+    request: CalibrationRequest
+    site: Site
+    works: Mapping[str, Work] | None
+
+    @property
+    def flops_per_s(self) -> float:
+        """What a rank is taken to sustain."""
+        return self.site.estimate.flops_per_s or _FLOPS_PER_S[self.site.device]
+
+    @property
+    def basis(self) -> str:
+        """What the estimate stands on, in words."""
+        rates = self.site.estimate
+        rate = f"{self.flops_per_s:.3g} FLOP/s a rank and {rates.bytes_per_s:.3g} byte/s between ranks"
+        stated = (
+            "stated by the site file" if rates.flops_per_s else "assumed; state them under estimate: in the site file"
+        )
+        without = (
+            "" if self.works is not None else "; torch is not installed here: layers and runs count as their limit"
+        )
+        return f"from the counts of iterations and calls at {rate} ({stated}), {rates.start_s:g} s a start{without}"
+
+    def layers_s(self, model: str, ranks: int, shards: int) -> float | None:
+        """A profile of layers; a part of a model counts as a whole one."""
+        iteration_s = self._iteration_s(model, self.request.batch)
+        if iteration_s is None:
+            return None
+        iterations = self.request.blocks * (2 * _PAIRS + 1) + 2
+        return self.site.estimate.start_s + iterations * iteration_s * (1 + shards)
+
+    def sweep_s(self, ranks: int, *, kinds: int) -> float:
+        """A sweep; ``kinds`` counts what is measured of each point: alone, beside compute, behind it."""
+        request = self.request
+        sizes = parse_size_sweep(request.sizes)
+        calls_s = sum(max(request.point_s, _LONGEST_CALL * self._all_reduce_s(size)) for size in sizes)
+        operations = len(request.operations.split(","))
+        return self.site.estimate.start_s + _OVERHEAD * kinds * request.blocks * operations * calls_s
+
+    def run_s(self, model: str, each: Configuration) -> float | None:
+        """A training run; a rank is taken to compute its share of the mini-batch, and to exchange all parameters."""
+        iteration_s = self._iteration_s(model, each.batch / each.ranks)
+        if iteration_s is None or self.works is None:
+            return None
+        if each.ranks > 1:
+            iteration_s += self._all_reduce_s(self.works[model].gradient_bytes)
+        # Recorded, warming up, one before every ten, timed.
+        iterations = 3 + self.request.warmup + 1.1 * self.request.iterations
+        return self.site.estimate.start_s + iterations * iteration_s
+
+    def _iteration_s(self, model: str, batch: float) -> float | None:
+        return None if self.works is None else self.works[model].flops * batch / self.flops_per_s
+
+    def _all_reduce_s(self, size: float) -> float:
+        return 2 * size / self.site.estimate.bytes_per_s

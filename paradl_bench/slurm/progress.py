@@ -1,0 +1,105 @@
+"""How far a calibration has come: of every command whether it is done, and of the rest what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.slurm.plan import Plan, PlannedJob, PlannedTask, Submitted
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
+
+What = Literal["done", "failed", "unfinished", "not started"]
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script notes of a command; exit code None while it runs, and for good where it was killed."""
+
+    exit_code: int | None
+    seconds: int
+    nodes: int
+    node_list: str
+    job: str
+    noted_utc: str
+
+
+class TaskState(msgspec.Struct, frozen=True, kw_only=True):
+    """A command of a job, and what became of it.
+
+    Attributes:
+        what: ``unfinished`` where it runs still or was cut short: what it measured is kept.
+        log: of the job that ran it last, below the calibration's folder.
+    """
+
+    job: str
+    index: int
+    name: str
+    measurement: bool
+    what: What
+    note: Note | None
+    log: str | None
+
+    @property
+    def words(self) -> str:
+        """What became of it, in words."""
+        note = self.note
+        if note is None or self.what == "not started":
+            return "not started"
+        where = f"job {note.job} on {note.node_list}"
+        if self.what == "done":
+            return f"done in {note.seconds} s ({where})"
+        if self.what == "failed":
+            return f"failed with exit code {note.exit_code} after {note.seconds} s ({where})"
+        return f"begun and not ended ({where}): it runs still, or was cut short; what it measured is kept"
+
+
+def states(output: Path, plan: Plan) -> tuple[TaskState, ...]:
+    """Every command of every job, in the order of the chain."""
+    return tuple(_state(output, job, index, task) for job in plan.jobs for index, task in enumerate(job.tasks))
+
+
+def unfinished(output: Path, job: PlannedJob) -> tuple[int, ...]:
+    """Indices of a job's commands that are not done."""
+    found = (_state(output, job, index, task) for index, task in enumerate(job.tasks))
+    return tuple(state.index for state in found if state.what != "done")
+
+
+def _state(output: Path, job: PlannedJob, index: int, task: PlannedTask) -> TaskState:
+    note = _note(output / "state" / f"{task.mark}.json")
+    what: What = "not started"
+    if note is not None:
+        what = "unfinished" if note.exit_code is None else "failed" if note.exit_code else "done"
+    if what == "done" and not _result_is_there(output, task):
+        # Taken away since, or a directory that another command has begun anew.
+        what = "unfinished" if task.writes and (output / task.name).exists() else "not started"
+    log = None if note is None else f"logs/{job.name}-{note.job}.out"
+    return TaskState(
+        job=job.name, index=index, name=task.name, measurement=task.measurement, what=what, note=note, log=log
+    )
+
+
+def _note(path: Path) -> Note | None:
+    """What is noted; None where nothing is, or where it can't be read, which a rerun mends."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _result_is_there(output: Path, task: PlannedTask) -> bool:
+    path = output / task.name
+    if not task.writes:
+        return True
+    if not task.measurement:
+        return path.exists()
+    try:
+        return (path / MANIFEST_NAME).exists() and read_manifest(path).complete
+    except UserError:
+        return False
+
+
+def latest(submitted: dict[str, Submitted], job: str) -> str:
+    """The job's number as users know it; empty where it was not submitted from here."""
+    return str(submitted[job].job_id) if job in submitted else ""

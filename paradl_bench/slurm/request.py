@@ -1,0 +1,101 @@
+"""What is to be calibrated, apart from where: models, node counts, strategies, batch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
+from paradl_bench.spec.units import parse_size_sweep
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy on some nodes with its global mini-batch."""
+
+    strategy: str
+    ranks: int
+    nodes: int
+    batch: int
+
+
+class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chain of jobs measures.
+
+    Attributes:
+        nodes: how many, ascending. strategies: kinds, which take all ranks of the nodes, or with their degrees.
+        batch: samples of a replica; the global mini-batch is that times the degree of data parallelism.
+        input_shape, sequence: as in ``train``; empty for the model's own.
+        iterations, warmup: of runs. blocks: of layers and sweeps.
+        operations, sizes: of sweeps, as ``collectives`` takes them.
+
+    Raises:
+        UserError: a part does not parse or fit.
+    """
+
+    models: tuple[str, ...]
+    nodes: tuple[int, ...]
+    strategies: tuple[str, ...]
+    batch: int
+    input_shape: str = ""
+    sequence: int = 0
+    optimizer: str = "sgd"
+    iterations: int = 30
+    warmup: int = 5
+    blocks: int = 5
+    operations: str
+    sizes: str
+    point_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            if not name or not name.isprintable() or name.startswith("-") or any(mark in name for mark in " /'\"\\$"):
+                raise UserError(f"--models: {name!r} is no name of a model; part names by single commas")
+        parse_size_sweep(self.sizes)
+        for text in self.strategies:
+            if parse_strategy_kinds(text) is None:
+                parse_strategy(text)
+
+    def configurations(self, on_node: int) -> tuple[Configuration, ...]:
+        """What is run, fewest nodes first.
+
+        Args:
+            on_node: ranks of a full node.
+
+        Raises:
+            UserError: a strategy takes a number of nodes that was not asked for, or several kinds at once.
+        """
+        found: list[Configuration] = []
+        for text in self.strategies:
+            kinds = parse_strategy_kinds(text)
+            if kinds is None or not kinds:
+                found.append(self._fixed(parse_strategy(text), on_node))
+                continue
+            for nodes in self.nodes:
+                if nodes * on_node > 1:
+                    found.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
+        return tuple(sorted(dict.fromkeys(found), key=lambda each: each.nodes))
+
+    def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
+        nodes = -(-strategy.ranks // on_node)
+        if nodes > 1 and strategy.ranks % on_node:
+            raise UserError(f"--strategies {strategy}: {strategy.ranks} ranks do not fill nodes of {on_node}")
+        if nodes > 1 and nodes not in self.nodes:
+            raise UserError(f"--strategies {strategy} takes {nodes} nodes of {on_node} ranks: add {nodes} to --nodes")
+        return self._placed(strategy, nodes)
+
+    def _placed(self, strategy: Strategy, nodes: int) -> Configuration:
+        replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+        return Configuration(strategy=str(strategy), ranks=strategy.ranks, nodes=nodes, batch=self.batch * replicas)
+
+    @property
+    def sample(self) -> tuple[str, ...]:
+        """Options that choose the sample's shape."""
+        if self.input_shape:
+            return ("--input-shape", self.input_shape)
+        return ("--sequence", str(self.sequence)) if self.sequence else ()
+
+
+def _grown(kinds: tuple[AxisKind, ...], text: str, ranks: int) -> Strategy:
+    if len(kinds) > 1:
+        raise UserError(f"--strategies {text}: the nodes set one axis; write the degrees of both, as d{ranks // 2}f2")
+    return Strategy(axes=(Axis(kind=kinds[0], extents=(ranks,)),))

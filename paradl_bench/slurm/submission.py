@@ -1,0 +1,157 @@
+"""Handing the chain to Slurm: sbatch with dependencies, each number kept as soon as it is known.
+
+Submitting again goes on: what is done is left alone, what waits or runs in the queue is waited for, and of an array
+only the tasks that are not done are started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paradl_bench.slurm.plan import (
+    Plan,
+    PlannedJob,
+    Submitted,
+    read_submitted,
+    script_path,
+    write_submitted,
+)
+from paradl_bench.slurm.progress import unfinished
+from paradl_bench.spec.errors import UserError, WorkError
+
+_ANSWER_S = 120.0
+_UNREACHABLE = ("unable to contact", "communication", "timed out", "connection", "configuration source", "try again")
+"""In sbatch's messages: Slurm is at fault, and not who asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What was done with a job: submitted now, in the queue already, or needless since all is done."""
+
+    job: str
+    job_id: int | None
+    words: str
+
+
+def submit(output: Path, plan: Plan, *, now_utc: str, wait: bool) -> Iterator[Step]:
+    """Submit what is not done, job by job.
+
+    Args:
+        output: absolute; holds the plan's scripts.
+        wait: until the last job has ended.
+
+    Raises:
+        UserError: Slurm refuses a job (its message in one line), or another submission of this calibration runs.
+        WorkError: Slurm is not here or does not answer; or, with ``wait``, the last job did not end well.
+    """
+    _program("sbatch")
+    with _alone(output):
+        known, queued = read_submitted(output), _queue(output)
+        going: dict[str, int] = {}
+        for job in plan.jobs:
+            pending, waits_for = unfinished(output, job), [*job.after_ok, *job.after_any]
+            if job.name in queued:
+                going[job.name] = queued[job.name]
+                yield Step(job=job.name, job_id=queued[job.name], words="is in the queue already")
+                continue
+            if not pending and not any(name in going for name in waits_for):
+                yield Step(job=job.name, job_id=None, words="is done")
+                continue
+            # What was measured anew is fitted anew, all of it.
+            tasks = pending if job.array else tuple(range(len(job.tasks)))
+            command = [*_options(job, tasks, going), str(script_path(output, job.name))]
+            last = wait and job is plan.jobs[-1]
+            with _sbatch(command, wait=last) as job_id:
+                going[job.name] = job_id
+                known[job.name] = Submitted(job_id=job_id, tasks=tasks, submitted_utc=now_utc)
+                write_submitted(output, known)
+                yield Step(job=job.name, job_id=job_id, words=_submitted_words(job, tasks))
+
+
+def _submitted_words(job: PlannedJob, tasks: tuple[int, ...]) -> str:
+    if not job.array:
+        return "is submitted"
+    return f"is submitted, {len(tasks)} of {len(job.tasks)} tasks" if len(tasks) < len(job.tasks) else "is submitted"
+
+
+def _options(job: PlannedJob, tasks: tuple[int, ...], going: dict[str, int]) -> list[str]:
+    found = []
+    if job.array and len(tasks) < len(job.tasks):
+        limit = f"%{job.array_limit}" if job.array_limit else ""
+        found.append(f"--array={','.join(map(str, tasks))}{limit}")
+    waits = [
+        ":".join((kind, *(str(going[name]) for name in names if name in going)))
+        for kind, names in (("afterok", job.after_ok), ("afterany", job.after_any))
+        if any(name in going for name in names)
+    ]
+    return [*found, f"--dependency={','.join(waits)}"] if waits else found
+
+
+@contextlib.contextmanager
+def _sbatch(arguments: list[str], *, wait: bool) -> Iterator[int]:
+    """Submit; the number is there while the job may wait or run, and with ``wait`` the context ends with the job."""
+    command = [_program("sbatch"), "--parsable", *(["--wait"] if wait else []), *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # As "123" or "123;cluster"; with --wait it is printed long before sbatch ends.
+        number = process.stdout.readline().strip().partition(";")[0]
+        if not number.isdigit():
+            raise _refusal(arguments[-1], process.stderr.read())
+        yield int(number)
+        code = process.wait()
+    if code:
+        raise WorkError(f"job {number} ended with exit code {code}; the summary says what is missing")
+
+
+def _refusal(script: str, message: str) -> UserError | WorkError:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in message.splitlines()]
+    said = "; ".join(dict.fromkeys(line for line in lines if line)) or "nothing"
+    if any(mark in said.lower() for mark in _UNREACHABLE):
+        return WorkError(f"sbatch {script}: Slurm does not answer: {said}; what was submitted before is kept")
+    return UserError(
+        f"sbatch refuses {script}: {said}; correct the site file and submit again: what was submitted before is kept"
+    )
+
+
+def _queue(output: Path) -> dict[str, int]:
+    """Numbers of this calibration's jobs that wait or run, by the job's name; told by the scripts' comment."""
+    command = [_program("squeue"), "--noheader", "--user", str(os.getuid()), "--format=%F|%j|%k"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise WorkError(f"squeue did not answer within {_ANSWER_S:g} s") from error
+    if done.returncode:
+        raise WorkError(f"squeue failed: {' '.join(done.stderr.split())}")
+    rows = (line.split("|", 2) for line in done.stdout.splitlines())
+    return {row[1].removeprefix("paradl-"): int(row[0]) for row in rows if row[2].strip() == str(output)}
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise WorkError(f"{name} is not on PATH: submit where Slurm is, with the same command")
+    return found
+
+
+@contextlib.contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Keep a second submission of the same calibration out: it would start everything twice."""
+    folder = os.open(output, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{output} is being submitted by another command; wait for it") from None
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,142 @@
+"""The summary of a calibration: what was measured, what is missing and what that costs, and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.slurm.chain import PROFILE, REPORT
+from paradl_bench.slurm.plan import Plan, PlannedJob
+from paradl_bench.slurm.progress import TaskState, states
+
+_REPORT_FILE = "report.json"
+_LAST = "report"
+"""The job that writes the summary says nothing of itself."""
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """How predictions did against the runs, as ``predict validate`` found."""
+
+    runs: int
+    mean_accuracy: float
+    interval_coverage: float
+
+
+class _Scored(msgspec.Struct, frozen=True, kw_only=True):
+    score: Accuracy
+
+
+class _Overall(msgspec.Struct, frozen=True, kw_only=True):
+    simulate: _Scored | None = None
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    overall: _Overall
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Every command's state, and what follows.
+
+    Attributes:
+        done, commands: how many are done, of how many.
+        missing: by job, what is not done and what the profile lacks without it.
+        estimated_node_s: of all jobs that measure, where every command's time could be estimated.
+        spent_node_s: of the commands that ended; what was cut short is not known.
+        accuracy: None without a validation.
+        go_on: the command that continues.
+    """
+
+    done: int
+    commands: int
+    tasks: tuple[TaskState, ...]
+    missing: dict[str, str]
+    estimated_node_s: float | None
+    spent_node_s: float
+    accuracy: Accuracy | None
+    go_on: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return self.done == self.commands
+
+
+def summarise(output: Path, plan: Plan) -> Summary:
+    """What became of a calibration's jobs, the report's own left out."""
+    found = tuple(state for state in states(output, plan) if state.job != _LAST)
+    measuring = [job for job in plan.jobs if job.use != "analysis"]
+    estimates = [job.estimate_node_s for job in measuring]
+    names = {job.name for job in measuring}
+    words = [*plan.command_line, *(() if "--submit" in plan.command_line else ("--submit",))]
+    return Summary(
+        done=sum(state.what == "done" for state in found),
+        commands=len(found),
+        tasks=found,
+        missing={job.name: _lack(job, found) for job in plan.jobs if _lack(job, found)},
+        estimated_node_s=None if None in estimates else sum(each for each in estimates if each is not None),
+        spent_node_s=float(
+            sum(state.note.seconds * state.note.nodes for state in found if state.note and state.job in names)
+        ),
+        accuracy=_accuracy(output / REPORT / _REPORT_FILE),
+        go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
+    )
+
+
+def _lack(job: PlannedJob, found: tuple[TaskState, ...]) -> str:
+    """What is not done of a job, and what it would give; empty where all is done."""
+    lacking = [state.name for state in found if state.job == job.name and state.what != "done"]
+    return f"{', '.join(lacking)}; it gives {job.adds}" if lacking else ""
+
+
+def _accuracy(path: Path) -> Accuracy | None:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Report).overall.simulate
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found.score if found else None
+
+
+def markdown(output: Path, plan: Plan, summary: Summary) -> str:
+    """The summary for a reader."""
+    return "\n".join(_lines(output, plan, summary)) + "\n"
+
+
+def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
+    yield f"# Calibration of {', '.join(plan.request.models)}"
+    yield ""
+    yield f"{summary.done} of {summary.commands} commands are done. {_minutes(summary)}"
+    yield ""
+    if (output / PROFILE).exists():
+        yield f"- profile: `{PROFILE}`; `calibrate show` explains it, and where it is weak"
+    if summary.accuracy is not None:
+        found = summary.accuracy
+        yield (
+            f"- predictions against {found.runs} real runs: mean accuracy {found.mean_accuracy:.1%}, the 90% interval"
+            f" held {found.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
+        )
+    yield ""
+    yield "| job | command | what became of it | log |"
+    yield "| --- | --- | --- | --- |"
+    for state in summary.tasks:
+        yield f"| {state.job} | {state.name} | {state.words} | {state.log or ''} |"
+    if summary.complete:
+        return
+    yield ""
+    yield "## Missing"
+    yield ""
+    for name, text in summary.missing.items():
+        yield f"- **{name}**: {text}"
+    yield ""
+    yield "To go on, where nothing that is done is repeated:"
+    yield ""
+    yield f"    {summary.go_on}"
+
+
+def _minutes(summary: Summary) -> str:
+    spent = f"Measuring took {summary.spent_node_s / 60:.1f} node-minutes"
+    if summary.estimated_node_s is None:
+        return f"{spent}."
+    return f"{spent}; {summary.estimated_node_s / 60:.1f} were estimated."

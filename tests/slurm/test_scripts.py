@@ -1,0 +1,267 @@
+"""What is written for sbatch: the examples and golden texts, shellcheck, quoting, and site files with mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from in_process import run_in_process
+from slurm_scripts import CASES, EXAMPLES, scripts
+
+from paradl_bench.slurm.chain import chain_of
+from paradl_bench.slurm.estimate import Estimate
+from paradl_bench.slurm.request import CalibrationRequest
+from paradl_bench.slurm.script import Folders, script_of
+from paradl_bench.slurm.site import Site, read_site
+from paradl_bench.spec.errors import UserError
+
+IDS = [folder.name for folder in CASES]
+REQUEST = CalibrationRequest(
+    models=("resnet18",),
+    nodes=(1, 2),
+    strategies=("serial", "data"),
+    batch=4,
+    operations="all_reduce",
+    sizes="1K:1M:4",
+)
+OURS = Folders(output=Path("/scratch/out"), work=Path("/work"))
+
+
+def jobs_of(site: Site, request: CalibrationRequest = REQUEST) -> dict[str, str]:
+    jobs = chain_of(request, site, Estimate(request=request, site=site, works=None))
+    return {job.name: script_of(job, site, OURS) for job in jobs}
+
+
+@pytest.mark.parametrize("folder", CASES, ids=IDS)
+def test_the_texts_are_what_the_generator_writes(folder: Path) -> None:
+    found = {path.name: path.read_text() for path in folder.glob("*.sbatch")}
+    written = scripts(folder)
+    assert sorted(found) == sorted(written)
+    for name, text in written.items():
+        assert found[name] == text, f"{folder / name} differs; python tests/slurm_scripts.py writes it anew"
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None and os.environ.get("PARADL_TEST_SLURM") != "required",
+    reason="shellcheck is not installed",
+)
+@pytest.mark.parametrize("folder", CASES, ids=IDS)
+def test_shellcheck_finds_nothing(folder: Path) -> None:
+    paths = sorted(map(str, folder.glob("*.sbatch")))
+    assert paths
+    done = subprocess.run(
+        ["shellcheck", "--severity=style", *paths], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("value", ["$(touch pwned)", "'; touch pwned; '", "`touch pwned`", '"; touch pwned #'])
+def test_nothing_of_a_site_file_is_run_but_its_setup(tmp_path: Path, value: str) -> None:
+    site = Site(
+        device="cpu", ranks_per_node=2, modules=(value,), variables={"OWN": value}, interface=value, cluster=value
+    )
+    text = jobs_of(site)["report"]
+    script = tmp_path / "job"
+    work = str(tmp_path)
+    text = text.replace("/scratch/out", f"{tmp_path}/out").replace("WORK=/work", f"WORK={work}")
+    script.write_text(text)
+    seen = tmp_path / "seen"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    recorded = f'printf "%s\\n" "$OWN" "$GLOO_SOCKET_IFNAME" "$PARADL_CLUSTER" > {seen}'
+    for name, body in (("srun", recorded), ("scontrol", "echo node1"), ("module", f'echo "$@" > {tmp_path}/modules')):
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    variables = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NAME": "x",
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
+    done = subprocess.run(
+        ["bash", str(script)], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert seen.read_text().splitlines() == [value, value, value]
+    assert (tmp_path / "modules").read_text().strip() == f"load {value}"
+    assert not list(tmp_path.rglob("pwned"))
+    noted = json.loads((tmp_path / "out/state/summary.md.json").read_text())
+    assert (noted["exit_code"], noted["nodes"], noted["job"]) == (0, 1, "1")
+
+
+def test_a_command_that_fails_does_not_keep_the_next_ones_from_running(tmp_path: Path) -> None:
+    site = Site(device="cpu", ranks_per_node=2)
+    text = jobs_of(site)["layers"].replace("/scratch/out", f"{tmp_path}/out").replace("WORK=/work", f"WORK={tmp_path}")
+    (tmp_path / "job").write_text(text)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    failing = 'case " $* " in *" --ntasks=1 "*) exit 3;; esac'
+    for name, body in (("srun", failing), ("scontrol", "echo node1")):
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "x"}
+    variables |= {"SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
+    done = subprocess.run(
+        ["bash", str(tmp_path / "job")], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    codes = {
+        path.stem: json.loads(path.read_text())["exit_code"] for path in sorted((tmp_path / "out/state").glob("*"))
+    }
+    assert codes == {"layers-resnet18-r1": 3, "layers-resnet18-r2": 0}
+
+
+def test_dependencies_and_what_each_job_asks_for() -> None:
+    site = read_site(EXAMPLES / "site-gpu.yaml")
+    texts = jobs_of(site)
+    assert list(texts) == [
+        *("layers", "sweep-1", "sweep-2", "runs-1", "runs-2"),
+        *("calibrate", "predict", "validate", "report"),
+    ]
+    layers, runs = texts["layers"], texts["runs-2"]
+    assert "#SBATCH --gpus-per-node=h200:1\n" in layers
+    assert "--exclusive" not in layers
+    assert "#SBATCH --gpus-per-node=h200:4\n" in runs
+    assert "#SBATCH --array=0-0%4\n" in runs
+    assert "#SBATCH --partition=standard\n" in texts["calibrate"]
+    assert "--gpus" not in texts["calibrate"]
+    assert "--dependency=afterok:ID,afterany:ID:ID " in texts["validate"]
+    assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8" in runs
+    assert "--tool nccl-tests --tool-path /opt/nccl-tests/build --launcher srun" in texts["sweep-2"]
+    assert "--strategy d8 --batch 32 " in runs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("device: cpu\nranks_per_node: 2\npartitionn: x\n", "unknown key 'partitionn': did you mean partition"),
+        ("device: cpu\nranks_per_node: 2\ntime_limits: {layer: 1h}\n", r"did you mean layers\? .* \(in time_limits\)"),
+        ("device: cpu\n", "ranks_per_node is missing"),
+        ("device: cuda\n", "gpus_per_node is missing"),
+        ("device: cpu\nranks_per_node: two\n", r"Expected `int`, got `str` - at `\$.ranks_per_node`"),
+        ("device: tpu\nranks_per_node: 2\n", r"Invalid enum value 'tpu' - at `\$.device`"),
+        ("device: cpu\nranks_per_node: 2\npartition: a b\n", "partition: 'a b' has a blank"),
+        ("device: cpu\nranks_per_node: 2\nsbatch_options: [mail]\n", "'mail' does not begin with -"),
+        ("device: cpu\nranks_per_node: 2\nmodules: ['a\n\n b']\n", "line break"),
+        ("device: cpu\nranks_per_node: 2\nvariables: {'A B': 1}\n", "'A B' is no name of a variable"),
+        ("device: cpu\nranks_per_node: 2\ntime_limits: {run: soon}\n", "'soon' is no time"),
+        ("device: cpu\nranks_per_node: 2\nwarning_s: 4000\n", "not inside the shortest time limit"),
+        ("device: cpu\nranks_per_node: 2\ncontainer: {runtime: docker, image: x}\n", "'docker'"),
+        ("- a\n", "Expected `object`, got `array`"),
+        ("a: [\n", "is no valid YAML"),
+    ],
+)
+def test_a_mistake_in_a_site_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_site(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"nodes": "0"}, "--nodes"),
+        ({"nodes": "1,x"}, "--nodes"),
+        ({"strategies": "d3f3"}, "9 ranks do not fill nodes of 2"),
+        ({"strategies": "d8"}, "takes 4 nodes of 2 ranks: add 4 to --nodes"),
+        ({"strategies": "data+filter"}, "write the degrees of both"),
+        ({"strategies": "q7"}, "strategy 'q7' does not parse"),
+        ({"models": "resnet18,,vgg16"}, "'' is no name of a model"),
+        ({"models": "resnet18x"}, "unknown model 'resnet18x'"),
+        ({"output": "/dev/null/out"}, "cannot make the folder /dev/null/out"),
+        ({"output": "a folder"}, "sbatch cannot take ' '"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tmp_path: Path, changed: dict[str, str], message: str) -> None:
+    (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 2\n")
+    given = {"nodes": "1,2", "models": "resnet18", "input-shape": "3x32x32", "output": "out"} | changed
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    done = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def plan(where: Path, *more: str, nodes: str = "1,2") -> subprocess.CompletedProcess[str]:
+    (where / "site.yaml").write_text("device: cpu\nranks_per_node: 2\nestimate: {start_s: 30}\n")
+    sample = ("--models", "resnet18", "--input-shape", "3x32x32")
+    return run_in_process(where, "slurm", "--site", "site.yaml", "--nodes", nodes, *sample, "-o", "out", *more)
+
+
+def test_a_dry_run_shows_scripts_minutes_and_gains_and_writes_nothing(tmp_path: Path) -> None:
+    done = plan(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --job-name=paradl-sweep-2" in done.stdout
+    assert "node-minutes" in done.stdout
+    assert "2e+10 FLOP/s a rank" in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "site.yaml"]
+    planned = json.loads(plan(tmp_path, "--dry-run", "--json").stdout)
+    sweep = next(job for job in planned["jobs"] if job["name"] == "sweep-2")
+    assert sweep["nodes"] == 2
+    assert "alpha and beta of all_reduce" in sweep["adds"]
+    layers = next(job for job in planned["jobs"] if job["name"] == "layers")
+    # Forward and backward of resnet18 on 3x32x32 are 0.22 GFLOP a sample; 47 iterations of 8 of them take 4 s.
+    assert [round(task["estimate_s"]) for task in layers["tasks"]] == [34, 34]
+
+
+def test_scripts_edited_by_hand_are_kept_and_others_follow_the_site_file(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    scripts_folder = tmp_path / "out/scripts"
+    edited = scripts_folder / "layers.sbatch"
+    edited.write_text(edited.read_text().replace("--time=60", "--time=90"))
+    (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 2\ntime_limits: {sweep: 2h}\n")
+    sample = ("--models", "resnet18", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
+    again = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample)
+    assert again.returncode == 0
+    assert "kept as it was edited" in again.stderr
+    assert "--time=90" in edited.read_text()
+    assert "--time=120" in (scripts_folder / "sweep-2.sbatch").read_text()
+    assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample, "--force").returncode == 0
+    assert "--time=60" in edited.read_text()
+
+
+def test_a_folder_of_another_calibration_is_refused(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    done = plan(tmp_path, nodes="1,4")
+    assert done.returncode == 2
+    assert "is a calibration with nodes 1,2, not 1,4; give another folder" in done.stderr
+
+
+def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    done = run_in_process(tmp_path, "slurm-status", "out", "--exit-code")
+    assert done.returncode == 3
+    assert "0 of 14 commands are done" in done.stdout
+    assert "| layers | layers/resnet18-r2 | not started |" in done.stdout
+    assert "--submit" in done.stdout
+    nothing = run_in_process(tmp_path, "slurm-status", "site.yaml")
+    assert nothing.returncode == 2
+    assert nothing.stderr.count("\n") == 1
+
+
+def test_what_the_script_noted_is_told_apart(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    note = {"seconds": 5, "nodes": 1, "node_list": "n1", "job": "9", "noted_utc": "2026-01-01T00:00:00Z"}
+    for mark, code in (("layers-resnet18-r1", 3), ("layers-resnet18-r2", None), ("sweeps-gloo-1", 0)):
+        (tmp_path / f"out/state/{mark}.json").write_bytes(msgspec.json.encode({"exit_code": code} | note))
+    text = run_in_process(tmp_path, "slurm-status", "out").stdout
+    assert "layers/resnet18-r1 | failed with exit code 3 after 5 s (job 9 on n1) | logs/layers-9.out" in text
+    assert "layers/resnet18-r2 | begun and not ended (job 9 on n1)" in text
+    # It ended well, and what it measured was taken away since.
+    assert "sweeps/gloo-1 | not started" in text
+
+
+def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = plan(tmp_path, "--submit")
+    assert done.returncode == 3
+    assert "sbatch is not on PATH" in done.stderr
+    assert (tmp_path / "out/scripts/layers.sbatch").exists()
