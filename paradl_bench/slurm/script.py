@@ -119,7 +119,7 @@ def _directives(job: Job, site: Site, folders: Folders) -> Iterable[str]:
     yield f"--time={site.time_limits.seconds(job.use) // 60}"
     if job.measures:
         # To the ranks, which keep what they measured; the script goes on and notes it.
-        yield f"--signal=INT@{site.warning_s}"
+        yield f"--signal=TERM@{site.warning_s}"
     yield "--requeue" if site.requeue else "--no-requeue"
     if job.array:
         yield f"--array=0-{len(job.tasks) - 1}{f'%{site.array_limit}' if site.array_limit else ''}"
