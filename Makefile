@@ -39,8 +39,10 @@ types: $(VENV)/.test ## mypy, strict
 contracts: $(VENV)/.test ## which module may import which
 	$(BIN)/lint-imports --no-logo
 
+# Tests that start ranks take the cores themselves; the others share them out.
 unit: $(VENV)/.test ## the tests, all but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --ignore tests/distributed
+	$(BIN)/python -m pytest -m "not slow" tests/distributed
 
 format: $(VENV)/.test ## put the code in shape
 	$(BIN)/ruff check --fix
