@@ -242,6 +242,11 @@ class CommunicationCosts:
         stride = math.prod(axis.degree for axis in strategy.axes[max(work.axes) + 1 :])
         return max(1, min(work.ranks, self.cluster.ranks_per_node // stride))
 
+    @property
+    def interferes(self) -> bool:
+        """Whether it was measured what compute and collectives of the library cost each other."""
+        return any(entry.library == self.backend for entry in self._profile.interference)
+
     def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
         """What compute and the collective cost each other; factors of 1, and a remark, where it was not measured."""
         found = [entry for entry in self._profile.interference if entry.library == self.backend]

@@ -15,6 +15,9 @@ from paradl_bench.spec.statistics import Z90
 from predict.costs import Costs, Mode
 from predict.workload import Workload
 
+WORST_OVERLAP = 0.95
+"""Of the time hidden, what 95% of the values lie below that are spread evenly between none and all of it."""
+
 
 class Interval(NamedTuple):
     """Bounds in seconds, and the half-width that each source of error alone would have (its larger side).
@@ -38,16 +41,22 @@ def interval(workload: Workload) -> Interval:
     Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
     and loses are added in quadrature over the modes, each side by itself. Parts' own spreads are taken at full weight,
     as if nothing hid them. What the parts left unexplained of the iteration that they were measured in moves the end on
-    its side, by itself.
+    its side, by itself. Where overlap was taken as free, what is hidden may cost any part of itself: two things side
+    by side take at least as long as the longer of them, and as a rule at most as long as both in turn.
 
     Raises:
         UserError: the profile's parts explain nothing of its iterations.
     """
     costs = workload.costs
-    point = workload.timing().iteration_s
+    timing = workload.timing()
+    point = timing.iteration_s
     own = Z90 * costs.independent_total_sd_s * workload.lag
     above, below = own**2, own**2
     spread = {"each layer": own}
+    if workload.overlap_is_free:
+        hidden = WORST_OVERLAP * timing.overlap_s
+        above += hidden**2
+        spread["overlap that was not measured"] = hidden
     moved: dict[str, tuple[float, float]] = {}
     for mode in costs.modes:
         ends = _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)

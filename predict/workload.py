@@ -98,6 +98,8 @@ class Workload:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
         lag: how much longer the slowest rank computes than a median one.
+        overlap_is_free: whether compute and communication side by side were taken as not slowing each other for want
+            of a measurement.
     """
 
     costs: Costs
@@ -108,6 +110,7 @@ class Workload:
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]
     lag: float = 1.0
+    overlap_is_free: bool = False
 
     def timing(self) -> Timing:
         """The time under the costs as they are."""

@@ -141,3 +141,23 @@ def test_the_lag_of_the_slowest_rank_is_in_the_point() -> None:
     factor = 1 + 0.4 * (2 / 3 - 1 / 2)
     assert found.straggler == pytest.approx(factor)
     assert found.iteration_s == pytest.approx(factor * found.compute_s + found.communication_s)
+
+
+def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden() -> None:
+    one_bucket_a_layer = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
+
+    def of(profile: Profile, evaluator: str) -> Prediction:
+        point = Point(strategy=parse_strategy("d2"), settings=one_bucket_a_layer)
+        return Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named(evaluator)).predict(point)
+
+    fit = ring_fit("all_reduce")
+    for evaluator in ("simulate", "osf", "dag"):
+        unknown = of(make_profile(communication=(fit,), interference=()), evaluator)
+        known = of(make_profile(communication=(fit,), interference=(interference(1.0, 1.0),)), evaluator)
+        assert unknown.iteration_s == pytest.approx(known.iteration_s)
+        assert unknown.overlap_s > 0
+        hidden = 0.95 * unknown.overlap_s
+        assert unknown.spread_s["overlap that was not measured"] == pytest.approx(hidden)
+        assert sides(unknown)[0] == pytest.approx(sides(known)[0], abs=1e-15)
+        assert sides(unknown)[1] == pytest.approx(math.hypot(sides(known)[1], hidden))
+    assert "overlap that was not measured" not in of(make_profile(communication=(fit,)), "csf").spread_s
