@@ -17,12 +17,16 @@ from calibrate.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile, load_file
 from paradl_bench.measure.importers.kineto_events import busy, shared, total
 from paradl_bench.measure.importers.paradl_net import read
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LAYERS_FILE, TRACE_FILE, LayerSamples, TraceTimes, read_records
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.channel_shards import splittable
 
 
 def layer_ms(held: Imported) -> dict[tuple[str, str], list[float]]:
@@ -164,6 +168,17 @@ def test_a_lone_time_of_the_papers_network_is_the_whole_models() -> None:
     assert sum(value for values in layer_ms(held).values() for value in values) == pytest.approx(3.1, abs=1e-5)
     assert layer_ms(held)["RELU", "FWBW"] == [0.0]
     assert any("shared over layers by FLOPs: not measured" in note for note in held.notes)
+
+
+def test_layers_of_a_paradl_net_can_be_split(tmp_path: Path) -> None:
+    path = tmp_path / "small.net"
+    path.write_text("Input|10x3x8x8\nModel|small\nCONV_1|3x8x8|3x6x3x3|6x8x8|0.01\nFC_1|6x8x8|6x12x8x8|12x1x1|0\n")
+    (network,) = read(load_file(path), ImportOptions(batch=1)).networks
+    conv, linear = network.layers
+    assert (linear.input_shapes, linear.output_shape) == (((384,),), (12,))
+    assert splittable(network) == [conv, linear]
+    strategy = parse_strategy("f6")
+    planner_for(strategy).check(network, strategy, PlanSettings(batch=1))
 
 
 def test_a_layer_that_takes_longer_than_any_is_dropped() -> None:

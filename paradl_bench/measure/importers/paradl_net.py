@@ -163,8 +163,8 @@ def _network(model: str, rows: list[NetLine]) -> Network:
                 kind=kind,
                 attributes=attributes,
                 inputs=(layers[-1].name if layers else "input",),
-                input_shapes=(row.x,),
-                output_shape=row.y,
+                input_shapes=(_features(row, row.x),),
+                output_shape=_features(row, row.y),
                 parameters=tuple(tensor.name for tensor in tensors),
                 fw_flops=products,
                 bw_input_flops=products,
@@ -179,6 +179,11 @@ def _network(model: str, rows: list[NetLine]) -> Network:
         parameters=tuple(parameters),
         gradient_order=tuple(tensor.name for tensor in reversed(parameters)),
     )
+
+
+def _features(row: NetLine, shape: Shape) -> Shape:
+    """A fully connected layer reads and makes features in a row, which the file has as channels by extents."""
+    return (math.prod(shape),) if row.kind == "FC" else shape
 
 
 def _parameters(row: NetLine) -> list[Tensor]:
@@ -205,7 +210,7 @@ def _kind_and_attributes(row: NetLine) -> tuple[str, dict[str, Attribute]]:
         function = f"{'max' if row.kind == 'MPOOL' else 'avg'}_pool{len(kernel)}d"
         return "pool", {"function": function, "kernel": kernel, "ceil_mode": False, **windows}
     if row.kind == "FC":
-        return "linear", {"out_features": row.w[1]}
+        return "linear", {"out_features": row.w[1], "bias": False}
     if row.kind == "BNORM":
         return "batch_norm", {"affine": True, "running": True, "training": True}
     if row.kind == "RELU":
