@@ -1,0 +1,85 @@
+"""Groups that share a link: the simulation takes the closed form's phi, for as long as its collective lasts."""
+
+from __future__ import annotations
+
+import pytest
+from profile_factory import make_network, make_profile, ring_fit
+
+from calibrate.contention import Contention
+from calibrate.profile import Profile
+from paradl_bench.spec.cluster import Cluster, Level
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from predict.cost_model import CostModel
+from predict.prediction import Prediction, Predictor
+from predict.workload import Point, evaluator_named
+
+NETWORK = make_network((64, 128, 256, 32))
+GRADIENT_BYTES = 4 * (64 * 128 + 128 + 128 * 256 + 256 + 256 * 32 + 32)
+ALPHA_S, BETA_S = 50e-6, 1e-9
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+ONE_BUCKET = 1 << 40
+
+
+def profile_with(phi: float) -> Profile:
+    """Nodes of four ranks; four groups at once between nodes take phi times the beta of one."""
+    measured = [
+        Contention(
+            library="gloo",
+            operation=operation,
+            level="system",
+            concurrent=4,
+            ranks=(4, 4),
+            bytes_range=(1 << 10, 1 << 24),
+            factor=phi,
+            factor_interval=(phi, phi),
+            residual_relative_median=0.01,
+            samples=100,
+        )
+        for operation in OPERATIONS
+    ]
+    levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096))
+    return make_profile(
+        NETWORK,
+        cluster=Cluster(name="test", levels=levels, memory_bytes_per_rank=8e9),
+        communication=tuple(ring_fit(name, level=level.name) for name in OPERATIONS for level in levels),
+        contention=tuple(measured),
+    )
+
+
+def predicted(profile: Profile, text: str, evaluator: str, *, stated: float | None = None, **how: object) -> Prediction:
+    wanted = {"batch": 16, "first_bucket_bytes": ONE_BUCKET, "bucket_cap_bytes": ONE_BUCKET} | how
+    levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096, contention=stated))
+    cluster = None if stated is None else Cluster(name="given", levels=levels, memory_bytes_per_rank=8e9)
+    model = CostModel(profile=profile, network=NETWORK, cluster=cluster)
+    point = Point(strategy=parse_strategy(text), settings=PlanSettings(**wanted))  # type: ignore[arg-type]
+    return Predictor(model, evaluator_named(evaluator)).predict(point)
+
+
+@pytest.mark.parametrize("phi", [1.0, 1.7, 4.0])
+def test_exchanges_of_replicas_that_share_layers_share_a_nodes_link(phi: float) -> None:
+    """d4f4: each node's four ranks are in an exchange of their own; 2 (p1 - 1) (alpha + W / p phi beta)."""
+    exchange_s = 2 * 3 * (ALPHA_S + GRADIENT_BYTES / 4 / 4 * phi * BETA_S)
+    for stated in (None, phi):
+        measured = profile_with(phi if stated is None else 1.0)
+        simulated, paradl = (predicted(measured, "d4f4", name, stated=stated) for name in ("simulate", "paradl"))
+        assert paradl.breakdown_s["GE"] == pytest.approx(exchange_s)
+        assert simulated.breakdown_s["GE"] == pytest.approx(exchange_s)
+
+
+@pytest.mark.parametrize("phi", [1.0, 1.7, 4.0])
+def test_segments_between_nodes_share_it_and_those_within_a_node_do_not(phi: float) -> None:
+    """MODELS.md, segmented: reduce-scatter in the node, p2 all-reduces at once of m / p2 between nodes, all-gather."""
+    segment = GRADIENT_BYTES / 4
+    within_s = 2 * 3 * (ALPHA_S + segment * BETA_S)
+    between_s = 2 * 3 * (ALPHA_S + segment / 4 * phi * BETA_S)
+    found = predicted(profile_with(phi), "d16", "simulate", exchange="segmented", ranks_per_node=4)
+    assert found.breakdown_s["GE"] == pytest.approx(within_s + between_s)
+
+
+def test_one_leader_a_node_has_the_link_to_itself() -> None:
+    few, many = (
+        predicted(profile_with(phi), "d16", "simulate", exchange="leader", ranks_per_node=4).iteration_s
+        for phi in (1.0, 4.0)
+    )
+    assert few == many
