@@ -62,6 +62,13 @@ accumulate_option = click.option(
     " other.",
 )
 
+recompute_option = click.option(
+    "--recompute",
+    metavar="none|all|MODULE[,...]",
+    help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name, pattern"
+    " (layer1.*) or run of a sequence (features.3:8). Default: none.",
+)
+
 sharing_options = together(
     click.option(
         "--split",

@@ -75,14 +75,15 @@ class ClosedFormTables:
             matter.
 
     Raises:
-        UserError: spatial parallelism is to end before a layer that there is none of; gradients are to be accumulated.
+        UserError: spatial parallelism is to end before a layer that there is none of; gradients are to be accumulated,
+            or activations computed again.
     """
 
     def __init__(self, model: CostModel, settings: PlanSettings | None = None) -> None:
         self._model = model
         self._settings = settings or PlanSettings(batch=1, optimizer=model.optimizer)
-        if self._settings.accumulate > 1:
-            raise UserError("closed forms know no accumulation of gradients: simulate it")
+        if self._settings.accumulate > 1 or self._settings.recompute:
+            raise UserError("closed forms know no accumulation of gradients and nothing computed again: simulate it")
         layers, until = [layer.name for layer in model.network.layers], self._settings.spatial_until
         if until is not None and until not in layers:
             raise unknown_choice(f"layer of {model.network.name} to end spatial parallelism before", until, layers)

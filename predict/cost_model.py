@@ -301,8 +301,9 @@ class CostModel:
         # Where roles differ, a work counts as often as in the role that has it most.
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
-        # A stage of a pipeline has a part of the model's operations, and micro-batches go through them one by one.
-        in_parts = degree_of(plan.strategy, "pipeline") > 1 or plan.micro_batches > 1
+        # A stage of a pipeline has a part of the model's operations, micro-batches go through them one by one, and
+        # what is computed again goes through some of them twice.
+        in_parts = degree_of(plan.strategy, "pipeline") > 1 or plan.micro_batches > 1 or plan.recomputes
         about = _About(
             place=place,
             strategy=plan.strategy,

@@ -11,7 +11,7 @@ from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, ranks_per_node
-from paradl_bench.spec.units import parse_layers
+from paradl_bench.spec.units import parse_layers, parse_recompute
 from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
 from predict.input_terms import input_options
@@ -139,6 +139,7 @@ def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int],
             bucket_cap_bytes=bucket_cap,
             batch_norm=options["batch_norm"],
             accumulate=options["accumulate"],
+            recompute=parse_recompute(options["recompute"]),
             split=parse_layers(options["split"], "--split"),
             filter_backward=options["filter_backward"],
             spatial_until=options["spatial_until"],

@@ -109,8 +109,9 @@ class _Predictors:
         self._models: dict[tuple[str, ...], CostModel] = {}
 
     def covers(self, run: Run, evaluator: str) -> bool:
-        """Whether the evaluator has something to say on a run's strategy."""
-        return self._evaluators[evaluator].covers(parse_strategy(run.description.strategy))
+        """Whether the evaluator has something to say on a run's strategy and settings."""
+        asked = self._evaluators[evaluator]
+        return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
 
     def predict(self, run: Run, evaluator: str) -> Prediction:
         """The prediction of a run's configuration.

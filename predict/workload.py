@@ -125,12 +125,14 @@ class Evaluator:
         name: as ``--evaluator`` takes it. summary: one line for help.
         prepare: raises UserError where it has nothing to say on the point's strategy.
         covers: whether it has something to say on a strategy.
+        knows: whether it does under these settings, of a strategy that it covers.
     """
 
     name: str
     summary: str
     prepare: Callable[[CostModel, Point], Workload]
     covers: Callable[[Strategy], bool] = lambda strategy: True
+    knows: Callable[[PlanSettings], bool] = lambda settings: True
 
 
 def evaluators() -> dict[str, Evaluator]:

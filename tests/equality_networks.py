@@ -151,6 +151,43 @@ class Block(nn.Module):
         return x + self.two(torch.tanh(self.one(x)))
 
 
+class ConvBlock(nn.Module):
+    """A residual block whose activations work in place, and whose output is changed by nobody else."""
+
+    def __init__(self, channels: int, drop: float) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(channels, channels + 2, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels + 2)
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(drop) if drop else nn.Sigmoid()
+        self.two = nn.Conv2d(channels + 2, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.two(self.drop(self.act(self.norm(self.one(x))))) + x)
+
+
+class Blocked(nn.Module):
+    """Blocks in a sequence, behind a stem and in front of a head, which are sequences of single operations."""
+
+    input_shape = (4, 13, 12)
+    drop = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.MaxPool2d(3, 2, 1))
+        self.blocks = nn.Sequential(ConvBlock(6, self.drop), ConvBlock(6, self.drop))
+        self.head = nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class BlockedDropout(Blocked):
+    """The same with dropout inside of blocks."""
+
+    drop = 0.4
+
+
 class Woven(nn.Module):
     """Blocks in a sequence, a layer used twice, a weight read elsewhere, one read twice, a head that no loss reads."""
 

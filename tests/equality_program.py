@@ -1,8 +1,9 @@
 """What every rank of an equality test runs: a strategy's training beside the serial one, iteration by iteration.
 
 Usage: equality_program.py CASES RESULT; both are JSON files. A case has ``network`` (a name, or what ``Drawn`` takes),
-``strategy``, ``options`` (of PlanSettings), ``seeded`` (whether both draw the same random numbers) and ``alike`` (to
-hold ranks that compute alike against each other and not against serial). The result is how many ran, and for those that
+``strategy``, ``options`` (of PlanSettings), ``seeded`` (whether both draw the same random numbers), ``alike`` (to
+hold ranks that compute alike against each other and not against serial) and ``repeated`` (to hold what computes
+activations again against the same strategy that keeps them). The result is how many ran, and for those that
 a limit refused, why.
 """
 
@@ -232,6 +233,32 @@ class Comparison:
                 assert_close(buffer, buffers[name])
 
 
+def run_repeated(case: dict[str, Any], context: RankContext) -> None:
+    """Gradients with and without recomputation, from the same random numbers of each rank."""
+    found = []
+    for recompute in (case["options"]["recompute"], ()):
+        one = Comparison({**case, "options": {**case["options"], "recompute": recompute}}, context)
+        inputs, targets = one.model.make_batch(SAMPLES * one.replicas, seed=7)
+        iterations = []
+        torch.manual_seed(3)
+        for _ in range(3):
+            one.model.module.zero_grad()
+            one.model.loss(one.parallel(inputs.double()[one.own]), targets[one.own]).backward()  # type: ignore[no-untyped-call]
+            parameters = one.model.module.named_parameters()
+            iterations.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+        found.append((iterations, dict(one.model.module.named_buffers())))
+        one.close()
+    (again, buffers), (kept, kept_buffers) = found
+    for gradients, exact in zip(again, kept, strict=True):
+        assert gradients.keys() == exact.keys()
+        for name, gradient in gradients.items():
+            assert_close(gradient, exact[name])
+    first, second = (torch.cat([g.flatten() for g in gradients.values()]) for gradients in again[:2])
+    assert not torch.equal(first, second), "nothing was drawn"
+    for name, buffer in buffers.items():
+        assert_close(buffer, kept_buffers[name])
+
+
 def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, Any]:
     """How many cases ran, and why the others were refused.
 
@@ -241,6 +268,9 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, An
     refused = []
     for case in cases:
         try:
+            if case.get("repeated"):
+                run_repeated(case, context)
+                continue
             comparison = Comparison(case, context)
             comparison.run_alike() if case.get("alike") else comparison.run()
             comparison.close()

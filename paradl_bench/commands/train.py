@@ -14,11 +14,12 @@ from paradl_bench.options import (
     bucket_option,
     exchange_options,
     hang_option,
+    recompute_option,
     sample_options,
     schedule_options,
     sharing_options,
 )
-from paradl_bench.spec.units import parse_layers, parse_sample_shape
+from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_shape
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training_request import TrainingRequest
@@ -48,6 +49,7 @@ class Limits(NamedTuple):
 @sample_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @accumulate_option
+@recompute_option
 @bucket_option
 @batch_norm_option
 @sharing_options
@@ -88,6 +90,7 @@ def COMMAND(  # noqa: N802
     sequence: int | None,
     optimizer: str,
     accumulate: int,
+    recompute: str | None,
     bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
     split: str | None,
@@ -132,6 +135,7 @@ def COMMAND(  # noqa: N802
         dtype=dtype,
         optimizer=optimizer,
         accumulate=accumulate,
+        recompute=parse_recompute(recompute),
         bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
         split=parse_layers(split, "--split"),

@@ -46,6 +46,7 @@ from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
 from paradl_bench.strategies.pipeline.module import RankPipeline
+from paradl_bench.strategies.recomputed_module import recompute_segments
 from paradl_bench.strategies.zero.plan import zero_stage
 from paradl_bench.terminal import progress
 
@@ -104,7 +105,7 @@ def _measure(
     output: Path,
     command_line: tuple[str, ...],
 ) -> None:
-    trainer.try_alone()
+    trainer.try_alone(network)
     writer = TrainingWriter.open(request, context, output, command_line) if context.rank == 0 else None
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
@@ -269,7 +270,7 @@ class Trainer:
             rank=self._context.rank,
         )
 
-    def try_alone(self) -> None:
+    def try_alone(self, network: Network) -> None:
         """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
 
         Raises:
@@ -278,6 +279,7 @@ class Trainer:
         self.phase = "forward and backward of the model alone"
         try:
             self._model.module.to(self._context.device)
+            recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
             loss = self._model.loss(self._model.module(self._inputs[:at_once]), self._targets[:at_once])
             loss.backward()  # type: ignore[no-untyped-call]

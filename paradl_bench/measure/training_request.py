@@ -27,8 +27,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, accumulate, micro_batches, schedule, stages, cut_by, split, filter_backward, spatial_until,
-            exchange, ranks_per_node: as in
+        batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
+            spatial_until, exchange, ranks_per_node: as in
             :class:`~paradl_bench.spec.plan.PlanSettings`.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.stage_balance`.
@@ -44,6 +44,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     bucket_cap_mb: float | None = None
     batch_norm: Literal["local", "sync"] = "local"
     accumulate: int = 1
+    recompute: tuple[str, ...] = ()
     micro_batches: int | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             bucket_cap_bytes=cap,
             batch_norm=self.batch_norm,
             accumulate=self.accumulate,
+            recompute=self.recompute,
             micro_batches=self.micro_batches,
             schedule=self.schedule,
             stages=self.stages,

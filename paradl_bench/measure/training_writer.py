@@ -118,6 +118,7 @@ class TrainingWriter:
             first_bucket_bytes=settings.first_bucket_bytes,
             batch_norm=settings.batch_norm,
             accumulate=settings.accumulate,
+            recompute=settings.recompute,
             micro_batches=settings.micro_batches,
             schedule=settings.schedule,
             stages=cut_names(network, request.strategy, settings),

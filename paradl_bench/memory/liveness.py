@@ -86,10 +86,12 @@ class Pass:
 
     Attributes:
         saved: per layer. outputs: that the caller keeps until backward is done.
+        given: per segment that is computed again, what it read of other layers, by layer, and of what is gathered.
     """
 
     saved: list[list[Storage]]
     outputs: list[Storage] = field(default_factory=list)
+    given: list[tuple[dict[int, Storage], dict[int, Storage]]] = field(default_factory=list)
 
 
 class Liveness:
@@ -103,6 +105,8 @@ class Liveness:
         kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
         input_has_gradient: whether backward makes a gradient of what the network reads.
         mask_bytes: of an element of a mask; None for as many as any other element has.
+        recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
+            backward.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class Liveness:
         kept_outputs: Sequence[int] = (),
         input_has_gradient: bool = False,
         mask_bytes: int | None = None,
+        recomputed: Sequence[range] = (),
     ) -> None:
         self._ledger, self._network, self._samples = ledger, network, samples
         self._element_bytes = DTYPE_BYTES[dtype]
@@ -133,6 +138,14 @@ class Liveness:
         self._last_reader = self._find_last_readers()
         self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
         self._finished: set[str] = set()
+        self._recomputed = tuple(recomputed)
+        self._keeping = [
+            [i for i in self._order if i in layers and self._keeps(i) != Saved()] for layers in self._recomputed
+        ]
+
+    def _keeps(self, i: int) -> Saved:
+        kind = self._kinds[i]
+        return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
 
     def _find_last_readers(self) -> list[list[int]]:
         """Per layer, the layers whose outputs nobody reads after it."""
@@ -158,12 +171,15 @@ class Liveness:
         made: dict[int, Storage] = {}
         wholes: dict[int, Storage] = {}
         left = Pass([[] for _ in self._layers])
-        for i, layer in enumerate(self._layers):
-            self._gather_inputs(i, made, wholes)
-            sources = [self._index.get(name, _RECEIVED) for name in layer.inputs]
-            gathered = {} if self._is_cut(i) else wholes
-            read = [gathered.get(source) or made.get(source, received) for source in sources]
-            made[i] = self._run(i, read, left.saved[i])
+        again = {i for layers in self._recomputed for i in layers}
+        begins = {layers.start: layers for layers in self._recomputed}
+        for i in range(len(self._layers)):
+            if i in begins:
+                left.given.append(self._hold_given(begins[i], {_RECEIVED: received} | made, wholes))
+            made[i] = self._run_on(i, made, wholes, received, left.saved[i])
+            if i in again:
+                # What autograd would keep is not kept.
+                self._release_all(left.saved[i])
             if i in self._kept_outputs:
                 left.outputs.append(hold(made[i]))
             for source in self._last_reader[i]:
@@ -173,6 +189,49 @@ class Liveness:
         if _RECEIVED in wholes:
             ledger.release(wholes[_RECEIVED])
         return left
+
+    def _run_on(
+        self,
+        i: int,
+        made: Mapping[int, Storage],
+        wholes: dict[int, Storage],
+        received: Storage | None,
+        saved: list[Storage],
+    ) -> Storage:
+        """Run one operation on what others made."""
+        self._gather_inputs(i, made, wholes)
+        sources = [self._index.get(name, _RECEIVED) for name in self._layers[i].inputs]
+        gathered = {} if self._is_cut(i) else wholes
+        found = (gathered.get(source) or made.get(source, received) for source in sources)
+        return self._run(i, [storage for storage in found if storage is not None], saved)
+
+    def _release_all(self, storages: list[Storage]) -> None:
+        for storage in storages:
+            self._ledger.release(storage)
+        storages.clear()
+
+    def _hold_given(
+        self, layers: range, made: Mapping[int, Storage], wholes: Mapping[int, Storage]
+    ) -> tuple[dict[int, Storage], dict[int, Storage]]:
+        """Hold what a segment reads of earlier layers, and what was gathered of it before."""
+        read = {self._index.get(name, _RECEIVED) for i in layers for name in self._layers[i].inputs}
+        given = {source: hold(made[source]) for source in read if source < layers.start and source in made}
+        return given, {source: hold(wholes[source]) for source in read if source in wholes}
+
+    def _compute_again(self, layers: range, left: Pass, which: int) -> None:
+        """Forward of a segment in backward; what autograd keeps of it is there from then on."""
+        ledger = self._ledger
+        given, gathered = left.given[which]
+        made, wholes = dict(given), dict(gathered)
+        for i in layers:
+            made[i] = self._run_on(i, made, wholes, None, left.saved[i])
+            for source in self._last_reader[i]:
+                if source in layers:
+                    ledger.release(made.pop(source))
+                    if source in wholes:
+                        ledger.release(wholes.pop(source))
+        own = [storage for i, storage in made.items() if i not in given]
+        self._release_all(own + [storage for i, storage in wholes.items() if i not in gathered])
 
     def _gather_inputs(self, i: int, made: Mapping[int, Storage], wholes: dict[int, Storage]) -> None:
         """Blocks become whole where the spatial region ends; each is gathered before its first reader outside."""
@@ -205,7 +264,7 @@ class Liveness:
         ledger, layer, shard, kind = self._ledger, self._layers[i], self._shards[i], self._kinds[i]
         copied = self._copy_of_input(i, read)
         read = [copied] if copied is not None else read
-        keeps = kind.saves(shard.layer) if kind else Saved(inputs=True, output=True)
+        keeps = self._keeps(i)
         own = ledger.allocate(self._beside(keeps))
         aliases = _aliases(layer, kind) and bool(read)
         output = hold(read[0]) if aliases else ledger.allocate(self._output_bytes(shard.layer))
@@ -277,12 +336,19 @@ class Liveness:
         # What was gathered gets gradients of the whole, and takes its block.
         pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
         of_wholes: dict[int, list[Gradient]] = {}
+        due = {own[0]: which for which, own in enumerate(self._keeping) if own}
+        done = {own[-1]: which for which, own in enumerate(self._keeping) if own}
         for i in self._order:
+            if i in due:
+                self._compute_again(self._recomputed[due[i]], left, due[i])
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
             for source, gradient in self._differentiate(i, pending.pop(i, []), left.saved[i]):
                 gathered = self._is_cut(source) and not self._is_cut(i)
                 self._push(of_wholes if gathered else pending, source, gradient)
+            if i in done:
+                for held in left.given[done[i]]:
+                    self._release_all(list(held.values()))
         for output in left.outputs:
             self._ledger.release(output)
         return [gradient.storage for gradient in pending.pop(_RECEIVED, [])]

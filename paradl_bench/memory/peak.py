@@ -12,7 +12,7 @@ Where ranks differ, the one that needs most is the answer. Pipelines are put tog
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.memory.liveness import Ledger, Liveness
@@ -25,6 +25,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import LayerShard
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
+from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.zero.plan import zero_stage
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
@@ -57,6 +58,7 @@ def per_phase_memory(
     zero_stage: int = 0,
     ranks: int = 1,
     micro_batches: int = 1,
+    recomputed: Sequence[range] = (),
 ) -> MemoryUse:
     """Peak over forward, backward and weight update on one rank.
 
@@ -68,6 +70,7 @@ def per_phase_memory(
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
         zero_stage: of data parallelism over as many ``ranks``.
         micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.
+        recomputed: as :class:`~paradl_bench.memory.liveness.Liveness` takes it.
 
     Raises:
         UserError: an optimizer whose state is not known.
@@ -80,7 +83,8 @@ def per_phase_memory(
             ledger, network, samples, ranks, reshard=reshard, dtype=dtype, mask_bytes=masks
         )
     else:
-        walk = Liveness(ledger, network, samples, dtype=dtype, shards=shards, mask_bytes=mask_bytes(device))
+        masks = mask_bytes(device)
+        walk = Liveness(ledger, network, samples, dtype=dtype, shards=shards, mask_bytes=masks, recomputed=recomputed)
     # All micro-batches after the first find what the second does.
     for _ in range(min(micro_batches, 2)):
         received = ledger.allocate(block_elements * samples * DTYPE_BYTES[dtype])
@@ -151,6 +155,7 @@ def planned_memory(
             zero_stage=zero_stage(strategy),
             ranks=strategy.ranks,
             micro_batches=settings.accumulate,
+            recomputed=[segment.layers for segment in segments_of(shared.network, settings)],
         )
         for shared in planner_for(strategy).shares(network, strategy, settings).distinct
     ]

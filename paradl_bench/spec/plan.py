@@ -27,6 +27,9 @@ from paradl_bench.spec.strategy import Strategy
 
 Ints = NDArray[np.int32]
 
+RECOMPUTE_ALL = ("all",)
+"""``PlanSettings.recompute`` of every block that the network's names tell."""
+
 _EXCHANGES = re.compile("flat|leader|leaders:[1-9][0-9]{0,5}|segmented")
 
 
@@ -206,6 +209,7 @@ class Plan:
         works: distinct works that the roles' tasks point at.
         local_batch: samples a rank computes in an iteration.
         micro_batches: into how many parts it computes them, one after the other.
+        recomputes: whether some of forward is computed again in backward.
         notes: what the plan leaves out, in words, for reports.
         positions: per position along the axes that share layers (the last one counting fastest), the index of the role
             that stands there.
@@ -227,6 +231,7 @@ class Plan:
     sharded: tuple[tuple[Layer, int], ...] = ()
     micro_batches: int = 1
     per_node: int = 1
+    recomputes: bool = False
 
     def __post_init__(self) -> None:
         if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
@@ -330,6 +335,9 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         cut_by: what ``stages`` balance where they were found and not given, in words.
         accumulate: micro-batches that a rank goes through before gradients are exchanged and weights updated, where
             there is no pipeline.
+        recompute: modules, patterns of them or slices of sequences whose activations are not kept but computed again in
+            backward (:mod:`~paradl_bench.strategies.recomputation`); :data:`RECOMPUTE_ALL` for all blocks, empty for
+            none.
         split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
             for all that can be.
         filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
@@ -352,6 +360,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stages: tuple[str, ...] = ()
     cut_by: str = ""
     accumulate: int = 1
+    recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None

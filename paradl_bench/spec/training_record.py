@@ -129,7 +129,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         differences: what does not agree, in words.
         micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.spec.plan.PlanSettings`;
             stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
-        accumulate: micro-batches between two updates, as there.
+        accumulate: micro-batches between two updates. recompute: what was computed again in backward. As there.
         split, filter_backward, spatial_until: of layers that are shared out, as there.
         exchange, ranks_per_node: of gradients, as there.
         losses: of the first rank that computes them, one a timed iteration.
@@ -157,6 +157,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stages: tuple[str, ...] = ()
     cut_by: str = ""
     accumulate: int = 1
+    recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
@@ -185,6 +186,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             stages=self.stages,
             cut_by=self.cut_by,
             accumulate=self.accumulate,
+            recompute=self.recompute,
             blocking=library_blocks(self.backend),
             split=self.split,
             filter_backward=self.filter_backward,

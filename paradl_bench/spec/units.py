@@ -146,6 +146,20 @@ def parse_layers(text: str | None, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def parse_recompute(text: str | None) -> tuple[str, ...]:
+    """What ``--recompute`` makes of its text: empty for ``none`` and for no text, else as given, ``all`` included.
+
+    Raises:
+        UserError: a name is empty, or ``all`` or ``none`` stands beside others.
+    """
+    if text is None or text.strip() == "none":
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names) or (len(names) > 1 and {"all", "none"}.intersection(names)):
+        raise UserError(f"--recompute {text!r}: write none, all, or modules as layer1.*,head")
+    return names
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """Extents of ``3x224x224``.
 

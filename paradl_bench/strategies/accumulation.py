@@ -20,6 +20,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.compute import NetworkCompute, gradient_order
 from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.recomputation import segments_of
 
 
 def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
@@ -56,7 +57,8 @@ class MicroSteps:
         self, builder: RoleBuilder, shared: SharedLayers, settings: PlanSettings, operations: dict[int, str]
     ) -> None:
         self._builder, self._count = builder, settings.accumulate
-        self._compute = NetworkCompute(builder, shared.network, shared.shards, operations=operations)
+        again = [segment.layers for segment in segments_of(shared.network, settings)]
+        self._compute = NetworkCompute(builder, shared.network, shared.shards, operations=operations, recomputed=again)
         self._added = added_with(shared.network, self.backward_layers)
 
     @property

@@ -100,6 +100,7 @@ class NetworkCompute:
         outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
         input_has_gradient: whether what the network reads needs a gradient, as what a pipeline's stage receives does.
         operations: keys of operations by the identity of their layers, which live as long as it does; it is added to.
+        recomputed: ranges of layers whose forward runs again when backward comes to the first of them.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class NetworkCompute:
         outputs: Sequence[int] = (),
         input_has_gradient: bool = False,
         operations: dict[int, str] | None = None,
+        recomputed: Sequence[range] = (),
     ) -> None:
         self._builder = builder
         self._layers = network.layers
@@ -126,6 +128,11 @@ class NetworkCompute:
         needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
         self.backward_layers = backward_layers(network, needs_gradient, outputs)
         self._outputs = frozenset(outputs)
+        self._again: dict[int, range] = {}
+        for layers in recomputed:
+            first = next((layer for layer in self.backward_layers if layer in layers), None)
+            if first is not None:
+                self._again[first] = layers
         self._forward: list[int] = []
         self.backward_task = -1
         """The task that ends what backward has done so far, communication included."""
@@ -136,17 +143,29 @@ class NetworkCompute:
         Args:
             before_layer: appends what comes right before a layer, and returns what that layer waits for.
         """
-        between = Between(phase="FW")
         self._forward = []
-        layers = zip(self._shards, self._operations, self._inputs, strict=True)
-        for index, (shard, operation, inputs) in enumerate(layers):
-            work = Compute(layer=shard.layer.name, operation=operation, phase="FW", shard=shard.shard)
+        for index, inputs in enumerate(self._inputs):
             before = before_layer(index) if before_layer else ()
             waits = (tuple(self._forward[source] for source in inputs) or after) + before
-            waits = self._communicate(shard.before_fw, Phase.FW, waits)
-            task = self._builder.add(work, Phase.FW, Stream.COMPUTE, waits)
-            self._forward.append(self._communicate(shard.after_fw, Phase.FW, (task,))[-1])
-            self._builder.add(between, Phase.FW, Stream.COMPUTE, (self._forward[-1],))
+            self._forward.append(self._run(index, Phase.FW, waits))
+
+    def _run(self, index: int, phase: Phase, waits: tuple[int, ...]) -> int:
+        """Append forward of a layer, in the phase FW or again in BW; returns the task that its readers wait for."""
+        shard = self._shards[index]
+        work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="FW", shard=shard.shard)
+        waits = self._communicate(shard.before_fw, phase, waits)
+        task = self._builder.add(work, phase, Stream.COMPUTE, waits)
+        made = self._communicate(shard.after_fw, phase, (task,))[-1]
+        self._builder.add(Between(phase="FW"), phase, Stream.COMPUTE, (made,))
+        return made
+
+    def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append forward of a segment in backward; returns what its backward waits for."""
+        made: dict[int, int] = {}
+        for index in layers:
+            waits = tuple(made[source] for source in self._inputs[index] if source in made) or after
+            made[index] = self._run(index, Phase.BW, waits)
+        return tuple(made.values())[-1:]
 
     def _communicate(self, works: tuple[Communication, ...], phase: Phase, after: tuple[int, ...]) -> tuple[int, ...]:
         """Append communication one after the other; returns what waits for the last waits for."""
@@ -175,6 +194,8 @@ class NetworkCompute:
             shard = self._shards[index]
             work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="BW", shard=shard.shard)
             before = before_layer(index) if before_layer else ()
+            if index in self._again:
+                before += self._run_again(self._again[index], tuple(waits[index]))
             computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             yield index, computed

@@ -38,6 +38,7 @@ from paradl_bench.strategies.data.plan import (
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, place_of, positions
 from paradl_bench.strategies.norm_statistics import synchronise_norms
 from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
+from paradl_bench.strategies.recomputation import check_recomputation
 from paradl_bench.strategies.zero.plan import add_optimizer_broadcasts, build_sharded_role, zero_stage
 
 _LATEST: Latest[Shares] = Latest()
@@ -103,6 +104,7 @@ class NestedPlanner:
             exchange_axes=exchange_axes,
             sharded=sharded_layers(shares),
             micro_batches=settings.accumulate,
+            recomputes=bool(settings.recompute),
         )
 
     def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
@@ -147,6 +149,7 @@ class NestedPlanner:
             planner.check(network, strategy, index, settings)
         node_groups(strategy, settings)
         check_accumulation(strategy, settings)
+        check_recomputation(network, strategy, settings)
 
     def _share(
         self,

@@ -25,6 +25,20 @@ class OwnRandomness:
         self._state: torch.Tensor | None = None
 
     @contextlib.contextmanager
+    def replayed(self, state: torch.Tensor | None) -> Iterator[None]:
+        """Draw inside what was drawn from an earlier :attr:`state` on; then go on as if nothing had been drawn."""
+        now, self._state = self._state, state
+        try:
+            yield
+        finally:
+            self._state = now
+
+    @property
+    def state(self) -> torch.Tensor | None:
+        """Where the numbers are; None before the first is drawn."""
+        return self._state
+
+    @contextlib.contextmanager
     def used(self, like: torch.Tensor) -> Iterator[None]:
         """Draw own numbers on the tensor's device inside."""
         cuda = like.device.type == "cuda"

@@ -29,6 +29,7 @@ from paradl_bench.strategies.norm_statistics import statistics_axes
 from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_calls
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
+from paradl_bench.strategies.recomputed_module import recompute_segments
 from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.zero.module import shard_parameters
@@ -83,8 +84,10 @@ def build_parallel(
         loss: a mean over samples; what a pipeline's last stage needs, and nothing else does.
 
     Raises:
-        UserError: a limit is exceeded, or bucket limits that torch cannot be given.
+        UserError: a limit is exceeded, bucket limits that torch cannot be given, or a run of children of what is no
+            sequence.
     """
+    recompute_segments(module, network, settings)
     if not strategy.axes:
         return ParallelModule(module, network, Spans())
     mesh = ProcessMesh(strategy)

@@ -7,7 +7,7 @@ did, and hands those that a strategy has a rule for to that rule.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ from paradl_bench.spec.strategy import Axis
 from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.group_functions import Group
 from paradl_bench.strategies.operations import function_name, is_operation
+from paradl_bench.strategies.own_randomness import OwnRandomness
 
 Call = Callable[..., Any]
 
@@ -49,6 +50,7 @@ class Sharding(NamedTuple):
             the module's own code asks for is answered so.
         receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
             earlier stage of a pipeline made it.
+        randomness: of layers that draw other numbers on each rank.
     """
 
     rules: Mapping[int, Rule]
@@ -57,6 +59,7 @@ class Sharding(NamedTuple):
     leave: Callable[[Any], Any] | None = None
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
     receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+    randomness: OwnRandomness | None = None
 
 
 @runtime_checkable
@@ -131,10 +134,15 @@ class Walk(TorchFunctionMode):
         index: of the operation that comes next, in the network.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: Sharding, index: int = 0) -> None:
         super().__init__()
-        self.index = 0
+        self.index = index
         self._sharding = sharding
+
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """A walk that starts where this one is, to be entered where the same operations run again."""
+        random = self._sharding.randomness
+        return _walk_again(self._sharding, self.index, random, random.state if random else None)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -162,6 +170,14 @@ class Walk(TorchFunctionMode):
             return function(*args, **kwargs)
         dim = args[1] if len(args) > 1 and function == _SIZE else kwargs.get("dim")
         return shape if dim is None else shape[dim]
+
+
+@contextlib.contextmanager
+def _walk_again(
+    sharding: Sharding, index: int, random: OwnRandomness | None, state: torch.Tensor | None
+) -> Iterator[None]:
+    with random.replayed(state) if random else contextlib.nullcontext(), Walk(sharding, index):
+        yield
 
 
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

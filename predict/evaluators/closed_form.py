@@ -25,12 +25,19 @@ def has_closed_form(strategy: Strategy) -> bool:
     return strategy.name in KINDS and not any(axis.zero_stage for axis in strategy.axes)
 
 
-def refuse_micro_batches(name: str, settings: PlanSettings) -> None:
+def has_closed_settings(settings: PlanSettings) -> bool:
+    """Neither accumulated gradients nor activations that are computed again: closed forms have none of these."""
+    return settings.accumulate == 1 and not settings.recompute
+
+
+def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
     """Raises:
-    UserError: gradients of micro-batches are to be accumulated, which no closed form has.
+    UserError: gradients are to be accumulated, or activations to be computed again, which no closed form has.
     """
     if settings.accumulate > 1:
         raise UserError(f"{name} knows no --accumulate {settings.accumulate}: take --evaluator simulate")
+    if settings.recompute:
+        raise UserError(f"{name} knows no --recompute {','.join(settings.recompute)}: take --evaluator simulate")
 
 
 def prepare_closed_form(
@@ -43,7 +50,7 @@ def prepare_closed_form(
     """
     if not has_closed_form(point.strategy):
         raise UserError(f"{name} has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
-    refuse_micro_batches(name, point.settings)
+    refuse_what_is_simulated(name, point.settings)
     sums = model.sums(model.place(point.strategy, point.local_batch))
     exchange, exchange_remarks = model.collective(
         gradient_exchange(model.network, point.strategy.ranks), point.strategy

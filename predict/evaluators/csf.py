@@ -5,7 +5,7 @@ from __future__ import annotations
 from predict.closed_forms import csf
 from predict.cost_model import CostModel
 from predict.costs import Remark
-from predict.evaluators.closed_form import has_closed_form, prepare_closed_form
+from predict.evaluators.closed_form import has_closed_form, has_closed_settings, prepare_closed_form
 from predict.osf import scaling_factor
 from predict.workload import Evaluator, Point, Workload
 
@@ -26,4 +26,5 @@ EVALUATOR = Evaluator(
     summary="no overlap: all of compute, then one all-reduce of everything",
     prepare=prepare,
     covers=has_closed_form,
+    knows=has_closed_settings,
 )

@@ -15,7 +15,13 @@ from paradl_bench.strategies.catalog import planner_for
 from predict.assembly import join
 from predict.cost_model import CostModel
 from predict.costs import Floats, Remark
-from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form, refuse_micro_batches
+from predict.evaluators.closed_form import (
+    KINDS,
+    flat_exchange,
+    has_closed_form,
+    has_closed_settings,
+    refuse_what_is_simulated,
+)
 from predict.input_closed_form import PRESETS, Preset, exposed_exchange_seconds, iteration_seconds
 from predict.input_terms import HostBatch, input_terms
 from predict.layerwise_plan import layerwise_plan
@@ -30,7 +36,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
     """
     if not has_closed_form(point.strategy):
         raise UserError(f"dag has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
-    refuse_micro_batches("dag", point.settings)
+    refuse_what_is_simulated("dag", point.settings)
     options = model.input_options
     if options.preset not in PRESETS:
         raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
@@ -96,4 +102,5 @@ EVALUATOR = Evaluator(
     summary="S-SGD's DAG: reading and copying the input, an exchange for every layer, overlap for free",
     prepare=prepare,
     covers=has_closed_form,
+    knows=has_closed_settings,
 )

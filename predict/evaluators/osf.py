@@ -14,7 +14,13 @@ from paradl_bench.strategies.catalog import planner_for
 from predict.closed_forms import gradient_exchange
 from predict.cost_model import CostModel
 from predict.costs import Remark
-from predict.evaluators.closed_form import KINDS, flat_exchange, has_closed_form, refuse_micro_batches
+from predict.evaluators.closed_form import (
+    KINDS,
+    flat_exchange,
+    has_closed_form,
+    has_closed_settings,
+    refuse_what_is_simulated,
+)
 from predict.layerwise_plan import layerwise_plan
 from predict.osf import Exchange, Fusion, scaling_factor
 from predict.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
@@ -43,7 +49,7 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
     Raises:
         UserError: the profile lacks a part, or gradients are to be accumulated.
     """
-    refuse_micro_batches("osf", point.settings)
+    refuse_what_is_simulated("osf", point.settings)
     plan = layerwise_plan(model.network, point, buffers.sends)
     priced = model.price(plan)
     form = OverlapForm(plan, model.network, fusion_of(model), buffers)
@@ -112,4 +118,5 @@ EVALUATOR = Evaluator(
     summary="OSF: exchanges beside backward, layer by layer or fused; scaling factor",
     prepare=prepare,
     covers=has_closed_form,
+    knows=has_closed_settings,
 )

@@ -19,8 +19,9 @@ from predict.costs import Floats, Remark
 from predict.evaluators.closed_form import (
     flat_exchange,
     has_closed_form,
+    has_closed_settings,
     prepare_closed_form,
-    refuse_micro_batches,
+    refuse_what_is_simulated,
 )
 from predict.exposure import names_of_layer_communication
 from predict.memory_estimate import EstimatedMemory
@@ -40,7 +41,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
             f"paradl has closed forms of serial, data, filter, channel and spatial, of data with one of these, and"
             f" of pipelines alone, not of {point.strategy}: take simulate"
         )
-    refuse_micro_batches("paradl", point.settings)
+    refuse_what_is_simulated("paradl", point.settings)
     memory = model.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
         return _pipelined(model, point, memory)
@@ -148,4 +149,5 @@ EVALUATOR = Evaluator(
     summary="ParaDL's closed forms: layers' times shared out, communication in series, no overlap",
     prepare=prepare,
     covers=_covers,
+    knows=has_closed_settings,
 )

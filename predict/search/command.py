@@ -14,6 +14,7 @@ _SEARCHED = {
     "bucket_cap_mb": "predict search tries several; give values by --caps",
     "evaluator": "predict search simulates what may be the best",
     "scaling": "predict search keeps --batch at every number of ranks",
+    "recompute": "predict search keeps all activations; predict takes it for one strategy",
     "stages": "predict search cuts pipelines so that FLOPs balance",
     **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),

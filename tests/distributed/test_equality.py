@@ -45,7 +45,17 @@ CASES = {
         "Woven:d2 Woven:z1d2 Woven:z2d2 Woven:z3d2 "
         "Plain:d2:accumulate=3 Plain:f2:accumulate=3 Plain:c2:accumulate=3 Plain:s2:accumulate=3 "
         "Normed:d2:accumulate=3 Normed:s2:accumulate=3:sync Normed:f2:accumulate=3 Woven:d2:accumulate=3 "
-        "Woven:z1d2:accumulate=3 Woven:z2d2:accumulate=3 Woven:z3d2:accumulate=3 Normed:z3d2:accumulate=3"
+        "Woven:z1d2:accumulate=3 Woven:z2d2:accumulate=3 Woven:z3d2:accumulate=3 Normed:z3d2:accumulate=3 "
+        "Line:d2:recompute=all Line:f2:recompute=body Line:s2:recompute=body Volume:c2:recompute=body.1:4 "
+        "Volume:s2:recompute=body.0:2 Volume:t2:recompute=all Woven:d2:recompute=blocks.0+blocks.2 "
+        "Blocked:d2:recompute=all Blocked:f2:recompute=all Blocked:c2:recompute=all Blocked:s2:recompute=all "
+        "Blocked:s2:recompute=all:sync Blocked:d2:recompute=stem+blocks.1:sync Blocked:z1d2:recompute=all "
+        "Blocked:f2:recompute=all:scatter Blocked:d2:recompute=all:accumulate=3 Blocked:s1x2:recompute=all "
+        "Blocked:s2:recompute=all:until=blocks.1.two BlockedDropout:f2:recompute=all:seeded "
+        "BlockedDropout:c2:recompute=blocks.*:seeded BlockedDropout:s2:recompute=all:repeated "
+        "transformer_networks.Own:t2:recompute=norm1+down transformer_networks.gpt2:t2:recompute=all "
+        "transformer_networks.bert:t2:recompute=all transformer_networks.t5:t2:recompute=all "
+        "transformer_networks.gpt2:d2:recompute=all transformer_networks.dropping:t2:recompute=all:repeated"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "
@@ -90,7 +100,12 @@ def named(text: str) -> dict[str, Any]:
         options["exchange"] = exchange if leaders == exchange else f"leaders:{leaders}"
         options["ranks_per_node"] = int(nodes)
     for name, _, value in (word.partition("=") for word in words if "=" in word):
-        known = {"split": value.split("+"), "until": value, "accumulate": int(value) if value.isdigit() else value}
+        known = {
+            "split": value.split("+"),
+            "recompute": value.split("+"),
+            "until": value,
+            "accumulate": int(value) if value.isdigit() else value,
+        }
         options[{"until": "spatial_until"}.get(name, name)] = known[name]
     return {
         "network": network,
@@ -98,6 +113,7 @@ def named(text: str) -> dict[str, Any]:
         "options": options,
         "seeded": "seeded" in words,
         "alike": "alike" in words,
+        "repeated": "repeated" in words,
     }
 
 

@@ -62,7 +62,8 @@ def peaks(case, context):
     name, text, *words = case.split()
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=8, device="cpu",
-        **{key: int(value) if value.isdigit() else value for key, value in (word.split("=") for word in words)})
+        **{key: tuple(value.split("+")) if key == "recompute" else int(value) if value.isdigit() else value
+            for key, value in (word.split("=") for word in words)})
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
@@ -82,6 +83,8 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
 
 OF_TWO = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync"]
 OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2")]
+OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
+OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "d2p2", "p2f2", "p2s2"]}

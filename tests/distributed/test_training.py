@@ -68,6 +68,23 @@ class Recalling(nn.Module):
         y = torch.einsum("bchw,bdhw->bcd", self.one(x), x).sum(2) + torch.relu(self.two(x)).mean((2, 3))
         return self.head(torch.cat([y, x.amax((2, 3))], 1))
 
+class Blocks(nn.Module):
+    "Numbered blocks that read their input twice, behind a stem."
+    input_shape = (3, 12, 12)
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.norm = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+            self.two = nn.Conv2d(8, 6, 3, padding=1)
+        def forward(self, x):
+            return torch.relu(x + self.two(torch.relu(self.norm(self.one(x)))))
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 6, 3, padding=1), nn.Sequential(Blocks.Block(), Blocks.Block())
+        self.head = nn.Linear(6, 10)
+    def forward(self, x):
+        return self.head(self.body(torch.relu(self.stem(x))).mean((2, 3)))
+
 class Shared(nn.Module):
     "One layer that is used twice."
     input_shape = (6,)
@@ -128,7 +145,8 @@ from paradl_bench.strategies.catalog import planner_for
 
 def compare(case, context):
     name, text, cap_mb, batch_norm, *words = case.split()
-    options = {name: tuple(value.split("+")) if name == "split" else int(value) if value.isdigit() else value
+    listed = ("split", "recompute")
+    options = {name: tuple(value.split("+")) if name in listed else int(value) if value.isdigit() else value
         for name, value in (word.split("=") for word in words)}
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
@@ -290,6 +308,22 @@ def test_what_is_issued_for_accumulated_gradients_is_what_is_planned(workplace: 
             assert once["collectives"] == twice["collectives"] == often["collectives"] > 0, run
         phases = zip(*(often["chunk"][f"{name}_s"] for name in ("fw", "bw", "exposed_ge", "wu")), strict=True)
         assert [sum(parts) for parts in phases] == pytest.approx(often["chunk"]["iteration_s"]), run
+
+
+def test_what_is_issued_again_in_backward_is_what_is_planned(workplace: Path) -> None:
+    """Communication for layers that are computed again is issued again; what is exchanged for gradients is not."""
+    runs = ("d2 0.001 local", "z1d2 - local", "f2 - local", "c2 - local", "s2 0.001 local", "s2 0.001 sync")
+    runs += ("f2 - local filter_backward=reduce-scatter", "s2 - local spatial_until=body.1.two", "s1x2 - local")
+    more = ("", " recompute=all", " recompute=body.1+stem accumulate=2")
+    (found, *_) = issued_and_planned(workplace, [f"Blocks {run}{options}" for run in runs for options in more], 2)
+    for run in runs:
+        kept, again, some = (found[f"Blocks {run}{options}"] for options in more)
+        if "d2" in run:
+            assert kept["collectives"] == again["collectives"] == some["collectives"], run
+        else:
+            assert kept["of_layers"] < again["of_layers"], run
+            in_backward = (sum(map(sum, each["chunk"]["bw_communication_s"].values())) for each in (kept, again))
+            assert all(seconds > 0 for seconds in in_backward), run
 
 
 def test_what_is_issued_over_nodes_is_what_is_planned(workplace: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -327,3 +328,20 @@ def test_the_report_is_markdown_csv_and_json_and_is_not_replaced_silently(profil
     with pytest.raises(UserError, match=r"report.md exists"):
         refuse_existing(directory, force=False)
     refuse_existing(directory, force=True)
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"recompute": ("fc1",)}])
+def test_runs_that_accumulate_or_compute_again_are_simulated_and_never_mixed(
+    profile: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    rows = [[(1.0, 1.0, 1.0, 1.0)] * 6] * 2
+    runs = [
+        write_training_run(tmp_path / name, CHAIN, strategy="d2", batch=8, phases_s=rows, **more)
+        for name, more in (("plain", {}), ("other", options))
+    ]
+    report = validate_runs(profile, runs, cluster_path=None, force=False)
+    of_runs = {path: [pair for pair in report.pairs if pair.run == str(path)] for path in runs}
+    assert {pair.evaluator for pair in of_runs[runs[0]]} > {pair.evaluator for pair in of_runs[runs[1]]} == {"simulate"}
+    (pair,) = of_runs[runs[1]]
+    assert list(pair.options) == list(options)
+    assert "halves" in pair.noise_floor_from

@@ -99,7 +99,7 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
             else _mark(value, _Blocks(block.boxes, tuple(network.layers[index].output_shape[1:])))
         )
 
-    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive)
+    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive, random)
 
 
 def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:

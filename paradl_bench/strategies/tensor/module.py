@@ -67,7 +67,13 @@ class TensorRunner:
             marked: torch.Tensor = parts[index].mark(tensor) if is_part else tensor
             return marked
 
-        return Sharding(rules, with_parameter_shapes(network, shapes), whole_shape=_whole_shape, receive=receive)
+        return Sharding(
+            rules,
+            with_parameter_shapes(network, shapes),
+            whole_shape=_whole_shape,
+            receive=receive,
+            randomness=random,
+        )
 
 
 RUNNER = TensorRunner()
