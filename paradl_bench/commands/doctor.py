@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,18 @@ _OF_MEASURE = {
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
 @hang_option
-@click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Measurement directory.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["srun", "torchrun"]),
+    help="Who started this command on the nodes of a job: they are compared, and the offsets of their clocks measured.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Measurement directory; with --launcher, where nodes.json goes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rates, as JSON.")
 @click.pass_context
 def COMMAND(  # noqa: N802
@@ -66,6 +78,7 @@ def COMMAND(  # noqa: N802
     point_seconds: float,
     timeout_s: float,
     hang_timeout_s: float,
+    launcher: str | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -74,7 +87,11 @@ def COMMAND(  # noqa: N802
     With --measure: the best sustained FLOP/s of matrix products and convolutions in each dtype, and bytes/s of copies
     and triads beyond the caches and inside of them, which calibrate fit makes the roofline's basis. An interrupted
     measurement goes on when the same command is given again.
+
+    With --launcher, on each node of a job: srun --ntasks-per-node=1 paradl-bench doctor --launcher srun
     """
+    if measure and launcher is not None:
+        raise UserError("--launcher compares nodes: give it without --measure, which measures the ranks of one host")
     if measure:
         if output is None:
             raise UserError("--measure needs -o DIR: the directory to measure into")
@@ -83,9 +100,33 @@ def COMMAND(  # noqa: N802
         _measure(output, request, ranks, timeout_s, hang_timeout_s, as_json=as_json)
         return
     for name, option in _OF_MEASURE.items():
+        if launcher is not None and name in ("output", "timeout_s", "hang_timeout_s"):
+            continue
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"{option} says how to measure: give --measure with it")
+    if launcher is not None:
+        _compare(launcher, output, timeout_s, hang_timeout_s, as_json=as_json)
+        return
     _examine(as_json=as_json)
+
+
+def _compare(launcher: str, output: Path | None, timeout_s: float, hang_timeout_s: float, *, as_json: bool) -> None:
+    from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
+    from paradl_bench.measure.node_doctor import compare_nodes, node_of_findings, print_nodes, write_nodes
+    from paradl_bench.measure.process_groups import join_ranks
+    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+
+    place = launcher_of_environment(launcher)
+    findings = node_of_findings()
+    # Nothing is timed that the thresholds change: joining need not begin this process anew to set them.
+    os.environ.update(ALLOCATOR_VARIABLES)
+    backend = NO_BACKEND if place is None or place.ranks == 1 else "gloo"
+    with join_ranks(backend, "cpu", timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
+        job = compare_nodes(context, findings)
+        if context.rank == 0:
+            if output is not None:
+                write_nodes(job, output)
+            print_nodes(job, as_json=as_json)
 
 
 def _measure(

@@ -13,6 +13,7 @@ from importlib import metadata, util
 import msgspec
 
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES, cpu_name, host_memory_bytes, versions
+from paradl_bench.measure.node_findings import node_findings
 from paradl_bench.measure.tools.catalog import tools
 from paradl_bench.spec.units import format_bytes
 
@@ -23,11 +24,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         found: version, path or count; None when missing.
         without: what its absence costs.
+        text: the whole of what ``found`` is the digest of, where it has many lines.
     """
 
     name: str
     found: str | None
     without: str = ""
+    text: str = ""
 
 
 _TOOLS = {
@@ -46,6 +49,7 @@ def examine() -> list[Finding]:
     findings = [
         Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
         Finding(name="kernel", found=f"{platform.system()} {platform.release()}"),
+        *(Finding(name=each.name, found=each.found, text=each.text) for each in node_findings()),
         *_packages(),
         *_backends(),
         Finding(

@@ -1,0 +1,99 @@
+"""``doctor`` on every node of a job: what each has, in what they differ, and how far their clocks are apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paradl_bench.measure.doctor import examine
+from paradl_bench.measure.node_findings import Difference, Node, NodeFinding, differences
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.rank_hosts import hosts_of_ranks
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.spec.units import format_seconds
+from paradl_bench.terminal import open_console, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+NODES_NAME = "nodes.json"
+
+
+class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes of a job (file ``nodes.json``), and in what they differ."""
+
+    nodes: tuple[Node, ...]
+    differences: tuple[Difference, ...]
+
+
+def node_of_findings() -> tuple[NodeFinding, ...]:
+    """All that doctor finds here; before joining, since a rank that has joined is pinned to one core."""
+    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine())
+
+
+def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> JobNodes:
+    """What every node found, on every rank; a collective. The first rank of each node speaks for it."""
+    places = hosts_of_ranks(context)
+    own = context.gather(msgspec.to_builtins(findings))
+    nodes = []
+    for host in dict.fromkeys(place.host for place in places):
+        ranks = tuple(place.rank for place in places if place.host == host)
+        found = msgspec.convert(own[ranks[0]], tuple[NodeFinding, ...])
+        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=found))
+    return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
+
+
+def write_nodes(job: JobNodes, output: Path) -> None:
+    """Keep what was found as ``nodes.json`` in a directory.
+
+    Raises:
+        WorkError: it can't be written.
+    """
+    write_bytes_atomically(output / NODES_NAME, encode_pretty(job))
+    say(f"{output / NODES_NAME} holds all that was found on {len(job.nodes)} nodes")
+
+
+def print_nodes(job: JobNodes, *, as_json: bool) -> None:
+    """Show clocks and differences, or all as JSON, on standard output."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(job).decode() + "\n")
+        return
+    console = open_console()
+    console.print(_clock_table(job))
+    if job.differences:
+        console.print(_difference_table(job))
+    alike = len({each.name for node in job.nodes for each in node.findings}) - len(job.differences)
+    if len(job.nodes) == 1:
+        console.print("one node: nothing to compare; start a task on each node of the job")
+    else:
+        console.print(f"{len(job.nodes)} nodes agree on {alike} findings and differ in {len(job.differences)}")
+
+
+def _clock_table(job: JobNodes) -> Table:
+    from rich.table import Table
+
+    table = Table(title="nodes, and how far their clocks are ahead")
+    for column in ("node", "ranks", "clock", "within"):
+        table.add_column(column, justify="left" if column == "node" else "right")
+    for node in job.nodes:
+        first = 0 in node.ranks
+        offset_s, error_s = node.clock.clock_offset_s, node.clock.clock_error_s
+        sign = "-" if offset_s < 0 else ""
+        clock = "rank 0's" if first else f"{sign}{format_seconds(abs(offset_s))}"
+        table.add_row(node.host, str(len(node.ranks)), clock, "" if first else format_seconds(error_s))
+    return table
+
+
+def _difference_table(job: JobNodes) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("differs", "found", "nodes", title="differences between nodes")
+    for difference in job.differences:
+        for index, (value, hosts) in enumerate(difference.found):
+            shown = "[yellow]missing[/]" if value is None else escape(value)
+            table.add_row(escape(difference.name) if index == 0 else "", shown, escape(", ".join(hosts)))
+    return table
