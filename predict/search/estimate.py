@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.schedules.catalog import schedule_of
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES
 from paradl_bench.spec.plan import bucket_limits
 from paradl_bench.spec.strategy import Axis, Strategy
@@ -73,10 +74,9 @@ class Estimates:
         self._cuts: dict[tuple[int, int], Cut] = {}
 
     def seconds(self) -> Floats:
-        """Of every candidate; infinite where the network has no such cut.
+        """Of every candidate; infinite where the network has no such cut, or the profile lacks what the strategy needs.
 
-        Raises:
-            UserError: the profile lacks a part.
+        What it lacks is added to what the space counts as impossible.
         """
         space = self._space
         found = np.full(len(space), np.inf)
@@ -85,7 +85,11 @@ class Estimates:
         for index, strategy in enumerate(space.strategies):
             at = slice(starts[index], starts[index + 1])
             mesh = space.meshes[space.mesh_of[index]]
-            found[at] = self._of_strategy(mesh, strategy, space.micro_batches[at], space.schedule[at], space.cap[at])
+            counts, schedules, caps = space.micro_batches[at], space.schedule[at], space.cap[at]
+            try:
+                found[at] = self._of_strategy(mesh, strategy, counts, schedules, caps)
+            except UserError as error:
+                space.impossible.add(str(error))
         return found
 
     def _of_strategy(self, mesh: Mesh, strategy: Strategy, counts: Ints, schedules: Ints, caps: Ints) -> Floats:

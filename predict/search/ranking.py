@@ -89,7 +89,7 @@ class Ranker:
         self._waiting = np.isfinite(self._estimates)
         self._factors = np.ones(len(space.meshes))
         self._memory: dict[tuple[Mesh, int, int], EstimatedMemory] = {}
-        self._result = Ranking(space=space, estimated=len(space))
+        self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
         self._done: list[Exact] = []
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> Ranking:

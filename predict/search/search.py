@@ -204,7 +204,10 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
     if program == "predict":
         words = ["predict", "--from-profile", str(options["profile"]), "--model", prediction.model]
     else:
-        words = ["paradl-bench", "train", prediction.model]
+        # One extent is that of a text.
+        flag = "--sequence" if len(prediction.input_shape) == 1 else "--input-shape"
+        shape = "x".join(map(str, prediction.input_shape))
+        words = ["paradl-bench", "train", prediction.model, flag, shape]
     words += ["--strategy", prediction.strategy, "--batch", str(prediction.batch)]
     for name in ("micro_batches", "schedule", "accumulate"):
         if name in prediction.options:

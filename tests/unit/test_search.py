@@ -161,7 +161,23 @@ def test_a_row_is_what_predict_says_to_its_command(profile: Path) -> None:
         result = CliRunner().invoke(group, [*words, "--json"])
         assert result.exit_code == 0, result.output
         assert json.loads(result.output) == [row["prediction"]]
-        assert row["train_command"].startswith(f"paradl-bench train chain --strategy {row['prediction']['strategy']} ")
+        assert row["train_command"].startswith("paradl-bench train chain --sequence 64 --strategy")
+        assert f"--strategy {row['prediction']['strategy']} " in row["train_command"]
+
+
+def test_what_the_profile_holds_no_messages_for_is_ruled_out_by_what_would_measure_it(tmp_path: Path) -> None:
+    path = tmp_path / "reduced.json"
+    write_profile(path, make_profile(NETWORK, communication=(ring_fit(), ring_fit("all_gather"))))
+    answer = found(path, "--ranks", "2", "--batch", "16")
+    names = {row["prediction"]["strategy"] for row in answer["rows"]}
+    assert "d2" in names
+    assert not names & {"p2", "z2d2", "z3d2"}
+    (searched,) = answer["searched"]
+    lacking = [text for text in searched["impossible"] if "measure it: paradl-bench collectives" in text]
+    assert any("send_recv" in text for text in lacking)
+    assert any("reduce_scatter" in text for text in lacking)
+    counted = searched["predicted"] + searched["too_slow"] + searched["too_large"] + searched["open"]
+    assert counted == searched["candidates"]
 
 
 def test_rows_are_the_fastest_strategies_once_each_and_their_chances_add_up(profile: Path) -> None:
