@@ -33,6 +33,7 @@ from predict.search.groups import Group, GroupCosts, group_along
 from predict.search.layer_seconds import LayerSeconds, layer_seconds, least_lag, least_of
 from predict.search.shared_work import SharedWork, SharedWorks
 from predict.search.space import Mesh, Space
+from predict.stragglers import RankSpread
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 _SMALLEST_BYTES = 4.0
@@ -67,6 +68,7 @@ class Estimates:
         self._groups = GroupCosts(model.communication)
         self._ranks = space.strategies[0].ranks
         self._rows: dict[Place, LayerSeconds] = {}
+        self._spreads: dict[Place, RankSpread] = {}
         self._works: dict[tuple[Axis | None, int, int, Group, tuple[int, ...]], _Work] = {}
         self._filled: dict[tuple[object, ...], Ints] = {}
         self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
@@ -158,7 +160,9 @@ class Estimates:
             rows.append(
                 least_of(self._row(place), self._row(Place(number, 1, 1))) if mesh.stages > 1 else self._row(place)
             )
-            lags.append(least_lag(self._model, place, mesh))
+            if place not in self._spreads:
+                self._spreads[place] = self._model.rank_spread(place)
+            lags.append(least_lag(self._spreads[place], self._ranks, mesh))
         forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
         return forward, backward, np.array([row.update for row in rows]), np.array(lags)
 

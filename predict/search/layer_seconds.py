@@ -11,6 +11,7 @@ from paradl_bench.strategies.compute import backward_layers, layers_with_gradien
 from predict.cost_model import CostModel, Place
 from predict.costs import Floats
 from predict.search.space import Mesh
+from predict.stragglers import RankSpread
 
 
 class LayerSeconds(NamedTuple):
@@ -43,16 +44,15 @@ def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
     return LayerSeconds(forward, backward, min(one.update, other.update))
 
 
-def least_lag(model: CostModel, place: Place, mesh: Mesh) -> float:
+def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:
     """How much longer the last of the ranks computes at least, however often they meet: by what is tied alone.
 
     Of a pipeline's stages, each of the last of the ranks that share its layers, the slowest of all replicas is late in
     the measure of how far replicas come apart: least where every stage has an equal part in that (as in
     :mod:`predict.pipeline_lateness`, whose draws may fall below it).
     """
-    spread = model.rank_spread(place)
     tied = math.sqrt(spread.tied_share)
     if mesh.stages == 1:
-        return 1.0 + tied * spread.wait(place.ranks)
+        return 1.0 + tied * spread.wait(ranks)
     sharing = mesh.shared.degree if mesh.shared else 1
     return 1.0 + tied * (spread.wait(sharing) + spread.wait(mesh.replicas) / math.sqrt(mesh.stages))
