@@ -21,9 +21,9 @@ PROGRAM = Path(__file__).parents[1] / "equality_program.py"
 
 # network:strategy, with :sync for synchronised batch norm, :seeded where serial draws the same random numbers, :alike
 # where it can't, and ranks that compute alike are held against each other. Options: until=LAYER, split=LAYER+LAYER,
-# accumulate=K, scatter for a reduce-scatter in filter's backward, and an exchange of gradients over nodes: leader@2 on
-# nodes of two ranks, 2leaders@2, segmented@2. Networks are those of equality_networks, or of the module that is named
-# before a dot.
+# accumulate=K, recompute=MODULE+MODULE (body.1-4 for the run body.1:4), scatter for a reduce-scatter in filter's
+# backward, and an exchange of gradients over nodes: leader@2 on nodes of two ranks, 2leaders@2, segmented@2.
+# Networks are those of equality_networks, or of the module that is named before a dot.
 CASES = {
     2: (
         "Plain:f2 Plain:c2 Plain:s2 Plain:s1x2 Grouped:f2 Grouped:c2 Grouped:s2 Grouped:s1x2 Line:f2 Line:c2 Line:s2 "
@@ -46,8 +46,8 @@ CASES = {
         "Plain:d2:accumulate=3 Plain:f2:accumulate=3 Plain:c2:accumulate=3 Plain:s2:accumulate=3 "
         "Normed:d2:accumulate=3 Normed:s2:accumulate=3:sync Normed:f2:accumulate=3 Woven:d2:accumulate=3 "
         "Woven:z1d2:accumulate=3 Woven:z2d2:accumulate=3 Woven:z3d2:accumulate=3 Normed:z3d2:accumulate=3 "
-        "Line:d2:recompute=all Line:f2:recompute=body Line:s2:recompute=body Volume:c2:recompute=body.1:4 "
-        "Volume:s2:recompute=body.0:2 Volume:t2:recompute=all Woven:d2:recompute=blocks.0+blocks.2 "
+        "Line:d2:recompute=all Line:f2:recompute=body Line:s2:recompute=body Volume:c2:recompute=body.1-4 "
+        "Volume:s2:recompute=body.0-2 Volume:t2:recompute=all Woven:d2:recompute=blocks.0+blocks.2 "
         "Blocked:d2:recompute=all Blocked:f2:recompute=all Blocked:c2:recompute=all Blocked:s2:recompute=all "
         "Blocked:s2:recompute=all:sync Blocked:d2:recompute=stem+blocks.1:sync Blocked:z1d2:recompute=all "
         "Blocked:f2:recompute=all:scatter Blocked:d2:recompute=all:accumulate=3 Blocked:s1x2:recompute=all "
@@ -102,7 +102,7 @@ def named(text: str) -> dict[str, Any]:
     for name, _, value in (word.partition("=") for word in words if "=" in word):
         known = {
             "split": value.split("+"),
-            "recompute": value.split("+"),
+            "recompute": value.replace("-", ":").split("+"),
             "until": value,
             "accumulate": int(value) if value.isdigit() else value,
         }
