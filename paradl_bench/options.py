@@ -119,7 +119,9 @@ def exchange_options(node: str) -> Decorator:
 
 schedule_options = together(
     click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks."),
-    click.option("--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b or interleaved."),
+    click.option(
+        "--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b, interleaved or zb."
+    ),
 )
 """How a pipeline takes turns."""
 

@@ -35,6 +35,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
+from predict.backward_split import SPLIT_MODE
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
 from predict.copy_costs import nearest_copy
@@ -318,6 +319,10 @@ class CostModel:
 
     def _priced(self, work: Work, count: float, about: _About, call: Call) -> Priced:
         batch, on_host, strategy = about.place.local_batch, about.place.ranks_on_host, about.strategy
+        if isinstance(work, Compute) and work.phase in ("BW_input", "BW_weight"):
+            part = self._layers.part_of_backward(work.operation, work.phase, work.shard, batch, on_host)
+            # Both parts share the measurement of the whole, and what one of them takes the other does not.
+            return Priced(part.cost, count, (work.operation, "BW", work.shard), modes=((SPLIT_MODE, part.moved_s),))
         if isinstance(work, Compute):
             cost = self._layers.cost(work.operation, work.phase, work.shard, batch, on_host)
             return Priced(cost, count, (work.operation, work.phase, work.shard))

@@ -32,6 +32,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
+from predict.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source
 from predict.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
@@ -110,8 +111,9 @@ class LayerCosts:
     def relative_spread(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> float:
         """How single times of an operation spread (standard deviation over median); 0 where that was not measured.
 
-        A shard that was not measured spreads as the operation that it is scaled from.
+        A shard that was not measured spreads as the operation that it is scaled from, a part of backward as the whole.
         """
+        phase = "BW" if phase in ("BW_input", "BW_weight") else phase
         series = self._in_situ.get((operation, phase, self._measured_as(operation, shard)))
         if not series and operation in self._learnt:
             neighbour = self._neighbour(self._learnt[operation][0], phase)
@@ -121,6 +123,31 @@ class LayerCosts:
         times = series[nearest_count(series, ranks_on_host)]
         time = times[nearest_count(times, batch)].time
         return time.iqr_s * IQR_TO_SD / time.median_s if time.median_s else 0.0
+
+    def part_of_backward(
+        self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int
+    ) -> BackwardPart:
+        """Seconds of backward of an operation's input, or of its parameters, on a local batch.
+
+        Raises:
+            UserError: as :meth:`cost`, of the whole backward.
+        """
+        whole = self.cost(operation, "BW", shard, batch, ranks_on_host)
+        if operation in self._learnt:
+            self._roofline.learn(*self._learnt[operation])
+        layer = self._roofline.layers[operation]
+        return self._split.part(whole, layer, phase, self._measured_as(operation, shard), batch, ranks_on_host)
+
+    @cached_property
+    def _split(self) -> BackwardSplit:
+        return BackwardSplit(self._parts_alone, lambda: tuple(self._roofline.layers.values()))
+
+    def _parts_alone(self, operation: str, shard: str, batch: int, ranks_on_host: int) -> MeasuredParts | None:
+        keys: list[Key] = [(operation, "BW_input", shard), (operation, "BW_weight", shard)]
+        if not all(key in self._isolated for key in keys):
+            return None
+        of_input, of_weight = (self._own(self._isolated[key], batch, ranks_on_host) for key in keys)
+        return MeasuredParts(of_input.seconds, of_input.independent_sd_s, of_weight.seconds, of_weight.independent_sd_s)
 
     def _measured_as(self, operation: str, shard: str) -> str:
         """The shard as which an operation was measured: this one, or the axis whatever layers it split; else none."""

@@ -35,10 +35,12 @@ def with_balanced_stages(model: CostModel, point: Point) -> Point:
 
 def layer_seconds(model: CostModel, point: Point) -> tuple[float, ...]:
     """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
-    # Which seconds a layer takes does not depend on the stage that it is in: any cut prices them all.
-    plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
+    # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
+    # any cut prices them all, and GPipe's has as few stages as any.
+    settings = msgspec.structs.replace(point.settings, schedule="gpipe")
+    plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
     priced = dict(zip(plan.works, model.price(plan).costs.seconds.tolist(), strict=True))
-    between = {work.phase: seconds for work, seconds in priced.items() if isinstance(work, Between)}
+    between: dict[str, float] = {work.phase: seconds for work, seconds in priced.items() if isinstance(work, Between)}
     found: dict[tuple[str, str], float] = {}
     for work, seconds in priced.items():
         if isinstance(work, Compute):

@@ -1,7 +1,6 @@
 """Which forward or backward of which micro-batch a pipeline's tasks belong to.
 
-A plan holds tasks alone; the schedule holds the actions that they were made of, in the same order. What a rank receives
-opens an action, what it sends to another stage closes one, and so does a turn from forward to backward.
+A plan numbers the actions that its tasks belong to; the schedule says which forward or backward each of them is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy as np
 
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.schedules.schedule import Action
-from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Transfer
+from paradl_bench.spec.plan import Ints, Phase, Plan, Role
 
 
 class PlacedActions(NamedTuple):
@@ -32,21 +31,12 @@ def place_actions(plan: Plan, role: Role, rank: int, ranks: int, schedule: str) 
         ValueError: the tasks are not those of the schedule.
     """
     actions = schedule_of(schedule).order(rank, ranks, plan.micro_batches)
-    direction = np.array([_direction(work) for work in plan.works])
-    passing = np.flatnonzero((role.phase == Phase.FW) | (role.phase == Phase.BW))
-    crosses, phase = direction[role.work[passing]], role.phase[passing]
-    opens = crosses < 0
-    opens[1:] |= (crosses[:-1] > 0) | (phase[1:] != phase[:-1])
-    opens[:1] = True
-    expected = [Phase[action.direction] for action in actions]
-    if phase[opens].tolist() != expected:
+    if role.action is None:
+        raise ValueError(f"role {role.name!r}: its tasks belong to no schedule")
+    # The exchange of gradients runs beside actions and after them.
+    of_task = np.where((role.phase == Phase.FW) | (role.phase == Phase.BW), role.action, np.int32(-1))
+    found, first = np.unique(of_task[of_task >= 0], return_index=True)
+    phases = role.phase[of_task >= 0][first]
+    if len(found) != len(actions) or phases.tolist() != [Phase[action.way] for action in actions]:
         raise ValueError(f"role {role.name!r}: its tasks are not those of schedule {schedule!r}")
-    of_task = np.full(role.tasks, -1, np.int32)
-    of_task[passing] = np.cumsum(opens) - 1
     return PlacedActions(actions, of_task)
-
-
-def _direction(work: object) -> int:
-    if not isinstance(work, Transfer):
-        return 0
-    return 1 if work.direction == "send" else -1

@@ -2,7 +2,8 @@
 
 A column shows what took most of its time. In a pipeline a row is what a stage computes, with the number of the
 micro-batch where there is room for it (an apostrophe for each stage of the rank before it), and collectives that it
-waits for. Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
+waits for. The parts of backward have letters of their own where they are actions of their own.
+Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
 in capitals where it is most of it: collectives for layers are many and short.
 """
 
@@ -25,6 +26,10 @@ _IDLE = "."
 _WAITING = "~"
 _COMPUTED = {"f": ("forward", Phase.FW), "b": ("backward", Phase.BW), "k": ("bucket copies", Phase.GE)}
 _COMPUTED |= {"u": ("weight update", Phase.WU)}
+_BACKWARD = "b"
+_PARTS = {"i": ("backward of the input", "BW_input"), "w": ("backward of the weights", "BW_weight")}
+_MARKS = {"FW": "F", "BW": "B", "BW_input": "I", "BW_weight": "W"}
+"""By direction of an action, what its micro-batch's number stands behind."""
 _COMMUNICATED = {
     "g": "GE",
     "a": "all_gather",
@@ -93,12 +98,36 @@ def _rows_of(role: RoleTimeline, edges: Floats, *, pipeline: bool) -> Iterator[_
         if (role.of_plan.stream == Stream.COMMUNICATION).any():
             yield _communication_row(role, labels[1], edges)
         return
+    names, amounts = _with_parts(role, edges, names, amounts)
     waited_for = _collectives(role)
     amounts[_WAITING] = np.diff(exposed_until(role.on(Stream.COMPUTE), waited_for, edges))
     row = _drawn(labels[0], amounts, edges, {**names, _WAITING: "waits for a collective"})
     yield row._replace(
         letters=_numbered(role, row.letters, edges),
-        meanings={**row.meanings, "F1 B1": "of micro-batch 1"},
+        meanings={**row.meanings, " ".join(f"{mark}1" for mark in _marks(role)): "of micro-batch 1"},
+    )
+
+
+def _marks(role: RoleTimeline) -> list[str]:
+    directions = {action.direction for action in role.actions.actions} if role.actions else {"FW", "BW"}
+    return [mark for direction, mark in _MARKS.items() if direction in directions]
+
+
+def _with_parts(
+    role: RoleTimeline, edges: Floats, names: Mapping[str, str], amounts: Mapping[str, Floats]
+) -> tuple[dict[str, str], dict[str, Floats]]:
+    """Letters with their names and amounts, those of backward's two parts in its place where they are actions."""
+    if role.actions is None or "BW" in {action.direction for action in role.actions.actions}:
+        return dict(names), dict(amounts)
+    directions = np.array([*(action.direction for action in role.actions.actions), ""])
+    of_task = directions[role.actions.of_task]
+    computing = (role.of_plan.stream == Stream.COMPUTE) & (role.of_plan.phase == Phase.BW)
+    parts = {letter: _chosen(role, computing & (of_task == direction)) for letter, (_, direction) in _PARTS.items()}
+    found = {letter: np.diff(stream.busy_until(edges)) for letter, stream in parts.items()}
+    return (
+        {letter: name for letter, name in names.items() if letter != _BACKWARD}
+        | {letter: name for letter, (name, _) in _PARTS.items()},
+        {letter: amount for letter, amount in amounts.items() if letter != _BACKWARD} | found,
     )
 
 
@@ -147,7 +176,7 @@ def _chosen(role: RoleTimeline, chosen: NDArray[np.bool_]) -> StreamTimes:
 
 
 def _numbered(role: RoleTimeline, letters: str, edges: Floats) -> str:
-    """Letters with F or B and the number of the micro-batch at the start of each action that is wide enough."""
+    """Letters with a mark and the number of the micro-batch at the start of each action that is wide enough."""
     if role.actions is None:
         return letters
     found, column_s = list(letters), float(edges[1] - edges[0])
@@ -161,7 +190,7 @@ def _numbered(role: RoleTimeline, letters: str, edges: Floats) -> str:
     for action, start, end in zip(role.actions.actions, first.tolist(), last.tolist(), strict=True):
         if not end > start or not column_s:
             continue
-        text = f"{action.direction[0]}{action.micro_batch}" + "'" * own_stages.index(action.stage)
+        text = f"{_MARKS[action.direction]}{action.micro_batch}" + "'" * own_stages.index(action.stage)
         column, behind = round(start / column_s), round(end / column_s)
         if behind - column >= len(text):
             found[column : column + len(text)] = text

@@ -148,8 +148,11 @@ def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspe
 
 
 def _marks(role: RoleTimeline) -> Iterable[bytes]:
-    """Per task, the end of its arguments: the stage and micro-batch that it belongs to."""
+    """Per task, the end of its arguments: the stage, micro-batch and action (FW, BW, BW_input, BW_weight) of it."""
     if role.actions is None:
         return itertools.repeat(b"", role.of_plan.tasks)
-    texts = [b',"stage":%d,"micro_batch":%d' % (action.stage, action.micro_batch) for action in role.actions.actions]
+    texts = [
+        b',"stage":%d,"micro_batch":%d,"action":"%s"' % (action.stage, action.micro_batch, action.direction.encode())
+        for action in role.actions.actions
+    ]
     return [texts[index] if index >= 0 else b"" for index in role.actions.of_task.tolist()]

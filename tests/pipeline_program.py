@@ -92,7 +92,7 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
     serial, _ = case.load()
     model.module.double()
     serial.module.double()
-    blocks = [(dim, parts) for dim, parts in norm_cuts(case.strategy) if dim >= 2]
+    blocks = [(dim, parts) for dim, parts in norm_cuts(case.strategy, case.settings) if dim >= 2]
     if blocks:
         take_statistics_apart(serial.module, blocks, within=layers_on_blocks(case, network))
     inputs, targets = model.make_batch(case.settings.batch, seed=7)

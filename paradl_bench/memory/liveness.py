@@ -28,7 +28,7 @@ from paradl_bench.strategies.compute import LayerShard, backward_layers, layers_
 
 _INDEX_BYTES = 8
 _SEVERAL_TENSORS = ("chunk", "split", "unbind")
-_RECEIVED = -1
+RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
 
 
@@ -87,11 +87,13 @@ class Pass:
     Attributes:
         saved: per layer. outputs: that the caller keeps until backward is done.
         given: per segment that is computed again, what it read of other layers, by layer, and of what is gathered.
+        waiting: per layer, gradients that the input's part of backward keeps for the parameters' part.
     """
 
     saved: list[list[Storage]]
     outputs: list[Storage] = field(default_factory=list)
     given: list[tuple[dict[int, Storage], dict[int, Storage]]] = field(default_factory=list)
+    waiting: dict[int, list[Gradient]] = field(default_factory=dict)
 
 
 class Liveness:
@@ -175,7 +177,7 @@ class Liveness:
         begins = {layers.start: layers for layers in self._recomputed}
         for i in range(len(self._layers)):
             if i in begins:
-                left.given.append(self._hold_given(begins[i], {_RECEIVED: received} | made, wholes))
+                left.given.append(self._hold_given(begins[i], {RECEIVED: received} | made, wholes))
             made[i] = self._run_on(i, made, wholes, received, left.saved[i])
             if i in again:
                 # What autograd would keep is not kept.
@@ -186,8 +188,8 @@ class Liveness:
                 ledger.release(made[source])
                 if source in wholes:
                     ledger.release(wholes[source])
-        if _RECEIVED in wholes:
-            ledger.release(wholes[_RECEIVED])
+        if RECEIVED in wholes:
+            ledger.release(wholes[RECEIVED])
         return left
 
     def _run_on(
@@ -200,7 +202,7 @@ class Liveness:
     ) -> Storage:
         """Run one operation on what others made."""
         self._gather_inputs(i, made, wholes)
-        sources = [self._index.get(name, _RECEIVED) for name in self._layers[i].inputs]
+        sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
         gathered = {} if self._is_cut(i) else wholes
         found = (gathered.get(source) or made.get(source, received) for source in sources)
         return self._run(i, [storage for storage in found if storage is not None], saved)
@@ -214,7 +216,7 @@ class Liveness:
         self, layers: range, made: Mapping[int, Storage], wholes: Mapping[int, Storage]
     ) -> tuple[dict[int, Storage], dict[int, Storage]]:
         """Hold what a segment reads of earlier layers, and what was gathered of it before."""
-        read = {self._index.get(name, _RECEIVED) for i in layers for name in self._layers[i].inputs}
+        read = {self._index.get(name, RECEIVED) for i in layers for name in self._layers[i].inputs}
         given = {source: hold(made[source]) for source in read if source < layers.start and source in made}
         return given, {source: hold(wholes[source]) for source in read if source in wholes}
 
@@ -243,7 +245,7 @@ class Liveness:
             self._ledger.mark(gather.ranks * gather.message_bytes + self._padding(made[source].size, gather))
         for gather in gathers[len(blocks) :]:
             # What a stage has received as a block.
-            wholes[_RECEIVED] = self._ledger.allocate(gather.ranks * gather.message_bytes)
+            wholes[RECEIVED] = self._ledger.allocate(gather.ranks * gather.message_bytes)
             self._ledger.mark(gather.ranks * gather.message_bytes)
 
     def _padding(self, part_bytes: int, gather: Collective) -> int:
@@ -351,7 +353,7 @@ class Liveness:
                     self._release_all(list(held.values()))
         for output in left.outputs:
             self._ledger.release(output)
-        return [gradient.storage for gradient in pending.pop(_RECEIVED, [])]
+        return [gradient.storage for gradient in pending.pop(RECEIVED, [])]
 
     def _push(self, pending: dict[int, list[Gradient]], source: int, gradient: Gradient) -> None:
         """Hand a gradient to a layer, which adds it to what other readers have sent."""
@@ -371,19 +373,23 @@ class Liveness:
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
         """Backward of one operation; returns (layer that it read, gradient)."""
         ledger = self._ledger
-        sources = [self._index.get(name, _RECEIVED) for name in self._layers[i].inputs]
-        wanted = [p for p, s in enumerate(sources) if s in self._reached or (s < 0 and self._input_has_gradient)]
         upstream = self._part_of_gradient(i, arrived)
-        made = [(sources[p], self._input_gradient(i, p, upstream)) for p in wanted]
+        made = self._input_gradients(i, upstream, self._reached)
         made_of_parameters, kept = self._parameter_gradients(i)
         ledger.mark(self._inside_norm(i), made_of_parameters)
         ledger.gradients += kept
         for gradient in upstream:
             ledger.release(gradient.storage)
-        for storage in saved:
-            ledger.release(storage)
-        saved.clear()
+        self._release_all(saved)
         return [(source, self._after_backward(i, source, gradient)) for source, gradient in made]
+
+    def _input_gradients(
+        self, i: int, upstream: Sequence[Gradient], wanted: frozenset[int]
+    ) -> list[tuple[int, Gradient]]:
+        """(layer that it read, gradient) for those of its inputs that are wanted, or received with a gradient."""
+        sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
+        positions = [p for p, s in enumerate(sources) if s in wanted or (s < 0 and self._input_has_gradient)]
+        return [(sources[p], self._input_gradient(i, p, upstream)) for p in positions]
 
     def _input_gradient(self, i: int, position: int, upstream: Sequence[Gradient]) -> Gradient:
         layer, kind, size = self._layers[i], self._kinds[i], self._read_bytes(i, position)
@@ -394,7 +400,7 @@ class Liveness:
     def _read_bytes(self, i: int, position: int) -> int:
         """Bytes of a tensor that the rank's operation reads."""
         run = self._shards[i].layer
-        source = self._index.get(run.inputs[position], _RECEIVED)
+        source = self._index.get(run.inputs[position], RECEIVED)
         if len(run.inputs) == len(run.input_shapes) or source < 0:
             # What crosses a pipeline's cut has one name, however many values it is.
             which = min(position, len(run.input_shapes) - 1)

@@ -5,7 +5,8 @@ receive into: a buffer for every micro-batch and every value that crosses a cut,
 holds the input. What autograd keeps of a micro-batch, and what the stage sends of it, is held from its forward to its
 backward, as many at a time as the schedule has under way (GPipe: all of them; 1F1B: as many as stages follow).
 Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
-torch holds what it has sent until it is done with the message (``Schedule.drops_messages``).
+torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
+parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
 
 Where an axis shares layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
 """
@@ -18,7 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.memory.liveness import Ledger, Liveness, Storage, hold
+from paradl_bench.memory.liveness import Ledger, Storage, hold
+from paradl_bench.memory.parted_liveness import PartedLiveness
 from paradl_bench.memory.peak import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
 from paradl_bench.memory.repeated_passes import RepeatedPasses
 from paradl_bench.schedules.catalog import schedule_of
@@ -95,9 +97,9 @@ def _parts(
     }
 
 
-def _walk(share: StageShare, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> Liveness:
+def _walk(share: StageShare, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
     stage = share.stage
-    return Liveness(
+    return PartedLiveness(
         ledger,
         share.network,
         micro_batch,
@@ -124,6 +126,11 @@ def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence
         if action.direction == "FW":
             outputs[key] = passes[action.stage].forward()
             now = [hold(storage) for storage in outputs[key]]
+        elif action.direction == "BW_input":
+            now = passes[action.stage].backward_input(outputs[key])
+        elif action.direction == "BW_weight":
+            passes[action.stage].backward_weight(outputs.pop(key))
+            now = []
         else:
             # The gradient of what was sent is received into a buffer that is there already.
             now = passes[action.stage].backward(outputs.pop(key))
@@ -137,14 +144,14 @@ class _Messages:
     def __init__(self, ledger: Ledger, actions: Sequence[Action], schedule: Schedule) -> None:
         self._ledger, self._actions, self._drops = ledger, actions, schedule.drops_messages
         self._held: dict[str, list[Storage]] = {"FW": [], "BW": [], "warm-up": []}
-        directions = [action.direction for action in actions]
+        directions = [action.way for action in actions]
         # 1F1B remembers the last forward message that it did not send together with a receive, to the last forward.
         self._warm_up = directions.index("BW") - 2
         self._last_forward = len(directions) - 1 - directions[::-1].index("FW")
 
     def add(self, number: int, now: list[Storage]) -> None:
         """The messages of an action, by its number; those that are done are let go of."""
-        direction = "warm-up" if number == self._warm_up else self._actions[number].direction
+        direction = "warm-up" if number == self._warm_up else self._actions[number].way
         if self._drops and direction != "warm-up":
             self._release(direction)
         self._held[direction] += now

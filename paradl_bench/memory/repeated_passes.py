@@ -3,16 +3,18 @@
 What a forward does to a ledger depends on nothing that came before it. What a backward does depends on whether it is
 the stage's first, which makes the gradients that later ones add to, and on who else holds the outputs that it lets go
 of. So each is walked once on a ledger of its own, for each such case, and its effect is repeated: the same bytes, in
-time that does not grow with the layers.
+time that does not grow with the layers. Either part of backward, where that runs in two, is such a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from paradl_bench.memory.liveness import Gradient, Ledger, Liveness, Pass, Storage
+from paradl_bench.memory.liveness import Gradient, Ledger, Pass, Storage
+from paradl_bench.memory.parted_liveness import PartedLiveness
 
+Part = Literal["whole", "input", "weight"]
 _UNMARKED = (-(1 << 62), 0)
 
 
@@ -43,13 +45,13 @@ class RepeatedPasses:
     """
 
     def __init__(
-        self, ledger: Ledger, walk: Callable[[Ledger], Liveness], received_bytes: int, sent: Sequence[int]
+        self, ledger: Ledger, walk: Callable[[Ledger], PartedLiveness], received_bytes: int, sent: Sequence[int]
     ) -> None:
         self._ledger, self._scratch = ledger, Ledger()
         self._walk = walk(self._scratch)
         self._received_bytes, self._sent = received_bytes, tuple(sent)
         self._forward: _Effect | None = None
-        self._backward: dict[tuple[bool, tuple[int, ...]], _Effect] = {}
+        self._backward: dict[tuple[Part, bool, tuple[int, ...]], _Effect] = {}
         self._is_first = True
 
     def forward(self) -> list[Storage]:
@@ -62,20 +64,50 @@ class RepeatedPasses:
 
     def backward(self, outputs: Sequence[Storage]) -> list[Storage]:
         """Run backward of the micro-batch of these outputs; returns the gradients of what it had received."""
-        held = tuple(output.holders for output in outputs)
-        case = self._is_first, held
-        if case not in self._backward:
-            left = self._walk_forward()
-            for output, holders in zip(left.outputs, held, strict=True):
-                output.holders = holders
-            self._start_over()
-            made = self._walk.backward(left, [Gradient(Storage(0), size) for size in self._sent])
-            self._backward[case] = self._effect(made, left.outputs)
+        made = self._run_backward("whole", outputs)
         self._is_first = False
+        return made
+
+    def backward_input(self, outputs: Sequence[Storage]) -> list[Storage]:
+        """Run the part of backward that returns the gradients of what the micro-batch of these outputs had received."""
+        return self._run_backward("input", outputs)
+
+    def backward_weight(self, outputs: Sequence[Storage]) -> None:
+        """Run the part of backward that is left then, and lets go of the outputs."""
+        self._run_backward("weight", outputs)
+        self._is_first = False
+
+    def _run_backward(self, part: Part, outputs: Sequence[Storage]) -> list[Storage]:
+        held = tuple(output.holders for output in outputs)
+        case = part, self._is_first, held
+        if case not in self._backward:
+            self._backward[case] = self._walk_backward(part, held)
         effect = self._backward[case]
         for output, holders in zip(outputs, effect.holders, strict=True):
             output.holders = holders
         return self._repeat(effect)
+
+    def _walk_backward(self, part: Part, held: tuple[int, ...]) -> _Effect:
+        left = self._walk_forward()
+        if part == "weight":
+            self._walk.backward_input(left, self._given())
+        for output, holders in zip(left.outputs, held, strict=True):
+            output.holders = holders
+        self._start_over()
+        if part == "weight":
+            self._walk.backward_weight(left, self._given())
+            return self._effect((), left.outputs)
+        walk = self._walk.backward if part == "whole" else self._walk.backward_input
+        made = walk(left, self._given())
+        effect = self._effect(made, left.outputs)
+        # What waits for the parameters' part is let go of by that, and not by whoever takes the gradients.
+        waiting = [id(gradient.storage) for gradients in left.waiting.values() for gradient in gradients]
+        for copy, storage in zip(effect.made, made, strict=True):
+            copy.holders = storage.holders - waiting.count(id(storage))
+        return effect
+
+    def _given(self) -> list[Gradient]:
+        return [Gradient(Storage(0), size) for size in self._sent]
 
     def _walk_forward(self) -> Pass:
         received = self._scratch.allocate(self._received_bytes)

@@ -39,7 +39,8 @@ def _in_turn(direction: Direction, stages: Sequence[int], group: int, micro_batc
     ]
 
 
-def _refusal(ranks: int, micro_batches: int) -> str:
+def refuse_unequal_groups(ranks: int, micro_batches: int) -> str:
+    """Refuses what torch does: micro-batches that do not go round in groups of one size."""
     rounds = _rounds(ranks, micro_batches)
     if micro_batches % rounds == 0:
         return ""
@@ -52,6 +53,6 @@ SCHEDULE = Schedule(
     torch_name="Interleaved1F1B",
     stages_per_rank=_STAGES_PER_RANK,
     order=_order,
-    refusal=_refusal,
+    refusal=refuse_unequal_groups,
     source="Narayanan et al. 2021 (arXiv:2104.04473), section 2.2; torch's ScheduleInterleaved1F1B",
 )

@@ -1,5 +1,7 @@
 """What a pipeline schedule is: the order in which a rank computes forward and backward of micro-batches on its stages.
 
+Backward is one action, or two: of the input, whose gradient is sent on, and later of the weights.
+
 A stage is a contiguous range of layers. With several stages a rank, stage i is on rank i mod p, as torch places them.
 A schedule orders computation alone; what is sent follows from it (:meth:`Schedule.neighbours`). Torch-free.
 """
@@ -12,15 +14,26 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.spec.errors import UserError
 
-Direction = Literal["FW", "BW"]
+Direction = Literal["FW", "BW", "BW_input", "BW_weight"]
+Way = Literal["FW", "BW"]
 
 
 class Action(NamedTuple):
-    """Forward or backward of one micro-batch on one stage."""
+    """Forward, backward or a part of backward of one micro-batch on one stage."""
 
     direction: Direction
     stage: int
     micro_batch: int
+
+    @property
+    def way(self) -> Way:
+        """Forward or backward, whichever part of it."""
+        return "FW" if self.direction == "FW" else "BW"
+
+    @property
+    def completes(self) -> bool:
+        """Whether the micro-batch is done on its stage then: its weights have all of their gradients."""
+        return self.direction in ("BW", "BW_weight")
 
 
 class Neighbours(NamedTuple):
@@ -43,6 +56,7 @@ class Schedule:
         source: where it is from.
         drops_messages: whether torch lets go of a message once the next one in its direction is there; else it holds
             all of them to the end of the iteration.
+        splits_backward: whether backward is two actions.
     """
 
     name: str
@@ -52,6 +66,7 @@ class Schedule:
     refusal: Callable[[int, int], str]
     source: str
     drops_messages: bool = False
+    splits_backward: bool = False
 
     def stages(self, ranks: int) -> int:
         """Stages in all."""
@@ -67,6 +82,8 @@ class Schedule:
 
     def neighbours(self, action: Action, ranks: int) -> Neighbours:
         """The stages on other ranks that the action receives from and sends to."""
+        if action.direction == "BW_weight":
+            return Neighbours(None, None)
         step = 1 if action.direction == "FW" else -1
         last = self.stages(ranks) - 1
 

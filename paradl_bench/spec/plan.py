@@ -53,12 +53,17 @@ class Stream(IntEnum):
     INPUT = 3
 
 
+ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
+
+
 class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
-    """A layer's forward or backward on the local batch, or the part of an iteration between its operations."""
+    """A layer's forward or backward on the local batch, or the part of backward that a schedule runs by itself: of the
+    layer's input, or of its parameters.
+    """
 
     layer: str
     operation: str
-    phase: Literal["FW", "BW"]
+    phase: ComputePhase
     shard: str = ""
 
 
@@ -169,6 +174,7 @@ class Role:
         handshake: communication of the first iteration alone.
         exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
             (when, collective).
+        action: of a pipeline, per task the number of the schedule's action that it belongs to; -1 for none.
     """
 
     name: str
@@ -178,6 +184,7 @@ class Role:
     work: Ints
     dependency_start: Ints
     dependencies: Ints
+    action: Ints | None = None
     setup: tuple[tuple[str, str, int, int], ...] = ()
     handshake: tuple[Communication, ...] = ()
     exchanged_before: tuple[tuple[str, Collective], ...] = ()
@@ -186,6 +193,8 @@ class Role:
         count = len(self.phase)
         if not len(self.stream) == len(self.work) == count or len(self.dependency_start) != count + 1:
             raise ValueError(f"role {self.name!r}: the task arrays differ in length")
+        if self.action is not None and len(self.action) != count:
+            raise ValueError(f"role {self.name!r}: {len(self.action)} tasks of actions, {count} in all")
         if self.multiplicity < 1:
             raise ValueError(f"role {self.name!r} stands for {self.multiplicity} ranks")
         lengths = np.diff(self.dependency_start)

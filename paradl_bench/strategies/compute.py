@@ -10,6 +10,7 @@ from paradl_bench.spec.plan import (
     Between,
     Communication,
     Compute,
+    ComputePhase,
     Phase,
     PlanSettings,
     RoleBuilder,
@@ -89,6 +90,48 @@ def backward_layers(network: Network, needs_gradient: Sequence[bool], outputs: S
     return tuple(order)
 
 
+def layers_behind_input(network: Network) -> list[bool]:
+    """Per layer, whether it reads what the network reads, or what such a layer wrote: backward of the input runs it."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    found: list[bool] = []
+    for layer in network.layers:
+        found.append("input" in layer.inputs or any(found[index[name]] for name in layer.inputs if name in index))
+    return found
+
+
+class BackwardPart(NamedTuple):
+    """What one of backward's two parts runs: indices of layers in its order, and which share of each."""
+
+    layers: tuple[int, ...]
+    phases: tuple[ComputePhase, ...]
+
+
+def parts_of_backward(
+    network: Network, order: Sequence[int], *, input_has_gradient: bool
+) -> tuple[BackwardPart, BackwardPart]:
+    """Backward parted into that of what the network reads and that of its parameters, as torch's pipelines part it.
+
+    The first runs what lies between the outputs and the input; the second the parameters of those layers, and all of
+    the layers that lead to parameters alone. Where what is read has no gradient, the second runs everything.
+
+    Args:
+        order: layers that backward runs, in its order.
+    """
+    trained = {parameter.name for parameter in network.parameters}
+    behind = layers_behind_input(network) if input_has_gradient else [False] * len(network.layers)
+    splits = [on and not trained.isdisjoint(layer.parameters) for on, layer in zip(behind, network.layers, strict=True)]
+    of_input = tuple(i for i in order if behind[i])
+    of_weight = tuple(i for i in order if splits[i] or not behind[i])
+
+    def phases(layers: tuple[int, ...], of_split: ComputePhase) -> tuple[ComputePhase, ...]:
+        return tuple(of_split if splits[i] else "BW" for i in layers)
+
+    return (
+        BackwardPart(of_input, phases(of_input, "BW_input")),
+        BackwardPart(of_weight, phases(of_weight, "BW_weight")),
+    )
+
+
 class NetworkCompute:
     """Adds a network's compute tasks to a role: per layer its operation and its share of the time between operations.
 
@@ -127,6 +170,7 @@ class NetworkCompute:
         self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
         needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
         self.backward_layers = backward_layers(network, needs_gradient, outputs)
+        self._network, self._input_has_gradient = network, input_has_gradient
         self._outputs = frozenset(outputs)
         self._again: dict[int, range] = {}
         for layers in recomputed:
@@ -185,21 +229,37 @@ class NetworkCompute:
 
         Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
         """
+        whole = BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
+        return self._add_backward(whole, after, before_layer)
+
+    @property
+    def backward_parts(self) -> tuple[BackwardPart, BackwardPart]:
+        """That of the input and that of the parameters."""
+        return parts_of_backward(self._network, self.backward_layers, input_has_gradient=self._input_has_gradient)
+
+    def add_backward_part(self, part: BackwardPart, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+        """Append one of :attr:`backward_parts`, as :meth:`add_backward` does all of it."""
+        return self._add_backward(part, after, None)
+
+    def _add_backward(
+        self, part: BackwardPart, after: tuple[int, ...], before_layer: BeforeLayer | None
+    ) -> Iterator[tuple[int, int]]:
         between = Between(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
-        waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in self.backward_layers}
-        for layer in self.backward_layers:
+        waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
+        for layer in part.layers:
             waits[layer] += after if layer in self._outputs else ()
-        for index in self.backward_layers:
+        for index, phase in zip(*part, strict=True):
             shard = self._shards[index]
-            work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="BW", shard=shard.shard)
+            work = Compute(layer=shard.layer.name, operation=self._operations[index], phase=phase, shard=shard.shard)
             before = before_layer(index) if before_layer else ()
             if index in self._again:
                 before += self._run_again(self._again[index], tuple(waits[index]))
             computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
             # Autograd finishes the parameters' gradients before it goes on with the input's.
             yield index, computed
-            task = self.backward_task = self._communicate(shard.after_bw, Phase.BW, (computed,))[-1]
+            communicated = () if phase == "BW_weight" else shard.after_bw
+            task = self.backward_task = self._communicate(communicated, Phase.BW, (computed,))[-1]
             for source in self._inputs[index]:
                 if source in waits:
                     waits[source].append(task)

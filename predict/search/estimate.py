@@ -9,7 +9,8 @@ the last backward with the exchange of gradients that it hides,
     X_i = max(b_i + last bucket, backward until the first bucket is full + all buckets)
 
 Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, and
-exchanges one bucket after the other: no schedule that keeps the two halves of backward together is faster. What is left
+exchanges one bucket after the other: no schedule that keeps the two halves of backward together is faster. One that
+parts them sends back before the second half, and takes the first maximum alone. What is left
 out only adds: interference, waiting within a schedule, latency behind compute. It is an estimate where shards were not
 measured, which may keep more or less of a layer's efficiency than their share of its FLOPs.
 """
@@ -73,6 +74,7 @@ class Estimates:
         self._filled: dict[tuple[object, ...], Ints] = {}
         self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._stages_per_rank = np.array([schedule_of(name).stages_per_rank for name in space.schedules])
+        self._splits_backward = np.array([schedule_of(name).splits_backward for name in space.schedules])
         self._cuts: dict[tuple[int, int], Cut] = {}
 
     def seconds(self) -> Floats:
@@ -101,18 +103,28 @@ class Estimates:
             return self._sharded(mesh, strategy, turns, local // turns)[turn]
         found = np.empty(len(counts))
         sizes, size = np.unique(caps, return_inverse=True)
-        # The estimate knows how many stages a rank has, and nothing else of a schedule.
-        stages = self._stages_per_rank[schedules] if mesh.stages > 1 else np.ones(len(counts), np.int64)
-        for stages_per_rank in np.unique(stages).tolist():
-            own = stages == stages_per_rank
+        # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
+        piped = mesh.stages > 1
+        stages = self._stages_per_rank[schedules] if piped else np.ones(len(counts), np.int64)
+        split = self._splits_backward[schedules] & piped
+        for stages_per_rank, in_parts in sorted({*zip(stages.tolist(), split.tolist(), strict=True)}):
+            own = (stages == stages_per_rank) & (split == in_parts)
             turns, turn = np.unique(counts[own], return_inverse=True)
             cut = self._cut(mesh.stages, stages_per_rank)
-            each = self._of_turns(mesh, strategy, cut, turns, local // turns, tuple(sizes.tolist()))
+            each = self._of_turns(mesh, strategy, cut, turns, local // turns, tuple(sizes.tolist()), in_parts=in_parts)
             found[own] = each[turn, size[own]]
         return found
 
     def _of_turns(
-        self, mesh: Mesh, strategy: Strategy, cut: Cut, turns: Ints, samples: Ints, caps: tuple[int, ...]
+        self,
+        mesh: Mesh,
+        strategy: Strategy,
+        cut: Cut,
+        turns: Ints,
+        samples: Ints,
+        caps: tuple[int, ...],
+        *,
+        in_parts: bool,
     ) -> Floats:
         """Of shape (numbers of micro-batches, bucket sizes)."""
         work = self._work(mesh, strategy, samples)
@@ -129,6 +141,9 @@ class Estimates:
         update = work.update[:, None] * (gradients / max(gradients.sum(), 1))
         exchanged = self._exchanged(mesh, strategy, cut, work.backward, caps)
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
+        if in_parts:
+            # What a stage sends back does not wait for all of its backward, and how much of it is not known here.
+            return np.asarray(of_ranks + self._after(mesh, strategy))
         first = (done + behind).max(axis=1) - last[:, 0] + update[:, 0]
         found = np.maximum(of_ranks, first[:, None] + exchanged[:, :, 0])
         return np.asarray(found + self._after(mesh, strategy))

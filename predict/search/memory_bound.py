@@ -117,7 +117,7 @@ class MemoryBounds:
         if key not in self._under_way:
             now = most = 0
             for action in schedule_of(schedule).order(0, ranks, looked_at):
-                if action.stage == 0 and action.direction in ("FW", "BW"):
+                if action.stage == 0 and (action.direction == "FW" or action.completes):
                     now += 1 if action.direction == "FW" else -1
                     most = max(most, now)
             self._under_way[key] = most

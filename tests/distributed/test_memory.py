@@ -86,8 +86,8 @@ OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2",
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
-OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved")]
-CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "d2p2", "p2f2", "p2s2"]}
+OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
+CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
 TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 

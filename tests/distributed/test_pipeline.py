@@ -29,7 +29,7 @@ CASES = {
     2: [
         f"{name}:p2:{schedule}:{count}"
         for name in NETWORKS
-        for schedule in ("gpipe", "1f1b", "interleaved")
+        for schedule in ("gpipe", "1f1b", "interleaved", "zb")
         for count in (2, 4)
     ]
     + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3"],
@@ -38,7 +38,8 @@ CASES = {
         for name in NETWORKS
         for text, schedule in (("p4", "gpipe"), ("p4", "1f1b"), ("d2p2", "gpipe"), ("d2p2", "1f1b"))
     ]
-    + ["Chain:p2d2:1f1b:3", "Residual:d2p2:interleaved:4", "Normed:d2p2:interleaved:2", "Branching:p4:1f1b:6"],
+    + ["Chain:p2d2:1f1b:3", "Residual:d2p2:interleaved:4", "Normed:d2p2:interleaved:2", "Branching:p4:1f1b:6"]
+    + ["Residual:p4:zb:6", "Chain:d2p2:zb:3", "Normed:p2d2:zb:4", "Branching:d2p2:zb:2"],
 }
 
 # An axis that shares layers inside of a pipeline, or outside; and eight stages on four ranks.
@@ -47,7 +48,8 @@ NESTED = {
     + ["Rereading:p2c2:1f1b:3", "Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:gpipe:2:two", "Rereading:p2s2:gpipe:2:fc"]
     + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Own", "gpt2")]
     + ["transformer_networks.Split:p2t2:1f1b:3:transpose#6"]
-    + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4", "Residual:p4:interleaved:8"],
+    + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Branching:c2p2:interleaved:4", "Residual:p4:interleaved:8"]
+    + ["Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:zb:2"],
 }
 MORE_NESTED = {
     4: [f"{name}:p2{axis}:gpipe:2" for name in NETWORKS for axis in ("f2", "c2", "s2")]
@@ -55,7 +57,9 @@ MORE_NESTED = {
     + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "late", "three")]
     + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Split", "t5")]
     + [f"transformer_networks.Split:p2t2:1f1b:3:{cut}" for cut in ("q", "up")]
-    + ["Normed:p4:interleaved:4", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"],
+    + ["Normed:p4:interleaved:4", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"]
+    + [f"{name}:p4:zb:4" for name in NETWORKS]
+    + ["Chain:p2f2:zb:2:scatter", "Rereading:p2c2:zb:3", "Normed:s2p2:zb:2", "transformer_networks.Split:p2t2:zb:3:up"],
 }
 
 # Three deep, each in another order of axes and under another schedule.
@@ -69,7 +73,7 @@ DRAWN = {
     4: ("p4", "d2p2", "p2f2", "p2c2", "p2s2", "p2t2"),
     8: ("d2p2f2", "d2p2c2", "d2p2s2", "p2d2t2", "p2s2x2", "p4f2", "f2p2d2"),
 }
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
 A_LAUNCH = 20
 """Cases that ranks run before they are started anew."""
 

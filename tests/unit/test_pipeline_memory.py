@@ -50,3 +50,13 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_follow(count: 
     # The second stage: three micro-batches under way, the gradient that is made, the one that was sent last, and the
     # output that was sent last before the first backward, which is under way itself until the third.
     assert alternating == (3 + 2 + (count > 4)) * (16 // count) * sample
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_zero_bubble_keeps_micro_batches_until_the_weights_turn(count: int) -> None:
+    sample = 16 * 4
+    under_zb, under_1f1b = (use("p4", schedule, count)["activations"] for schedule in ("zb", "1f1b"))
+    # torch holds all that a stage has sent, outputs and gradients of inputs. The third stage lets two micro-batches
+    # wait for the weights' turn, each with the gradient of its output, whose buffer is counted as communication.
+    assert under_zb == 16 * sample + 16 * sample
+    assert under_1f1b < under_zb

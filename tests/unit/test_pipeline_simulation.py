@@ -135,3 +135,76 @@ def test_lag_stretches_what_is_computed() -> None:
     ones = np.ones(len(plan.works))
     seconds = seconds_of(plan, 1.0, 0.0)
     assert PipelineSimulation(plan, 1.5 * ones).iteration_s(seconds, ones, ones) == pytest.approx(15.0)
+
+
+def listed(schedule: str, ranks: int, count: int, costs: dict[str, float], transfer_s: float) -> float:
+    """When the last action of a schedule ends: actions placed one by one, each at the first time that it can start."""
+    queues = [list(schedule_of(schedule).order(rank, ranks, count)) for rank in range(ranks)]
+    free = [0.0] * ranks
+    sent: dict[tuple[str, int, int], float] = {}
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue:
+                action = queue[0]
+                near = schedule_of(schedule).neighbours(action, ranks)
+                message = action.way, near.source, action.micro_batch
+                if near.source is not None and message not in sent:
+                    break
+                # The first stage runs all of backward where the weights' turn comes.
+                seconds = costs[action.direction]
+                if rank == 0 and action.direction != "FW":
+                    seconds = 0.0 if action.direction == "BW_input" else costs["BW_input"] + costs["BW_weight"]
+                free[rank] = max(free[rank], sent.get(message, 0.0)) + seconds
+                if near.target is not None:
+                    sent[action.way, rank, action.micro_batch] = free[rank] + transfer_s
+                queue.pop(0)
+    return max(free)
+
+
+def seconds_of_parts(plan: Plan, costs: dict[str, float], transfer_s: float) -> np.ndarray:
+    def of(work: object) -> float:
+        if isinstance(work, Compute) and not work.layer.startswith("loss."):
+            return costs[work.phase]
+        return transfer_s if isinstance(work, Transfer) and work.direction == "send" else 0.0
+
+    return np.array([of(work) for work in plan.works])
+
+
+@given(
+    p=st.integers(2, 6),
+    rounds=st.integers(1, 4),
+    forward_s=st.floats(0.1, 3),
+    input_s=st.floats(0.1, 3),
+    weight_s=st.floats(0.1, 3),
+    transfer_s=st.floats(0, 0.05),
+)
+def test_zero_bubble_is_its_list_of_actions_placed_one_by_one(
+    p: int, rounds: int, forward_s: float, input_s: float, weight_s: float, transfer_s: float
+) -> None:
+    """Messages are shorter than any action, so that none waits for the one before it."""
+    costs = {"FW": forward_s, "BW_input": input_s, "BW_weight": weight_s, "BW": input_s + weight_s}
+    plan = plan_of(f"p{p}", p * rounds, "zb")
+    found = simulated(plan, seconds_of_parts(plan, costs, transfer_s))
+    assert found == pytest.approx(listed("zb", p, p * rounds, costs, transfer_s))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_the_bubbles_are_the_papers(p: int, rounds: int) -> None:
+    """Qi et al., Table 2: (p - 1)(F + I + W) under 1F1B, (p - 1)(F + I - W) under ZB-H1, of equal F, I and W."""
+    costs = {"FW": 1.0, "BW_input": 1.0, "BW_weight": 1.0, "BW": 2.0}
+    for schedule, bubble in (("1f1b", 3.0 * (p - 1)), ("zb", 1.0 * (p - 1))):
+        plan = plan_of(f"p{p}", p * rounds, schedule)
+        found = simulated(plan, seconds_of_parts(plan, costs, 0.0))
+        assert found == pytest.approx(3.0 * p * rounds + bubble)
+
+
+def test_the_first_stage_runs_all_of_backward_where_the_weights_turn_comes() -> None:
+    plan = plan_of("p2", 2, "zb")
+    first, second = (
+        {work.phase for work in (plan.works[i] for i in set(role.work.tolist())) if isinstance(work, Compute)}
+        for role in plan.roles
+    )
+    assert first == {"FW", "BW"}
+    # The loss has no parameters to part it by.
+    assert second == {"FW", "BW", "BW_input", "BW_weight"}

@@ -22,7 +22,8 @@ def test_every_micro_batch_passes_every_stage_of_the_rank_once(schedule: Schedul
     for ranks, count in possible(schedule):
         for rank in range(ranks):
             stages = [rank + turn * ranks for turn in range(schedule.stages_per_rank)]
-            wanted = {Action(d, s, m) for d in ("FW", "BW") for s in stages for m in range(count)}
+            directions = ("FW", "BW_input", "BW_weight") if schedule.splits_backward else ("FW", "BW")
+            wanted = {Action(d, s, m) for d in directions for s in stages for m in range(count)}
             actions = schedule.order(rank, ranks, count)
             assert set(actions) == wanted
             assert len(actions) == len(wanted)
@@ -45,9 +46,11 @@ def test_ranks_that_wait_for_each_other_come_to_an_end(schedule: Schedule) -> No
 
 
 def needed(action: Action, stages: int) -> set[Action]:
+    if action.direction == "BW_weight":
+        return {action._replace(direction="BW_input")}
     before = action.stage + (-1 if action.direction == "FW" else 1)
     waits = {action._replace(stage=before)} if 0 <= before < stages else set()
-    return waits | ({action._replace(direction="FW")} if action.direction == "BW" else set())
+    return waits | ({action._replace(direction="FW")} if action.direction != "FW" else set())
 
 
 @every_schedule
@@ -70,7 +73,17 @@ def test_1f1b_keeps_no_more_activations_than_stages_follow() -> None:
         assert most == 4 - rank
 
 
-@pytest.mark.parametrize(("name", "ranks", "count"), [("1f1b", 4, 3), ("interleaved", 4, 9)])
+@pytest.mark.parametrize("count", [4, 16])
+def test_zero_bubble_has_no_more_under_way_than_the_first_rank_of_1f1b(count: int) -> None:
+    for rank in range(4):
+        kept = most = 0
+        for action in schedule_of("zb").order(rank, 4, count):
+            kept += {"FW": 1, "BW_input": 0, "BW_weight": -1}[action.direction]
+            most = max(most, kept)
+        assert most == 4
+
+
+@pytest.mark.parametrize(("name", "ranks", "count"), [("1f1b", 4, 3), ("interleaved", 4, 9), ("zb", 4, 9)])
 def test_numbers_that_do_not_go_are_refused(name: str, ranks: int, count: int) -> None:
     with pytest.raises(UserError, match=f"--micro-batches {count} with --schedule {name}"):
         schedule_of(name).check(ranks, count)
@@ -123,15 +136,17 @@ def test_one_stage_a_rank_runs_as_torch_runs_it(name: str) -> None:
             assert tuple(stage.actions) == schedule.order(rank, ranks, count), (ranks, count, rank)
 
 
-def test_interleaved_runs_as_torch_runs_it() -> None:
+@pytest.mark.parametrize("name", ["interleaved", "zb"])
+def test_schedules_of_actions_are_torchs_own(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    schedule = schedule_of("interleaved")
-    names = {"FORWARD": "FW", "FULL_BACKWARD": "BW"}
+    schedule = schedule_of(name)
+    names = {"FORWARD": "FW", "FULL_BACKWARD": "BW", "BACKWARD_INPUT": "BW_input", "BACKWARD_WEIGHT": "BW_weight"}
     for ranks, count in possible(schedule):
         for rank in range(ranks):
-            stages = [Recording(stage, 2 * ranks, ranks) for stage in (rank, rank + ranks)]
+            own = [rank + turn * ranks for turn in range(schedule.stages_per_rank)]
+            stages = [Recording(stage, schedule.stages(ranks), ranks) for stage in own]
             running = get_schedule_class(schedule.torch_name)(stages, count)
             found = tuple(
                 Action(names[action.computation_type.name], action.stage_index, action.microbatch_index)

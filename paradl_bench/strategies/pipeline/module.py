@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
@@ -25,13 +24,14 @@ from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.compute import operations_of_forward
+from paradl_bench.strategies.compute import gradient_order, operations_of_forward
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Group, Spans
 from paradl_bench.strategies.operations import is_operation
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, constants, cut_into_stages, untouched
+from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.sharded_module import Sharding, Walk
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -78,9 +78,11 @@ class RankPipeline:
         self._last = self.stages[-1].index + 1 == len(everywhere)
         self._first = group.rank == 0
         hold_only(module, self.stages)
+        detach = schedule.splits_backward
+        shares = [share_stage(network, stage, shared) for stage in self.stages]
         parts = [
-            StageModule(module, share_stage(network, stage, shared), sharding, calls, last=stage is everywhere[-1])
-            for stage in self.stages
+            StageModule(module, own, sharding, calls, last=own.stage is everywhere[-1], detachable=detach)
+            for own in shares
         ]
         self.module = torch.nn.ModuleList(parts)
         running = []
@@ -99,10 +101,12 @@ class RankPipeline:
                     output_args=part.outputs(),
                     group=group.process_group,
                     spans=group.spans,
+                    arrival=gradient_order(part.share.network),
                 )
             )
-        self._schedule = get_schedule_class(schedule.torch_name)(
-            running if schedule.stages_per_rank > 1 else running[0],
+        kind = get_schedule_class(schedule.torch_name)
+        self._schedule = kind(
+            running[0] if issubclass(kind, PipelineScheduleSingle) else running,
             self._count,
             loss_fn=self._share_of(loss, parts[-1], group.spans),
             # The loss is scaled instead: gradients come out right without another pass over them.
@@ -124,28 +128,6 @@ class RankPipeline:
         arguments = (inputs,) if self._first else ()
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
-
-
-class TimedStage(PipelineStage):
-    """A stage that stamps its own computation; what is left of a step is waiting for other stages.
-
-    Args:
-        spans: stamped while its ``stamp`` is set, with ``FW`` and ``BW``.
-    """
-
-    def __init__(self, *args: Any, spans: Spans, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._spans = spans
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward of one micro-batch."""
-        with self._spans.span("FW"):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """Backward of one micro-batch."""
-        with self._spans.span("BW"):
-            return super().backward_one_chunk(*args, **kwargs)
 
 
 class RecordedCall(NamedTuple):
@@ -255,10 +237,19 @@ class StageModule(torch.nn.Module):
         share: what this rank runs of the stage. sharding: how, by index in the whole network.
         calls: the whole model's operations for one micro-batch.
         last: whether the stage ends with the model's output.
+        detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
+            view cannot be, and what is kept for the second part must not.
     """
 
     def __init__(
-        self, module: torch.nn.Module, share: StageShare, sharding: Sharding, calls: Calls, *, last: bool
+        self,
+        module: torch.nn.Module,
+        share: StageShare,
+        sharding: Sharding,
+        calls: Calls,
+        *,
+        last: bool,
+        detachable: bool = False,
     ) -> None:
         super().__init__()
         self.module = module
@@ -267,7 +258,7 @@ class StageModule(torch.nn.Module):
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
         self._calls = calls
-        self._ends = last
+        self._ends, self._detachable = last, detachable
         self._model_output: TreeSpec | None = None
 
     def hide_from_exchange(self) -> None:
@@ -326,20 +317,21 @@ class StageModule(torch.nn.Module):
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
-            return _one_or_all([walk.kept[index].contiguous() for index in self.stage.sends])
+            return self._outputs([walk.kept[index].contiguous() for index in self.stage.sends])
         left = self._sharding.leave(outputs) if self._sharding.leave else outputs
         leaves, self._model_output = tree_flatten(left)
-        return _one_or_all(leaves)
+        return self._outputs(leaves)
+
+    def _outputs(self, values: list[Any]) -> Any:
+        """What forward returns; where torch detaches that in place, nothing that autograd has kept for itself."""
+        apart = [own_result(value) for value in values] if self._detachable else values
+        return apart[0] if len(apart) == 1 else tuple(apart)
 
     def as_model_gives_it(self, outputs: Any) -> Any:
         """The model's output from its leaves."""
         leaves = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         assert self._model_output is not None
         return tree_unflatten(leaves, self._model_output)
-
-
-def _one_or_all(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _varies(name: str, index: int) -> WorkError:

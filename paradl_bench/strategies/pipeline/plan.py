@@ -4,6 +4,9 @@ ParaDL, section 3.4 and Table 3. What crosses a cut is sent when the stage in fr
 its gradient comes back likewise. A send occupies the communication stream; a receive stands where the compute stream
 waits for it, and takes no time of its own.
 
+A schedule may run backward in two parts (:func:`~paradl_bench.strategies.compute.parts_of_backward`); the first stage,
+whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does.
+
 Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
 backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
 first forward alone, since every forward runs under ``no_sync``.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -172,9 +175,10 @@ class _RankPlan:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
         actions = self._schedule.order(self._rank, self._ranks, self._count)
         directions, stages, micro_batches = (np.array(column) for column in zip(*actions, strict=True))
-        is_backward, last = directions == "BW", micro_batches == self._count - 1
-        exchanging = is_backward & last & bool(self._exchange_axes)
-        kinds = 4 * stages + np.where(is_backward, 2 + exchanging, 0)
+        is_forward, last = directions == "FW", micro_batches == self._count - 1
+        completes = (directions == "BW") | (directions == "BW_weight")
+        exchanging = completes & last & bool(self._exchange_axes)
+        kinds = 4 * stages + np.select([is_forward, completes], [0, 2 + exchanging], 1)
         # Nothing is before the first one.
         kinds[0] = -1
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
@@ -185,7 +189,7 @@ class _RankPlan:
             for number in first[appearing].tolist()
         ]
         forward_of = np.zeros((stages.max() + 1, self._count), np.int64)
-        forward_of[stages[~is_backward], micro_batches[~is_backward]] = np.flatnonzero(~is_backward)
+        forward_of[stages[is_forward], micro_batches[is_forward]] = np.flatnonzero(is_forward)
         tasks = repeat(distinct, np.argsort(appearing)[order], forward_of[stages, micro_batches])
         return self._built(name, multiplicity, tasks)
 
@@ -202,6 +206,7 @@ class _RankPlan:
             work=np.append(tasks.work, np.int32(update.work[0])),
             dependency_start=np.append(tasks.dependency_start, np.int32(len(tasks.dependencies) + len(tasks.done))),
             dependencies=np.concatenate([tasks.dependencies, tasks.done]),
+            action=np.append(tasks.action, np.int32(-1)),
             setup=self._setup(),
             handshake=self._handshake(),
         )
@@ -210,7 +215,7 @@ class _RankPlan:
         """The tasks of an action.
 
         Args:
-            exchanging: whether it is a backward after which gradients are exchanged. first: whether none is before it.
+            exchanging: whether gradients are exchanged after it. first: whether none is before it.
         """
         builder, share = RoleBuilder(self._works), self._own[action.stage]
         compute = NetworkCompute(
@@ -249,39 +254,47 @@ class _RankPlan:
         """Returns the last task that computes, and those that the weight update waits for."""
         share, near = self._own[action.stage], self._schedule.neighbours(action, self._ranks)
         received = self._receive(builder, action, near.source)
-        exchange = None
+        # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
+        last, exchange = received[-1] if received else builder.tasks - 1, None
         if exchanging:
             exchange = GradientExchange(
                 builder,
                 share.network,
                 GradientBuckets(share.network, self._settings),
-                compute.backward_layers,
+                compute.backward_parts[1].layers if action.direction == "BW_weight" else compute.backward_layers,
                 self._exchanging,
                 self._exchange_axes,
             )
-        last = -1
-        for layer, last in compute.add_backward(received):
+        for layer, computed in self._backward_tasks(compute, action, received):
             if exchange is not None:
-                exchange.add_ready(layer, last)
-        # The input's gradient is there when the last layer has communicated for it.
-        last = compute.backward_task
+                exchange.add_ready(layer, computed)
+        if compute.backward_task >= 0:
+            # The input's gradient is there when the last layer has communicated for it.
+            last = compute.backward_task
         done = exchange.add_finish(last) if exchange is not None else (last,)
         computed = builder.tasks - 1
         if near.target is not None:
             self._send(builder, action, (last,))
-        return computed, tuple(done)
+        return computed, tuple(done) if action.completes else ()
+
+    def _backward_tasks(
+        self, compute: NetworkCompute, action: Action, received: tuple[int, ...]
+    ) -> Iterator[tuple[int, int]]:
+        """The layers that a backward, or a part of one, runs."""
+        if action.direction == "BW":
+            return compute.add_backward(received)
+        of_input, of_weight = compute.backward_parts
+        return compute.add_backward_part(of_input if action.direction == "BW_input" else of_weight, received)
 
     def _receive(self, builder: RoleBuilder, action: Action, source: int | None) -> tuple[int, ...]:
         if source is None:
             return ()
         cut = min(source, action.stage)
-        return (builder.add(self._transfer("receive", action, cut), Phase[action.direction], Stream.COMPUTE),)
+        return (builder.add(self._transfer("receive", action, cut), Phase[action.way], Stream.COMPUTE),)
 
     def _send(self, builder: RoleBuilder, action: Action, after: tuple[int, ...]) -> None:
         cut = action.stage if action.direction == "FW" else action.stage - 1
-        builder.add(
-            self._transfer("send", action, cut), Phase[action.direction], Stream.COMMUNICATION, tuple(sorted(after))
-        )
+        builder.add(self._transfer("send", action, cut), Phase[action.way], Stream.COMMUNICATION, tuple(sorted(after)))
 
     def _transfer(self, direction: str, action: Action, cut: int) -> Transfer:
         own = self._own[action.stage]
@@ -289,7 +302,7 @@ class _RankPlan:
         sizes = own.message_bytes(crossing, self._micro_batch)
         return Transfer(
             direction=direction,  # type: ignore[arg-type]
-            phase=action.direction,
+            phase=action.way,
             cut=cut,
             message_bytes=sizes,
             axes=(self._axis,),

@@ -65,13 +65,14 @@ class ActionTasks:
 
 
 class Repeated(NamedTuple):
-    """Tasks of a rank, as a role has them, and those that the weight update waits for."""
+    """Tasks of a rank, as a role has them, the action of each, and those that the weight update waits for."""
 
     phase: Ints
     stream: Ints
     work: Ints
     dependency_start: Ints
     dependencies: Ints
+    action: Ints
     done: Ints
 
 
@@ -99,6 +100,7 @@ def repeat(distinct: Sequence[ActionTasks], kinds: NDArray[np.integer], forwards
         work=work,
         dependency_start=np.concatenate([[0], np.cumsum(waits)]).astype(np.int32),
         dependencies=(bases[base, awaited.action] + offset).astype(np.int32),
+        action=tasks.action,
         done=(starts[done.action] + _joined([action.done for action in distinct])[done.items]).astype(np.int32),
     )
 

@@ -1,0 +1,126 @@
+"""A rank's stage as torch's schedules call it: forward, backward, or backward in two parts, each stamped.
+
+torch parts backward by asking autograd for gradients of what the stage has received, and later, from where parameters
+are used, for theirs. Its second part exchanges nothing between replicas, and its first one needs of a stage what
+:func:`own_result` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import GradientEdge
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
+
+from paradl_bench.strategies.group_functions import Spans
+
+
+class TimedStage(PipelineStage):
+    """A stage that stamps its own computation; what is left of a step is waiting for other stages.
+
+    Args:
+        spans: stamped while its ``stamp`` is set, with ``FW`` and ``BW``.
+        arrival: names of the parameters in the order in which their gradients are exchanged.
+    """
+
+    def __init__(self, *args: Any, spans: Spans, arrival: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._spans, self._arrival = spans, arrival
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward of one micro-batch."""
+        with self._spans.span("FW"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Backward of one micro-batch, or the part of it that makes the gradient of what the stage has received."""
+        with self._spans.span("BW"):
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            made = self.bwd_cache[bwd_chunk_id]
+            # Gradients that autograd is asked for may lie in memory in any order, which those it accumulates do not.
+            self.bwd_cache[bwd_chunk_id] = tuple(value if value is None else value.contiguous() for value in made)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Backward of the parameters for one micro-batch, whose input's part has run; after the last one, exchange."""
+        with self._spans.span("BW"):
+            if self.is_first:
+                # torch runs all of backward here.
+                super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+                return
+            self.dw_runner.pop(bwd_chunk_id)
+            _, groups, _, _ = self.backward_state.pop(bwd_chunk_id)
+            self._accumulate(groups, last_backward=last_backward)
+
+    def _accumulate(self, groups: list[dict[str, Any]], *, last_backward: bool) -> None:
+        """Add up gradients of parameters in the order of backward.
+
+        torch's own second part asks autograd for gradients, which accumulates none: what hangs on that, as the exchange
+        of DistributedDataParallel does, would never run.
+
+        Args:
+            groups: what the first part has left, as ``stage_backward_weight`` takes it: nodes where parameters are used
+                with the gradients that they get.
+        """
+        names = {id(parameter): name.removeprefix("module.") for name, parameter in self._own.named_parameters()}
+        places = {name: place for place, name in enumerate(self._arrival)}
+        of_groups = [(_parameters_of(group), group) for group in groups]
+        if last_backward and isinstance(self.submod, DistributedDataParallel):
+            used = [parameter for parameters, _ in of_groups for parameter in parameters]
+            # It looks for parameters behind these. What the stage has sent is detached by now; views lead to their own.
+            self.submod.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
+        of_groups.sort(key=lambda pair: max(places[names[id(parameter)]] for parameter in pair[0]))
+        for parameters, group in of_groups:
+            _differentiate(parameters, group.pop("intermediates"), group.pop("grads", []))
+
+    @property
+    def _own(self) -> torch.nn.Module:
+        exchanged = isinstance(self.submod, DistributedDataParallel)
+        module: Any = self.submod.module if exchanged else self.submod
+        return cast(torch.nn.Module, module)
+
+
+def _parameters_of(group: dict[str, Any]) -> list[torch.Tensor]:
+    return [accumulator.variable for accumulator in group["params"]]
+
+
+def _differentiate(
+    parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: Sequence[Sequence[torch.Tensor | None] | None]
+) -> None:
+    """Accumulate gradients of parameters from those of the nodes that they are used in; lets go of both."""
+    given = list(zip(nodes, gradients, strict=False))
+    edges = [
+        (GradientEdge(node, place), gradient)
+        for node, own in given
+        for place, gradient in enumerate(own or ())
+        if gradient is not None
+    ]
+    # Where one node leads to another, that one is to get what it got, and not the same once more.
+    handles = [node.register_prehook(lambda _, own=own: own) for node, own in given] if len(nodes) > 1 else []
+    try:
+        if edges:
+            torch.autograd.backward([edge for edge, _ in edges], [value for _, value in edges], inputs=parameters)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def own_result(value: Any) -> Any:
+    """A tensor as the result of an operation of its own, in the same memory: torch detaches it in place, which a view
+    cannot be, and what autograd has kept for the second part of backward must not.
+    """
+    differentiable = isinstance(value, torch.Tensor) and value.requires_grad
+    return _OwnResult.apply(value) if differentiable else value  # type: ignore[no-untyped-call]
+
+
+class _OwnResult(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        # A detached one would count as a view of what it was detached from.
+        return value.data
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
