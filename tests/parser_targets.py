@@ -25,7 +25,7 @@ from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
-from paradl_bench.spec import behind, input_record, measurement, roofline_record, training_record, units
+from paradl_bench.spec import behind, host_record, input_record, measurement, roofline_record, training_record, units
 from paradl_bench.spec.errors import ParadlError, shown
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest, read_records
@@ -67,6 +67,7 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     input_record.BATCHES_FILE: input_record.BatchSamples,
     input_record.LOADER_FILE: input_record.LoaderSamples,
     input_record.UNREADABLE_FILE: input_record.UnreadableFile,
+    host_record.HOSTS_FILE: host_record.RankHost,
 }
 """Every JSON-lines file of a measurement directory."""
 _RECORD_SEEDS = {
@@ -83,6 +84,7 @@ _RECORD_SEEDS = {
     b'"how":"pinned","model":"","calls_per_sample":2}\n',
     input_record.LOADER_FILE: b'{"block":0,"workers":2,"batch":8,"start":"fork","first_s":0.5,"gaps_s":[0.01,0.02]}\n',
     input_record.UNREADABLE_FILE: b'{"path":"a.jpg","why":"no image"}\n',
+    host_record.HOSTS_FILE: b'{"rank":1,"host":"n2","core":0,"clock_offset_s":1.5,"clock_error_s":1e-5}\n',
     measurement.DROPPED_FILE: b'{"file":"a.log","line":3,"text":"N/A","why":"no number"}\n',
     KERNELS_FILE: b'{"shape":{"kind":"conv","stage":"FW","sizes":{"batch":8,"in":3},"settings":{"a":"b"},"flops":1e9,'
     b'"bytes":1e6},"dtype":"fp32","block":0,"samples_s":[0.1,0.2],"calls_per_sample":2}\n',

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative
 from paradl_bench.spec.measurement import read_records
 
 HOSTS_FILE = "hosts.jsonl"
@@ -26,6 +27,11 @@ class RankHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     core: int | None = None
     clock_offset_s: float = 0.0
     clock_error_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_finite(self, "clock_offset_s", "clock_error_s")
+        check_not_negative(self, "clock_error_s")
+        check_counts(self, "rank", least=0)
 
 
 def read_hosts(directory: Path) -> dict[int, RankHost]:
