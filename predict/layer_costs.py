@@ -78,6 +78,7 @@ class LayerCosts:
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
+        self._measured: dict[tuple[str, PhaseName], tuple[Layer, ...]] = {}
 
     @cached_property
     def _roofline(self) -> Roofline:
@@ -283,21 +284,25 @@ class LayerCosts:
 
         For a shard that is the operation that it is a shard of, or one that is as like it.
         """
-        found = [
-            other
-            for other in self._roofline.layers.values()
-            if other.kind == layer.kind
-            and other.operation != without
-            and ((other.operation, phase, "") in self._in_situ or (other.operation, phase, "") in self._isolated)
-        ]
         return min(
-            found,
+            (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
             key=lambda other: (
                 _unlike_settings(layer, other),
                 abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
             ),
             default=None,
         )
+
+    def _measured_of(self, kind: str, phase: PhaseName) -> tuple[Layer, ...]:
+        """Operations of a kind that were measured whole, each once: shards that are learnt later are none of them."""
+        if (kind, phase) not in self._measured:
+            self._measured[kind, phase] = tuple(
+                layer
+                for operation, layer in self._roofline.layers.items()
+                if layer.kind == kind
+                and ((operation, phase, "") in self._in_situ or (operation, phase, "") in self._isolated)
+            )
+        return self._measured[kind, phase]
 
     def _neighbour_error(self, kind: str, phase: PhaseName) -> float:
         """Relative standard deviation of scaling from a neighbour, over the measured operations of the kind."""
