@@ -52,7 +52,7 @@ EVALUATORS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 CHOSEN = "exchanges as logged, else their fit"
 """A measured event goes before a fit of such events: where a log of so many nodes and of this exchange is there, it has
-the exchanges of all tensors of the very iteration."""
+the exchanges of all tensors of the very iteration. Decided when the figures of both had been seen."""
 
 _LOG = re.compile(r"tmp(\d+)o?comm\.log")
 
@@ -246,7 +246,8 @@ def _of_run(
     for log, layers in logs.items():
         if nodes_of(log) == measured.nodes and is_merged(layers) == (measured.exchange == "merged"):
             own = as_logged(backward_s, layers, alone_s)
-            # A log is of one iteration, the fit of all that were logged: the interval holds both.
+            # A log is of one iteration, the fit of all that were logged: the interval holds both. Decided with the
+            # results in sight.
             points[CHOSEN] = min(own, low), own, max(own, high)
     return [
         Pair(
