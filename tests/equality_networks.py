@@ -221,6 +221,14 @@ class DroppedInside(Dropped):
         return self.fc2(F.dropout(self.fc1(x.flatten(1)), 0.5))
 
 
+class Undropped(Dropped):
+    """Dropout of nothing, which returns what it is given: inside of blocks, and where they are gathered."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.conv2(F.dropout(self.conv1(x), 0.0)))
+        return self.fc2(F.dropout(self.fc1(F.dropout(x, 0.0).contiguous().flatten(1)), 0.0))
+
+
 class Joined(nn.Module):
     """Branches that join, one of them of groups, and a skip connection; no batch norm."""
 

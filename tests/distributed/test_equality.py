@@ -30,7 +30,7 @@ CASES = {
         "Volume:f2 Volume:c2 Volume:s2 Volume:s1x1x2 Asking:s2 Asking:s1x2 Asking:f2 Asking:d2 "
         "Normed:f2 Normed:c2 Normed:d2 Normed:s2 Normed:d2:sync Normed:s2:sync Normed:f2:sync "
         "Dropped:f2:seeded Dropped:c2:seeded Dropped:s2:seeded "
-        "DroppedInside:s2:alike DroppedInside:f2:alike DroppedInside:c2:alike "
+        "DroppedInside:s2:alike DroppedInside:f2:alike DroppedInside:c2:alike Undropped:s2 Undropped:s2:until=dropout "
         "Plain:f2:split=conv2+fc1 Grouped:f2:split=conv* Plain:c2:split=fc* Grouped:c2:split=conv[12] "
         "Plain:s2:until=conv2 Plain:s1x2:until=conv3 Grouped:s2:until=pool2 Normed:s2:until=conv2:sync "
         "Dropped:s2:until=conv2:seeded Recalling:s2 Recalling:s1x2:until=conv2 Recalling:f2 Recalling:c2 "

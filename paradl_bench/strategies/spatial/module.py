@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from paradl_bench.layers.kind import LayerKind, layer_kinds
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
 from paradl_bench.spec.partition import Box, Interval, Window
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
@@ -74,6 +74,9 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
     rules = {}
     for index, layer in enumerate(network.layers):
         if index in region.layers:
+            if layer.attributes.get(RETURNS_INPUT):
+                # The block that it returns is marked already, and may have been gathered.
+                continue
             functions = frozenset(kinds[layer.kind].functions)
             run: Any = _BlockOperation(layer, kinds[layer.kind], region.layers[index], group, random)
         elif cut.intersection(layer.inputs):
@@ -103,7 +106,8 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
 
 
 def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:
-    return frozenset(kind.functions) if kind else frozenset({str(layer.attributes["function"])})
+    # Calls that did nothing are views, whatever they are called.
+    return frozenset((*(kind.functions if kind else ()), str(layer.attributes.get("function", ""))))
 
 
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from paradl_bench.layers.kind import LayerKind, layer_kinds
 from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
 from paradl_bench.spec.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
@@ -135,7 +135,7 @@ def _outside(
         return f"its output has {_text(layer.output_shape[1:])} positions, too few to cut {_text(parts)}"
     if kind.windows is not None:
         return None if len(kind.windows(layer.attributes)) == spatial else f"{layer.kind} over other dims"
-    if not kind.by_position(layer.attributes):
+    if not layer.attributes.get(RETURNS_INPUT) and not kind.by_position(layer.attributes):
         return f"{layer.kind} reads all positions"
     if any(shape[1:] != layer.output_shape[1:] for shape in layer.input_shapes):
         return f"{layer.kind} broadcasts over positions"
