@@ -31,7 +31,8 @@ def check_fusion(fusion: Fusion, point: Point) -> None:
     """Refuse what no such exchange is planned of.
 
     Raises:
-        UserError: another strategy than serial and data; an exchange over nodes, synchronised batch norm, accumulation.
+        UserError: another strategy than serial and data; an exchange over nodes, synchronised batch norm, accumulation,
+            activations that are computed again.
     """
     name, settings = f"--fusion {fusion.rule}", point.settings
     if point.strategy.name not in ("serial", "data") or any(axis.zero_stage for axis in point.strategy.axes):
@@ -42,6 +43,8 @@ def check_fusion(fusion: Fusion, point: Point) -> None:
         raise UserError(f"{name} knows no synchronised batch norm: leave out --batch-norm sync")
     if settings.accumulate > 1:
         raise UserError(f"{name} knows no --accumulate {settings.accumulate}: leave it out")
+    if settings.recompute:
+        raise UserError(f"{name} knows no --recompute {','.join(settings.recompute)}: leave it out")
 
 
 class _Sent(NamedTuple):

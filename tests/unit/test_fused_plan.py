@@ -191,6 +191,7 @@ def test_a_timer_is_some_time() -> None:
         ("d4", {"exchange": "leader", "ranks_per_node": 2}, "leave out --exchange leader"),
         ("d4", {"batch_norm": "sync"}, "leave out --batch-norm sync"),
         ("d4", {"accumulate": 2}, "knows no --accumulate 2"),
+        ("d4", {"recompute": ("all",)}, "knows no --recompute all: leave it out"),
     ],
 )
 def test_what_no_such_exchange_is_planned_of_is_refused(text: str, changes: dict[str, object], said: str) -> None:
