@@ -38,7 +38,7 @@ from predict.assembly import Priced, add_up, assemble
 from predict.backward_split import SPLIT_MODE
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
-from predict.copy_costs import nearest_copy
+from predict.copy_costs import measured_direction, nearest_copy, priced_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
@@ -212,7 +212,7 @@ class CostModel:
 
     def _alone(self, work: Work, on_host: int) -> tuple[float, float]:
         if isinstance(work, Compute):
-            found = self._layers.host_ratio(on_host, 1, kind_of(work.operation), work.phase)
+            found = self._layers.host_ratio(on_host, 1, kind_of(work.operation), work.way)
             found = found or self._layers.host_ratio(on_host, 1)
             return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
         if isinstance(work, Between | WeightUpdate):
@@ -371,26 +371,15 @@ class CostModel:
         return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
 
     def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
-        # What is added to earlier gradients was not measured: it reads one tensor more than a copy into a bucket.
-        direction = "into" if work.direction == "add" else work.direction
-        copy = nearest_copy(self.profile, direction, ranks_on_host)
+        copy = nearest_copy(self.profile, work, ranks_on_host)
         if copy is None and not self.profile.model_times:
             return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
         if copy is None:
             raise UserError(
-                f"the profile holds no times of copying gradients {direction} buckets; measure a model anew: "
-                f"paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
+                f"the profile holds no times of copying gradients {measured_direction(work)} buckets; measure a model "
+                f"anew: paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
             )
-        measured = copy.ranks_on_host
-        seconds = work.tensors * copy.alpha_s + work.bytes * copy.beta_s_per_byte
-        text = f"bucket copies were measured with {measured} ranks on a host, and stand for {ranks_on_host}"
-        other_host = measured != ranks_on_host
-        cost = Cost(
-            seconds,
-            Source.SCALED if other_host else Source.REGRESSED,
-            remarks=(Remark(text, True),) if other_host else (),
-        )
-        return Priced(cost, count, work, modes=((f"copies {direction} buckets", seconds * copy.relative_sd),))
+        return priced_copy(copy, work, count, ranks_on_host)
 
 
 class _About(NamedTuple):

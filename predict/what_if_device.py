@@ -168,7 +168,7 @@ class OtherDevice:
             shape = optimizer_shape(work.optimizer, work.elements, work.tensors, self._dtype)
             return _Demand(shape.flops, shape.bytes)
         if isinstance(work, BucketCopy):
-            measured = nearest_copy(self._profile, work.direction, ranks_on_host)
+            measured = nearest_copy(self._profile, work, ranks_on_host)
             moved = copy_shape("D2D", work.bytes, work.tensors).bytes
             return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
         return None

@@ -66,6 +66,11 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
     phase: ComputePhase
     shard: str = ""
 
+    @property
+    def way(self) -> Literal["FW", "BW"]:
+        """Forward or backward, whichever part of it."""
+        return "FW" if self.phase == "FW" else "BW"
+
 
 class Between(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
     """One operation's share of the time between operations: framework, engine, allocator."""

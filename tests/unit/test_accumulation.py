@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import msgspec
 import pytest
 from in_process import run_in_process
 from network_factory import NetworkFactory
@@ -18,15 +19,19 @@ from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import BucketCopy, Collective, Compute, Phase, Plan, PlanSettings, Stream, WeightUpdate
+from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.cli import main
 from predict.cost_model import CostModel
+from predict.costs import UNIFORM_TO_SD
 from predict.prediction import Prediction, Predictor
+from predict.what_if_hardware import Hardware
 from predict.workload import Point, evaluator_named
 
 CHAIN = make_network((64, 128, 256, 32), buffers=True)
+CHAIN_OF_PROFILE = make_network()
 
 
 def convolutional() -> Network:
@@ -150,6 +155,29 @@ def test_adding_up_takes_as_long_as_copying_into_buckets() -> None:
     for count in (1, 2, 4):
         found, without = (predicted("serial", profile, accumulate=count) for profile in (slow, free))
         assert found.iteration_s - without.iteration_s == pytest.approx((count - 1) * size * beta)
+
+
+def test_adding_up_is_flagged_and_may_take_half_as_long_again() -> None:
+    beta = 1e-9
+    profile = make_profile(copies=free_copies(beta_s_per_byte=beta))
+    once, twice = (predicted("serial", profile, 8 * count, accumulate=count) for count in (1, 2))
+    assert not any("adding up" in line for line in once.extrapolated)
+    assert any("adding up gradients was not measured" in line for line in twice.extrapolated)
+    added_s = profile.network["chain"].parameter_bytes * beta
+    assert twice.sources["scaled"] == pytest.approx(added_s / twice.iteration_s)
+    assert twice.spread_s["scaling"] == pytest.approx(Z90 * 0.5 * added_s * UNIFORM_TO_SD)
+
+
+def test_another_device_adds_up_as_it_copies() -> None:
+    """What a copy takes a tensor, whatever its size, is no matter of bandwidth."""
+    alpha_s, beta = 1e-5, 1e-9
+    copies = tuple(msgspec.structs.replace(copy, alpha_s=alpha_s) for copy in free_copies(beta_s_per_byte=beta))
+    profile = make_profile(copies=copies)
+    model = CostModel(profile=profile, network=CHAIN_OF_PROFILE, hardware=Hardware(memory_bandwidth=4.0))
+    priced = model.price(planned("serial", CHAIN_OF_PROFILE, accumulate=2))
+    for work, seconds in zip(priced.plan.works, priced.costs.seconds, strict=True):
+        if isinstance(work, BucketCopy):
+            assert seconds == pytest.approx(work.tensors * alpha_s + work.bytes * beta / 4)
 
 
 def test_the_exchange_hides_behind_the_last_backward_alone() -> None:

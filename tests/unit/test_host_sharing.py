@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.plan import Compute, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
@@ -13,7 +14,7 @@ from predict.evaluators.simulate import EVALUATOR, price
 from predict.host_sharing import busy_beside, ranks_beside
 from predict.pipeline_simulation import Computing
 from predict.workload import Point
-from tests.profile_factory import layer_times, make_network, make_profile, model_times, ring_fit
+from tests.profile_factory import layer_times, make_network, make_profile, model_times, ring_fit, summary
 
 NETWORK = make_network((64, 128, 128, 128, 32))
 TOGETHER = 1.6
@@ -110,3 +111,25 @@ def test_the_busy_share_is_that_of_a_clock_in_small_steps() -> None:
         for start, end in zip(starts[other], ends[other], strict=True):
             beside |= (clock >= start) & (clock < end)
         assert shares[segment] == pytest.approx(beside.mean(), abs=1e-3)
+
+
+def test_parts_of_backward_are_faster_alone_as_backward_is() -> None:
+    # Forward takes as long beside another rank as alone, backward 1.6 times as long.
+    times = tuple(
+        msgspec.structs.replace(time, time=summary(time.time.median_s * TOGETHER))
+        if (time.ranks_on_host, time.phase) == (2, "BW")
+        else time
+        for time in layer_times(NETWORK, batches=(2, 4, 8))
+    )
+    communication = (ring_fit(), ring_fit("send_recv"))
+    costs = CostModel(profile=make_profile(NETWORK, layer_times=times, communication=communication), network=NETWORK)
+    asked = parse_strategy("p2")
+    plan = planner_for(asked).plan(NETWORK, asked, PlanSettings(batch=8, micro_batches=2, schedule="zb"))
+    found = costs.alone_on_host(plan, costs.place(asked, 4))
+    assert found is not None
+    ratio_of = {
+        work.phase: ratio for work, ratio in zip(plan.works, found[0], strict=True) if isinstance(work, Compute)
+    }
+    assert ratio_of == pytest.approx(
+        {"FW": 1.0, "BW": 1 / TOGETHER, "BW_input": 1 / TOGETHER, "BW_weight": 1 / TOGETHER}
+    )
