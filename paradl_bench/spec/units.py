@@ -21,8 +21,8 @@ _SUFFIX_BYTES = {
     **{u + "ib": 1024 ** (i + 1) for i, u in enumerate("kmgt")},
     **{u + "b": 1000 ** (i + 1) for i, u in enumerate("kmgt")},
 }
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|[smh]?)")
-_SUFFIX_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|[smh]?)")
+_SUFFIX_SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
 
@@ -181,7 +181,7 @@ def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[i
 
 
 def parse_duration(text: str, where: str) -> float:
-    """Seconds of ``90``, ``90s``, ``40ms``, ``10m`` (minutes), ``1.5h``.
+    """Seconds of ``90``, ``90s``, ``40ms``, ``10us``, ``10m`` (minutes), ``1.5h``.
 
     Raises:
         UserError: the text is no positive time.
@@ -189,7 +189,7 @@ def parse_duration(text: str, where: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match.group(1)) * _SUFFIX_SECONDS[match.group(2)] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise UserError(f"{where}: {text.strip()!r} is no time; write 40ms, 90s, 10m or 1.5h")
+        raise UserError(f"{where}: {text.strip()!r} is no time; write 10us, 40ms, 90s, 10m or 1.5h")
     return seconds
 
 

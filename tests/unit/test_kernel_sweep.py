@@ -168,7 +168,7 @@ def test_caches_are_left_warm_or_as_training_leaves_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("40ms", 0.04)]
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("40ms", 0.04), ("8us", 8e-6)]
 )
 def test_times_parse(text: str, seconds: float) -> None:
     assert parse_duration(text, "--budget") == seconds
@@ -176,5 +176,5 @@ def test_times_parse(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1s", "ten", "5d", "1e3", "nan"])
 def test_what_is_no_time_is_refused_with_the_option(text: str) -> None:
-    with pytest.raises(UserError, match=r"--budget: .* write 40ms"):
+    with pytest.raises(UserError, match=r"--budget: .* write 10us, 40ms"):
         parse_duration(text, "--budget")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from network_factory import NetworkFactory
-from profile_factory import free_copies, interference, make_network, make_profile, ring_fit
+from profile_factory import free_copies, interference, make_network, make_profile, model_times, ring_fit
 
 from paradl_bench.schedules.catalog import schedule_of, schedules
 from paradl_bench.spec.network import Network
@@ -17,6 +17,7 @@ from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.evaluators.simulate import price
+from predict.osf import Fusion
 from predict.timeline import IterationTimeline, timeline_of
 from predict.timeline_actions import place_actions
 from predict.timeline_picture import draw
@@ -54,10 +55,12 @@ PROFILE = make_profile(
 )
 
 
-def predicted(strategy: str, schedule: str = "gpipe", **changes: object) -> PredictedTimeline:
+def predicted(
+    strategy: str, schedule: str = "gpipe", *, model: CostModel | None = None, **changes: object
+) -> PredictedTimeline:
     settings = {"batch": 16, "schedule": schedule, "first_bucket_bytes": 1000, "bucket_cap_bytes": 3000, **changes}
     point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
-    return predict_timeline(CostModel(profile=PROFILE, network=NETWORK), point)
+    return predict_timeline(model or CostModel(profile=PROFILE, network=NETWORK), point)
 
 
 @pytest.mark.parametrize(("strategy", "schedule"), STRATEGIES)
@@ -92,6 +95,39 @@ def test_use_of_the_slowest_role_is_the_predictions(strategy: str, schedule: str
     assert slowest.exposed_communication_s == pytest.approx(prediction.breakdown_s["exposed_communication"], abs=1e-12)
     for role in summarise(timeline, prediction, None).roles:
         assert role.compute_s + role.exposed_communication_s + role.idle_s == pytest.approx(timeline.iteration_s)
+
+
+SPREAD = make_profile(
+    NETWORK,
+    model_times=model_times(NETWORK, quantiles=(0.8, 0.95, 1.0, 1.1, 1.4), samples=1000),
+    communication=PROFILE.communication,
+    interference=PROFILE.interference,
+    copies=PROFILE.copies,
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("d4", {}),
+        ("d2f2", {}),
+        ("d2", {"accumulate": 4}),
+        ("z3d2", {"accumulate": 2}),
+        ("d2f2", {"recompute": ("conv1", "conv3")}),
+        ("d2", {"accumulate": 2, "recompute": ("conv1", "conv3")}),
+        ("p2", {"schedule": "zb", "micro_batches": 4}),
+        ("d2p2", {"schedule": "zb", "micro_batches": 4}),
+        ("d2", {"fusion": Fusion(rule="buffer", buffer_bytes=2500, timeout_s=1e-4)}),
+        ("d2", {"fusion": Fusion(rule="none")}),
+    ],
+)
+def test_single_tasks_of_late_ranks_end_when_the_prediction_does(strategy: str, changes: dict[str, object]) -> None:
+    fusion = changes.get("fusion")
+    settings = {name: value for name, value in changes.items() if name != "fusion"}
+    model = CostModel(profile=SPREAD, network=NETWORK, fusion=fusion)  # type: ignore[arg-type]
+    timeline, prediction = predicted(strategy, model=model, **settings)
+    assert prediction.straggler > 1.01
+    assert timeline.iteration_s == pytest.approx(prediction.iteration_s, rel=1e-9)
 
 
 def test_something_overlaps_where_buckets_are_small() -> None:
