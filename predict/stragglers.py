@@ -100,6 +100,17 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _expected_maximum(self, ranks: int) -> float:
         """E[max] of ``ranks`` draws: F^-1 runs straight between its quantiles, and u^p is integrated piece by piece."""
+        # A search asks for the same few numbers of ranks thousands of times.
+        if ranks not in self._maxima:
+            # Powers by integers of numpy and of Python end in other digits.
+            self._maxima[ranks] = self._integrated_maximum(int(ranks))
+        return self._maxima[ranks]
+
+    @cached_property
+    def _maxima(self) -> dict[int, float]:
+        return {}
+
+    def _integrated_maximum(self, ranks: int) -> float:
         values = self._pulled_in
         probabilities = np.linspace(0.0, 1.0, len(values))
         weights = np.diff(probabilities ** (ranks + 1)) / (ranks + 1)

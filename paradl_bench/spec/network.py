@@ -6,6 +6,7 @@ Shapes are per sample (the batch dimension is left out), in elements. A network 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -52,7 +53,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """One operation of the traced graph.
 
     Attributes:
@@ -111,7 +112,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         shared = sum(math.prod(self.input_shapes[index]) for index in self.batchless_inputs)
         return shared + (self.input_elements - shared) * batch
 
-    @property
+    @functools.cached_property
     def operation(self) -> str:
         """Key of the operation: kind, attributes and shapes. Layers with equal keys run the same kernels."""
         return operation_key(
