@@ -8,6 +8,7 @@ readers and cut off before the next append.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -25,6 +26,14 @@ from paradl_bench.spec.interruption import uninterrupted
 T = TypeVar("T")
 
 _CHUNK_BYTES = 64 * 1024
+_REMEDIES = {
+    errno.ENOSPC: "free some there, or give a place on another disk with -o",
+    errno.EDQUOT: "free some of the quota, or give a place on another disk with -o",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "give a place that can be written with -o",
+    errno.EACCES: "give a place that can be written with -o",
+}
+"""What would be right, by the system's error."""
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -53,7 +62,7 @@ def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise WorkError(f"cannot write {path}: {error.strerror or error}", resumable=True) from error
+        raise _failed("write", path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -98,7 +107,14 @@ def _append(path: Path, content: bytes) -> None:
                 stream.truncate(end)
                 raise
     except OSError as error:
-        raise WorkError(f"cannot append to {path}: {error.strerror or error}", resumable=True) from error
+        raise _failed("append to", path, error) from error
+
+
+def _failed(what: str, path: Path, error: OSError) -> WorkError:
+    """One line: what can't be done to which file, why, and what would be right."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    why = f"{error.strerror or error}{f'; {remedy}' if remedy else ''}"
+    return WorkError(f"cannot {what} {path}: {why}", resumable=True)
 
 
 def cut_torn_line(path: Path) -> int:

@@ -170,6 +170,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(where)], check=True)
 
 
+FILE_LIMIT = r"File too large; raise the limit on the size of a file \(ulimit -f\)"
+
+
 def check_full(result: subprocess.CompletedProcess[str], directory: Path, why: str) -> None:
     assert result.returncode == 3, result.stderr
     lines = result.stderr.strip().splitlines()
@@ -183,7 +186,11 @@ def check_full(result: subprocess.CompletedProcess[str], directory: Path, why: s
 
 def test_a_full_disk_is_one_line_and_what_was_measured_is_kept(workplace: Path, small_disk: Path) -> None:
     result = run_in_process(workplace, *train("Plain", "--iterations", "3000")[:-1], str(small_disk / "run"))
-    check_full(result, small_disk / "run", "No space left on device")
+    check_full(
+        result,
+        small_disk / "run",
+        "No space left on device; free some there, or give a place on another disk with -o",
+    )
 
 
 def test_a_limit_on_a_files_size_is_as_a_full_disk(workplace: Path) -> None:
@@ -197,4 +204,4 @@ def test_a_limit_on_a_files_size_is_as_a_full_disk(workplace: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard)),
     )
     _, errors = process.communicate(timeout=120)
-    check_full(subprocess.CompletedProcess([], process.returncode, "", errors), workplace / "run", "File too large")
+    check_full(subprocess.CompletedProcess([], process.returncode, "", errors), workplace / "run", FILE_LIMIT)

@@ -146,7 +146,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
     with pytest.raises(expected) as caught:
         write_text_atomically(path, "new")
     if isinstance(error, OSError):
-        assert str(caught.value) == f"cannot write {path}: No space left on device"
+        assert str(caught.value) == (
+            f"cannot write {path}: No space left on device; free some there, or give a place on another disk with -o"
+        )
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["profile.json"]
 
@@ -190,7 +192,8 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert [line.split(":")[-1].strip() for line in done.stdout.splitlines()] == ["File too large"] * 2, done.stderr
+    told = "File too large; raise the limit on the size of a file (ulimit -f)"
+    assert [line.split(":")[-1].strip() for line in done.stdout.splitlines()] == [told] * 2, done.stderr
     assert read_lines(tmp_path / "records.jsonl", Record) == (RECORDS[:1], 0)
     assert (tmp_path / "profile.json").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["profile.json", "records.jsonl"]
