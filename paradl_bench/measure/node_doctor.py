@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paradl_bench.measure.doctor import examine
-from paradl_bench.measure.node_findings import Difference, Node, NodeFinding, differences
+from paradl_bench.measure.node_findings import NODES_NAME, JobNodes, Node, NodeFinding, differences
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.rank_hosts import hosts_of_ranks
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
@@ -18,15 +18,6 @@ from paradl_bench.terminal import open_console, say
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-NODES_NAME = "nodes.json"
-
-
-class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes of a job (file ``nodes.json``), and in what they differ."""
-
-    nodes: tuple[Node, ...]
-    differences: tuple[Difference, ...]
 
 
 def node_of_findings() -> tuple[NodeFinding, ...]:

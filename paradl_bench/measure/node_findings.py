@@ -17,6 +17,7 @@ import msgspec
 from paradl_bench.spec.host_record import RankHost
 
 SYS = Path("/sys")
+NODES_NAME = "nodes.json"
 _TIMEOUT_S = 30
 _GPU_FIELDS = (
     "name",
@@ -60,6 +61,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     found: tuple[tuple[str | None, tuple[str, ...]], ...]
+
+
+class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes of a job (file ``nodes.json``), and in what they differ."""
+
+    nodes: tuple[Node, ...]
+    differences: tuple[Difference, ...]
 
 
 def node_findings(root: Path = SYS) -> tuple[NodeFinding, ...]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
-import platform
 import signal
 import struct
 import sys
 import threading
 import time
 from dataclasses import dataclass
+
+from paradl_bench.measure.rank_place import node_name
 
 PULSES = "PARADL_PULSE_FD"
 STACKS = "PARADL_STACKS_FD"
@@ -90,7 +91,7 @@ def begin_pulse(rank: int, ranks: int, launched_here: bool, hang_timeout_s: floa
         _set(_JOINING)
     elif not launched_here and hang_timeout_s is not None:
         faulthandler.register(STACK_SIGNAL, file=sys.__stderr__ or 2, all_threads=True)
-        who = f"rank {rank} of {ranks} on {platform.node()}"
+        who = f"rank {rank} of {ranks} on {node_name()}"
         threading.Thread(target=_watch, args=(who, hang_timeout_s), name="pulse", daemon=True).start()
 
 

@@ -7,7 +7,6 @@ what delays a message delays one way more than the other.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.process_groups import RankContext
-from paradl_bench.measure.rank_place import NO_BACKEND
+from paradl_bench.measure.rank_place import NO_BACKEND, node_name
 from paradl_bench.spec.host_record import HOSTS_FILE, RankHost
 
 ROUND_TRIPS = 40
@@ -36,9 +35,9 @@ def hosts_of_ranks(
     """Every rank's host and the offset of its clock, on every rank; a collective.
 
     Args:
-        host: of this rank; None for what the system says. clock: of this host, in seconds.
+        host: of this rank; None for the node's name. clock: of this host, in seconds.
     """
-    hosts = context.gather(platform.node() if host is None else host)
+    hosts = context.gather(node_name() if host is None else host)
     # One rank a host answers for all of them: they share its clock.
     first = {name: hosts.index(name) for name in dict.fromkeys(hosts)}
     measured = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from paradl_bench.slurm.estimate import Estimate
 from paradl_bench.slurm.job import Below, Job, Task, Word
 from paradl_bench.slurm.request import CalibrationRequest, Configuration
-from paradl_bench.slurm.site import Site
+from paradl_bench.slurm.site import Site, Use
 from paradl_bench.spec.strategy import parse_strategy
 
 PROFILE = "profile.json"
@@ -22,6 +22,7 @@ SUMMARY = "summary.md"
 _FURTHER = 8
 """Predictions go on, in powers of two, to so many times the ranks that were measured."""
 _BY_TOOL = "sweeps/nccl-tests"
+NODES = "nodes"
 _WHOLE = frozenset({"data", "pipeline"})
 """Axes that leave layers whole; of the others the parts of layers are measured."""
 
@@ -67,12 +68,13 @@ def _layers_job(
             parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
             words = (model, "--batch", str(request.batch), *request.sample, "--ranks-on-host", str(ranks))
             settings = ("--device", site.device, "--optimizer", request.optimizer, "--blocks", str(request.blocks))
+            limit = _hang_limit(site, "layers")
             name = f"layers/{path_of(model)}-r{ranks}"
             tasks.append(
                 Task(
                     name=name,
                     module="paradl_bench",
-                    words=("layers", *words, *settings, *parts, "-o", Below(name)),
+                    words=("layers", *words, *settings, *parts, *limit, "-o", Below(name)),
                     ranks=ranks,
                     estimate_s=estimate.layers_s(model, ranks, len(shards) if parts else 0),
                 )
@@ -90,31 +92,51 @@ def _layers_job(
     )
 
 
+def _hang_limit(site: Site, use: Use) -> tuple[str, str]:
+    return "--hang-timeout", str(site.hang_timeout_s(use))
+
+
 def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> Iterable[Job]:
     counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
     operations = request.operations.replace(",", ", ")
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
-        tasks = [_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0])]
+        tasks = [] if inside else [_doctor(site, nodes)]
+        tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0]))
         if site.nccl_tests:
             tasks.append(_nccl_sweep(request, site, nodes, estimate))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
         where = "inside a node" if inside else "between nodes"
         beside_tool = "; what nccl-tests' programs reach, for comparison" if site.nccl_tests else ""
+        unlike = "" if inside else "; in what the nodes differ"
         yield Job(
             name=f"sweep-{nodes}",
             use="sweep",
             title=f"Sweep of collectives on {ranks} ranks, {nodes} {'node' if inside else 'nodes'}",
             adds=f"alpha and beta of {operations} over {request.sizes} ({level}, {ranks} ranks){slowed}; what a"
-            f" collective takes behind compute: without it predictions of communication {where} fail, or stand on other"
-            f" rank counts{beside_tool}",
+            f" collective takes behind compute{unlike}: without it predictions of communication {where} fail, or stand"
+            f" on other rank counts{beside_tool}",
             tasks=tuple(tasks),
             nodes=nodes,
             ranks_per_node=site.on_node,
             gpus=site.gpus_per_node,
         )
+
+
+def _doctor(site: Site, nodes: int) -> Task:
+    """First on the nodes of a sweep: what they differ in may explain what it finds."""
+    name = f"{NODES}/sweep-{nodes}"
+    return Task(
+        name=name,
+        module="paradl_bench",
+        words=("doctor", *_hang_limit(site, "sweep"), "-o", Below(name)),
+        nodes=nodes,
+        ranks=nodes,
+        replaces=True,
+        estimate_s=site.estimate.start_s,
+    )
 
 
 def _sweep_words(request: CalibrationRequest, ranks: int) -> tuple[str, ...]:
@@ -132,7 +154,7 @@ def _torch_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: 
     return Task(
         name=name,
         module="paradl_bench",
-        words=(*_sweep_words(request, ranks), *settings, *beside, "-o", Below(name)),
+        words=(*_sweep_words(request, ranks), *settings, *beside, *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
         estimate_s=estimate.sweep_s(ranks, kinds=1 + len(beside)),
@@ -182,7 +204,7 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
     return Task(
         name=name,
         module="paradl_bench",
-        words=("train", *words, *settings, *counted, "-o", Below(name)),
+        words=("train", *words, *settings, *counted, *_hang_limit(site, "run"), "-o", Below(name)),
         nodes=each.nodes,
         ranks=each.ranks,
         estimate_s=estimate.run_s(model, each),
@@ -190,7 +212,7 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
 
 
 def _calibrate_job(measuring: tuple[Job, ...], names: tuple[str, ...]) -> Job:
-    measured = [task.name for job in measuring for task in job.tasks]
+    measured = [task.name for job in measuring for task in job.tasks if task.is_measurement]
     by_tool = [name for name in measured if name.startswith(_BY_TOOL)]
     tasks = [_fit(PROFILE, [name for name in measured if name not in by_tool])]
     tasks.append(Task(name="calibrate-show", module="calibrate", words=("show", Below(PROFILE)), writes=False))

@@ -26,7 +26,7 @@ class Task:
 
     Attributes:
         name: what it is called in messages, and its result: a path below the calibration's folder.
-        ranks: that the launcher starts, filling nodes; 0 for a command that runs by itself.
+        ranks: that the launcher starts, as many on each node; 0 for a command that runs by itself.
         starts_own: the command is one process to the launcher, and starts its ranks (or srun) itself.
         those_of: measurement directories that are given as far as they are there, behind the words.
         replaces: the result is made anew every time, from what was measured.

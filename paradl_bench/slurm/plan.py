@@ -72,6 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         basis: of the estimates, in words.
+        site: what the measurements share that the site file says.
     """
 
     schema_version: int
@@ -79,6 +80,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     command_line: tuple[str, ...]
     work: str
     basis: str
+    site: dict[str, str] = {}
     jobs: tuple[PlannedJob, ...]
 
 
@@ -134,6 +136,7 @@ def plan_of(
         command_line=command_line,
         work=str(work),
         basis=basis,
+        site=site.of_measurements,
         jobs=tuple(planned),
     )
 
@@ -153,7 +156,7 @@ def write_plan(output: Path, plan: Plan, scripts: Mapping[str, str], *, force: b
     if known is None and any(output.iterdir()):
         raise UserError(f"{output} is not empty and holds no calibration; give an empty or new folder")
     if known is not None:
-        _check_same(output, known.request, plan.request)
+        _check_same(output, known, plan)
     written = {job.name: job.sha256 for job in known.jobs} if known else {}
     kept = []
     for name, text in scripts.items():
@@ -204,12 +207,20 @@ def _make(output: Path) -> None:
         raise UserError(f"cannot make the folder {output}: {error.strerror or error}; give another with -o") from error
 
 
-def _check_same(output: Path, known: CalibrationRequest, asked: CalibrationRequest) -> None:
-    for name in known.__struct_fields__:
-        was, now = getattr(known, name), getattr(asked, name)
+def _check_same(output: Path, known: Plan, asked: Plan) -> None:
+    for name in known.request.__struct_fields__:
+        was, now = getattr(known.request, name), getattr(asked.request, name)
         if was != now:
             was, now = (",".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in (was, now))
             raise UserError(f"{output} is a calibration with {name} {was}, not {now}; give another folder")
+    begun = (output / SUBMITTED).exists() or any((output / "state").glob("*.json"))
+    for name, was in known.site.items() if begun else ():
+        now = asked.site.get(name, "")
+        if was != now:
+            raise UserError(
+                f"{output} is a calibration with {name} {was or 'none'}, not {now or 'none'} as the site file says;"
+                " give another folder"
+            )
 
 
 def _digest(text: str) -> str:

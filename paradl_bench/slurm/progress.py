@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,8 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
 
 What = Literal["done", "failed", "unfinished", "not started"]
+_SIGNALLED = 128
+"""What the shell adds to the number of the signal that ended a command."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +27,18 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     noted_utc: str
 
+    @property
+    def ended_by(self) -> str:
+        """Name of the signal that ended the command, before it could say so itself; empty where none did."""
+        number = (self.exit_code or 0) - _SIGNALLED
+        return signal.Signals(number).name if number in set(signal.Signals) else ""
+
 
 class TaskState(msgspec.Struct, frozen=True, kw_only=True):
     """A command of a job, and what became of it.
 
     Attributes:
-        what: ``unfinished`` where it runs still or was cut short: what it measured is kept.
+        what: ``unfinished`` where it runs still or was cut short, by a signal too: what it measured is kept.
         log: of the job that ran it last, below the calibration's folder.
     """
 
@@ -50,6 +59,8 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True):
         where = f"job {note.job} on {note.node_list}"
         if self.what == "done":
             return f"done in {note.seconds} s ({where})"
+        if note.ended_by and self.what == "unfinished":
+            return f"ended by {note.ended_by} after {note.seconds} s ({where}); what it measured is kept"
         if self.what == "failed":
             return f"failed with exit code {note.exit_code} after {note.seconds} s ({where})"
         return f"begun and not ended ({where}): it runs still, or was cut short; what it measured is kept"
@@ -70,7 +81,8 @@ def _state(output: Path, job: PlannedJob, index: int, task: PlannedTask) -> Task
     note = _note(output / "state" / f"{task.mark}.json")
     what: What = "not started"
     if note is not None:
-        what = "unfinished" if note.exit_code is None else "failed" if note.exit_code else "done"
+        cut_short = note.exit_code is None or note.ended_by
+        what = "unfinished" if cut_short else "failed" if note.exit_code else "done"
     if what == "done" and not _result_is_there(output, task):
         # Taken away since, or a directory that another command has begun anew.
         what = "unfinished" if task.writes and (output / task.name).exists() else "not started"

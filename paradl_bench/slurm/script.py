@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PLAIN_PATH = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+@=-")
 _FIRST_PORT, _PORTS = 20000, 12000
-_JOINING = frozenset({"layers", "collectives", "train"})
+_JOINING = frozenset({"doctor", "layers", "collectives", "train"})
 """Commands that take ``--launcher``."""
 
 
@@ -154,8 +154,8 @@ def _command(task: Task, job: Job, site: Site) -> str:
         program += _torchrun(task)
     program.append(task.module)
     words = [_quoted(word) for word in task.words]
-    if task.ranks and not nested and task.words[0] in _JOINING:
-        words += ["--launcher", "srun"]
+    if task.ranks and task.words[0] in _JOINING:
+        words += ["--launcher", "torchrun" if nested else "srun"]
     if task.those_of:
         words.append('"${present[@]}"')
     lines = [*_srun(task, site, nested), *_container(job, site), " ".join(program), " ".join(words)]
@@ -165,7 +165,7 @@ def _command(task: Task, job: Job, site: Site) -> str:
 def _srun(task: Task, site: Site, nested: bool) -> list[str]:
     if task.starts_own:
         return []
-    on_node = max(1, min(site.on_node, task.ranks))
+    on_node = max(1, task.ranks // task.nodes)
     processes = 1 if nested else on_node
     cores = site.cpus_per_rank * (on_node if nested else 1)
     placed = f"--nodes={task.nodes} --ntasks={processes * task.nodes} --ntasks-per-node={processes}"

@@ -24,6 +24,9 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\
 Launcher = Literal["srun", "torchrun"]
 Runtime = Literal["apptainer", "enroot"]
 Use = Literal["layers", "sweep", "run", "analysis"]
+_MEASURING: tuple[Use, ...] = ("layers", "sweep", "run")
+_HANG_S = 300
+"""As the commands' own default."""
 
 
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +98,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         cluster: name that stands for its nodes, which are taken as alike; empty for the partition's.
         analysis_partition: for the jobs that need neither GPU nor quiet; empty for ``partition``.
         warning_s: seconds before the time limit at which ranks are told to keep what they have.
+        hang_s: seconds that a rank may get nowhere; 0 for five minutes, or half of a shorter time limit.
     """
 
     device: Literal["cpu", "cuda"]
@@ -126,6 +130,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nccl_tests: str = ""
     time_limits: TimeLimits = msgspec.field(default_factory=TimeLimits)
     warning_s: int = 120
+    hang_s: int = 0
     estimate: Rates = msgspec.field(default_factory=Rates)
 
     def __post_init__(self) -> None:
@@ -144,6 +149,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("python is empty: name the interpreter that has paradl, as python or a path")
         if self.warning_s < 1 or self.warning_s >= min(map(self.time_limits.seconds, get_args(Use))):
             raise ValueError(f"warning_s: {self.warning_s} s before the limit is not inside the shortest time limit")
+        shortest_s = min(map(self.limit_s, _MEASURING))
+        if self.hang_s >= shortest_s:
+            raise ValueError(
+                f"hang_s: {self.hang_s} s have to pass before the warning, which comes after {shortest_s} s"
+            )
 
     def _check_device(self) -> None:
         if self.device == "cuda" and self.gpus_per_node < 1:
@@ -160,9 +170,17 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("nccl_tests is for device cuda")
         if self.nccl_tests and self.container:
             raise ValueError("nccl_tests: its programs are started by srun from inside of the job, not in a container")
-        for name in ("cpus_per_rank", "array_limit", "ranks_per_node", "gpus_per_node"):
+        for name in ("cpus_per_rank", "array_limit", "ranks_per_node", "gpus_per_node", "hang_s"):
             if getattr(self, name) < (1 if name == "cpus_per_rank" else 0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+
+    def limit_s(self, use: Use) -> int:
+        """Seconds of a job until its ranks are warned of the time limit."""
+        return self.time_limits.seconds(use) - self.warning_s
+
+    def hang_timeout_s(self, use: Use) -> int:
+        """Seconds that a rank of a job may get nowhere: a hang has to be told before the time limit ends it."""
+        return self.hang_s or max(1, min(_HANG_S, self.limit_s(use) // 2))
 
     @property
     def on_node(self) -> int:
@@ -173,6 +191,16 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def library(self) -> str:
         """The backend that ranks use."""
         return self.backend or ("nccl" if self.device == "cuda" else "gloo")
+
+    @property
+    def of_measurements(self) -> dict[str, str]:
+        """What measurements of one calibration have to share, by the name of its key."""
+        return {
+            "device": self.device,
+            "backend": self.library,
+            "ranks of a node": str(self.on_node),
+            "cluster": self.cluster_name,
+        }
 
     @property
     def cluster_name(self) -> str:

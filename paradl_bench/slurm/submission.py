@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from paradl_bench.slurm.progress import unfinished
 from paradl_bench.spec.errors import UserError, WorkError
 
 _ANSWER_S = 120.0
+_POLL_S = 5.0
 _UNREACHABLE = ("unable to contact", "communication", "timed out", "connection", "configuration source", "try again")
 """In sbatch's messages: Slurm is at fault, and not who asked."""
 
@@ -60,6 +62,8 @@ def submit(output: Path, plan: Plan, *, now_utc: str, wait: bool) -> Iterator[St
             if job.name in queued:
                 going[job.name] = queued[job.name]
                 yield Step(job=job.name, job_id=queued[job.name], words="is in the queue already")
+                if wait and job is plan.jobs[-1]:
+                    _wait_for_end(output, job)
                 continue
             if not pending and not any(name in going for name in waits_for):
                 yield Step(job=job.name, job_id=None, words="is done")
@@ -73,6 +77,18 @@ def submit(output: Path, plan: Plan, *, now_utc: str, wait: bool) -> Iterator[St
                 known[job.name] = Submitted(job_id=job_id, tasks=tasks, submitted_utc=now_utc)
                 write_submitted(output, known)
                 yield Step(job=job.name, job_id=job_id, words=_submitted_words(job, tasks))
+
+
+def _wait_for_end(output: Path, job: PlannedJob) -> None:
+    """Wait for a job that an earlier submission has left in the queue.
+
+    Raises:
+        WorkError: it did not end well.
+    """
+    while job.name in _queue(output):
+        time.sleep(_POLL_S)
+    if unfinished(output, job):
+        raise WorkError(f"job {job.name} has left the queue and did not end well; the summary says what is missing")
 
 
 def _submitted_words(job: PlannedJob, tasks: tuple[int, ...]) -> str:
@@ -107,8 +123,13 @@ def _sbatch(arguments: list[str], *, wait: bool) -> Iterator[int]:
         number = process.stdout.readline().strip().partition(";")[0]
         if not number.isdigit():
             raise _refusal(arguments[-1], process.stderr.read())
-        yield int(number)
-        code = process.wait()
+        try:
+            yield int(number)
+            code = process.wait()
+        except BaseException:
+            # Who waits for sbatch would be kept from ending until the whole chain has; the job goes on.
+            process.kill()
+            raise
     if code:
         raise WorkError(f"job {number} ended with exit code {code}; the summary says what is missing")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from paradl_bench.slurm.chain import PROFILE, REPORT
+from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes
+from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
 from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
 
@@ -37,6 +39,14 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     overall: _Overall
 
 
+class JobDifferences(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes that a job ran on, and in what they differ, as ``doctor`` found."""
+
+    job: str
+    hosts: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Every command's state, and what follows.
 
@@ -46,6 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         estimated_node_s: of all jobs that measure, where every command's time could be estimated.
         spent_node_s: of the commands that ended; what was cut short is not known.
         accuracy: None without a validation.
+        nodes: of jobs that compared theirs.
         go_on: the command that continues.
     """
 
@@ -56,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     estimated_node_s: float | None
     spent_node_s: float
     accuracy: Accuracy | None
+    nodes: tuple[JobDifferences, ...]
     go_on: str
 
     @property
@@ -81,6 +93,7 @@ def summarise(output: Path, plan: Plan) -> Summary:
             sum(state.note.seconds * state.note.nodes for state in found if state.note and state.job in names)
         ),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
+        nodes=tuple(_nodes(output, found)),
         go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
     )
 
@@ -97,6 +110,16 @@ def _accuracy(path: Path) -> Accuracy | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found.score if found else None
+
+
+def _nodes(output: Path, found: tuple[TaskState, ...]) -> Iterator[JobDifferences]:
+    for state in found:
+        if not state.name.startswith(f"{NODES}/"):
+            continue
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            job = msgspec.json.decode((output / state.name / NODES_NAME).read_bytes(), type=JobNodes)
+            hosts = tuple(node.host for node in job.nodes)
+            yield JobDifferences(job=state.job, hosts=hosts, differences=job.differences)
 
 
 def markdown(output: Path, plan: Plan, summary: Summary) -> str:
@@ -122,6 +145,7 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for state in summary.tasks:
         yield f"| {state.job} | {state.name} | {state.words} | {state.log or ''} |"
+    yield from _node_lines(summary)
     if summary.complete:
         return
     yield ""
@@ -133,6 +157,20 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     yield "To go on, where nothing that is done is repeated:"
     yield ""
     yield f"    {summary.go_on}"
+
+
+def _node_lines(summary: Summary) -> Iterator[str]:
+    if not summary.nodes:
+        return
+    yield ""
+    yield "## Nodes"
+    yield ""
+    for own in summary.nodes:
+        hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
+        yield f"- {hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
+        for each in own.differences:
+            sides = "; ".join(f"{'missing' if value is None else value} on {', '.join(at)}" for value, at in each.found)
+            yield f"  - {each.name}: {sides}"
 
 
 def _minutes(summary: Summary) -> str:

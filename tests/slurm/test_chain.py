@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import CannotStart, SlurmCluster, running_cluster, why_not
+from slurm_cluster import NODES, CannotStart, SlurmCluster, running_cluster, why_not
 
 pytest.importorskip("torch")
 
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
-from paradl_bench.spec.training_record import read_run
+from paradl_bench.spec.training_record import TRAINING_FILE, TrainingIterations, read_run
 
 ROOT = Path(__file__).parents[2]
 # Set where skipping would hide that nothing was tested.
@@ -93,9 +96,13 @@ def calibration(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_job_ran_and_the_report_says_so(calibration: Path) -> None:
     summary = (calibration / "summary.md").read_text()
-    assert "10 of 10 commands are done" in summary
+    assert "11 of 11 commands are done" in summary
     assert "## Missing" not in summary
     assert "predictions against 2 real runs: mean accuracy" in summary
+    assert "- 2 nodes of sweep-2 (node1, node2) agree in all that doctor looks for\n" in summary
+    nodes = json.loads((calibration / "nodes/sweep-2/nodes.json").read_text())["nodes"]
+    assert [node["ranks"] for node in nodes] == [[0], [1]]
+    assert 0 < nodes[1]["clock"]["clock_error_s"] < 1
 
 
 def test_ranks_were_on_two_nodes_and_are_of_one_cluster(calibration: Path) -> None:
@@ -160,7 +167,7 @@ def test_what_is_missing_alone_is_started_again(cluster: SlurmCluster, calibrati
         .read_text()
     )
     assert (calibration / "layers/own_model_small-r1/layers.jsonl").stat().st_mtime_ns == measured
-    assert "10 of 10 commands are done" in (calibration / "summary.md").read_text()
+    assert "11 of 11 commands are done" in (calibration / "summary.md").read_text()
 
 
 def test_a_partition_that_is_not_there_is_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def test_a_job_that_fails_ends_the_chain_with_a_report_of_what_is_missing(
     assert done.returncode == 3
     assert "kept as it was edited" in done.stderr
     summary = (tmp_path / "out/summary.md").read_text()
-    assert "0 of 10 commands are done" in summary
+    assert "0 of 11 commands are done" in summary
     assert "| layers | layers/own_model_small-r1 | failed with exit code 2" in summary
     assert "without them no prediction" in summary
     assert (
@@ -227,3 +234,86 @@ def test_ranks_join_by_torchruns_rendezvous(cluster: SlurmCluster, tmp_path: Pat
     assert done.returncode == 0, f"{done.stderr}{logs}"
     found = read_run(tmp_path / "out/runs/own_model_small-d2")
     assert (found.launcher, found.ranks, found.issued_equals_plan) == ("torchrun", 2, True)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 200) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+class LongRun:
+    """Serial training that lasts longer than any test, started, ended and started again by Slurm."""
+
+    def __init__(self, cluster: SlurmCluster, where: Path) -> None:
+        self.cluster, self.where = cluster, where
+        (where / "own_model.py").write_text(MODEL)
+        words = list(ARGUMENTS)
+        words[words.index("--iterations") + 1] = "1000000"
+        written = run(cluster, where, "slurm", "--site", str(site(where)), *words, "-o", "out")
+        assert written.returncode == 0, written.stderr
+        self.rows = where / "out/runs/own_model_small-serial" / TRAINING_FILE
+        self.mark = where / "out/state/runs-own_model_small-serial.json"
+
+    def submit(self, *options: str) -> str:
+        return self.cluster.ask("sbatch", "--parsable", *options, str(self.where / "out/scripts/runs-1.sbatch")).strip()
+
+    def in_queue(self, job: str) -> bool:
+        return f"{job}_0 " in self.cluster.ask("squeue", "--noheader", "--array", "--format=%i ")
+
+    def measured(self) -> bytes:
+        """Rows that were written whole."""
+        content = self.rows.read_bytes() if self.rows.exists() else b""
+        return content[: content.rfind(b"\n") + 1]
+
+    def wait_for_more(self) -> None:
+        """Until rows were added to those that are there, which stay as they are."""
+        before = self.measured()
+        wait_until(lambda: len(self.measured()) > len(before))
+        assert self.measured().startswith(before)
+
+    def log(self, job: str) -> str:
+        return (self.where / f"out/logs/runs-1-{job}_0.out").read_text()
+
+    def node(self) -> str:
+        """Where the command was begun last."""
+        return str(json.loads(self.mark.read_text())["node_list"])
+
+
+def test_a_run_goes_on_after_a_time_limit_a_drained_node_a_requeue_and_scancel(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    long = LongRun(cluster, tmp_path)
+    # Slurm looks every half a minute, and warns of what comes before it looks again.
+    first = long.submit("--time=1", "--signal=TERM@5")
+    wait_until(lambda: not long.in_queue(first))
+    assert json.loads(long.mark.read_text())["exit_code"] == 3, long.log(first)
+    assert re.search(r"error: ended by SIGTERM \(a time limit\?\); what was measured is kept", long.log(first))
+    assert long.measured()
+    drained = long.node()
+    cluster.ask("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=tried")
+    try:
+        second = long.submit()
+        long.wait_for_more()
+        other = long.node()
+        assert {drained, other} == set(NODES)
+        assert "iterations were measured before" in long.log(second)
+        cluster.ask("scontrol", "requeue", f"{second}_0")
+        wait_until(lambda: ", start 1\n" in long.log(second))
+        long.wait_for_more()
+        assert long.node() == other
+        cluster.ask("scancel", f"{second}_0")
+        wait_until(lambda: not long.in_queue(second))
+    finally:
+        cluster.ask("scontrol", "update", f"NodeName={drained}", "State=RESUME")
+    status = run(cluster, tmp_path, "slurm-status", "out").stdout
+    assert re.search(
+        r"\| runs/own_model_small-serial \| (begun and not ended|ended by|failed with exit code 3)", status
+    )
+    assert "To go on" in status
+    records = read_records(long.rows.parent, TRAINING_FILE, TrainingIterations)
+    firsts = Counter(record.first_iteration for record in records)
+    assert set(firsts.values()) == {1}
+    # Without a gap: what one attempt ended with, the next one went on from.
+    assert sorted(firsts) == [sum(len(r.iteration_s) for r in records[:i]) for i in range(len(records))]

@@ -13,12 +13,15 @@ import pytest
 from in_process import run_in_process
 from slurm_scripts import CASES, EXAMPLES, scripts
 
+from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, differences
+from paradl_bench.slurm import submission
 from paradl_bench.slurm.chain import chain_of
 from paradl_bench.slurm.estimate import Estimate
 from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.script import Folders, script_of
-from paradl_bench.slurm.site import Site, read_site
+from paradl_bench.slurm.site import Site, TimeLimits, read_site
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_record import RankHost
 
 IDS = [folder.name for folder in CASES]
 REQUEST = CalibrationRequest(
@@ -151,6 +154,8 @@ def test_dependencies_and_what_each_job_asks_for() -> None:
         ("device: cpu\nranks_per_node: 2\nmodules: ['a\n\n b']\n", "line break"),
         ("device: cpu\nranks_per_node: 2\nvariables: {'A B': 1}\n", "'A B' is no name of a variable"),
         ("device: cpu\nranks_per_node: 2\ntime_limits: {run: soon}\n", "'soon' is no time"),
+        ("device: cpu\nranks_per_node: 2\nhang_s: 1680\n", "hang_s: 1680 s have to pass before the warning, .* 1680 s"),
+        ("device: cpu\nranks_per_node: 2\nhang_s: -1\n", "hang_s is -1: give a positive number"),
         ("device: cpu\nranks_per_node: 2\nwarning_s: 4000\n", "not inside the shortest time limit"),
         ("device: cpu\nranks_per_node: 2\ncontainer: {runtime: docker, image: x}\n", "'docker'"),
         ("- a\n", "Expected `object`, got `array`"),
@@ -239,7 +244,7 @@ def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> N
     assert plan(tmp_path).returncode == 0
     done = run_in_process(tmp_path, "slurm-status", "out", "--exit-code")
     assert done.returncode == 3
-    assert "0 of 14 commands are done" in done.stdout
+    assert "0 of 15 commands are done" in done.stdout
     assert "| layers | layers/resnet18-r2 | not started |" in done.stdout
     assert "--submit" in done.stdout
     nothing = run_in_process(tmp_path, "slurm-status", "site.yaml")
@@ -247,14 +252,79 @@ def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> N
     assert nothing.stderr.count("\n") == 1
 
 
+def test_measurements_of_another_site_are_refused_once_they_have_begun(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    sample = ("--models", "resnet18", "--input-shape", "3x32x32", "--nodes", "1,2", "-o", "out")
+    (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 4\n")
+    # Nothing was measured: a mistake in the site file is mended.
+    assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample).returncode == 0
+    assert "--ntasks-per-node=4" in (tmp_path / "out/scripts/sweep-2.sbatch").read_text()
+    (tmp_path / "out/state/layers-resnet18-r1.json").touch()
+    for text, named in (
+        ("ranks_per_node: 2\n", "ranks of a node 4, not 2"),
+        ("ranks_per_node: 4\ncluster: other\n", "cluster none, not other"),
+    ):
+        (tmp_path / "site.yaml").write_text(f"device: cpu\n{text}")
+        done = run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample)
+        assert done.returncode == 2
+        assert f"out is a calibration with {named} as the site file says; give another folder" in done.stderr
+    (tmp_path / "site.yaml").write_text("device: cpu\nranks_per_node: 4\ntime_limits: {run: 5m}\n")
+    assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample).returncode == 0
+
+
+def test_a_hang_is_told_before_the_time_limit_and_nodes_of_a_sweep_are_compared(tmp_path: Path) -> None:
+    limits = TimeLimits(run="5m", sweep="8m")
+    texts = jobs_of(Site(device="cpu", ranks_per_node=4, time_limits=limits))
+    # Half of what is left until the warning, two minutes before the limit.
+    assert all("--hang-timeout 90 -o " in texts[name] for name in ("runs-1", "runs-2"))
+    assert texts["sweep-2"].count("--hang-timeout 180 -o ") == 2
+    assert "--hang-timeout 300 -o " in texts["layers"]
+    assert "doctor" not in texts["sweep-1"]
+    sweep = " ".join(texts["sweep-2"].replace("\\\n", "").split())
+    on_each = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1 --cpu-bind=none"
+    command = 'doctor --hang-timeout 180 -o "$OUTPUT"/nodes/sweep-2 --launcher'
+    assert f"{on_each} python -m paradl_bench {command} srun" in sweep
+    assert sweep.index("doctor") < sweep.index("collectives --ranks")
+    by_torchrun = jobs_of(Site(device="cpu", ranks_per_node=4, launcher="torchrun"))["sweep-2"]
+    assert "--nproc-per-node=1" in by_torchrun
+    assert "nodes/sweep-2 --launcher torchrun" in by_torchrun
+    # What doctor finds is no measurement to fit.
+    assert "nodes/" not in texts["calibrate"]
+
+
+def test_the_summary_names_what_nodes_differ_in(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    assert "## Nodes" not in run_in_process(tmp_path, "slurm-status", "out").stdout
+    own = [NodeFinding(name="CPU", found="x"), NodeFinding(name="eth0", found="up 25000 Mb/s")]
+    other = [NodeFinding(name="CPU", found="x")]
+    nodes = tuple(
+        Node(host=f"n{rank}", ranks=(rank,), clock=RankHost(rank=rank, host=f"n{rank}"), findings=tuple(findings))
+        for rank, findings in enumerate((own, other, own))
+    )
+    found = JobNodes(nodes=nodes, differences=differences(nodes))
+    (tmp_path / "out/nodes/sweep-2").mkdir(parents=True)
+    kept = tmp_path / "out/nodes/sweep-2/nodes.json"
+    kept.write_bytes(msgspec.json.encode(found))
+    text = run_in_process(tmp_path, "slurm-status", "out").stdout
+    assert "- 3 nodes of sweep-2 (n0, n1, n2) differ in what follows\n" in text
+    assert "  - eth0: up 25000 Mb/s on n0, n2; missing on n1\n" in text
+    kept.write_bytes(msgspec.json.encode(JobNodes(nodes=nodes[::2], differences=())))
+    assert "2 nodes of sweep-2 (n0, n2) agree" in run_in_process(tmp_path, "slurm-status", "out").stdout
+    kept.write_bytes(b"{")
+    assert "## Nodes" not in run_in_process(tmp_path, "slurm-status", "out").stdout
+
+
 def test_what_the_script_noted_is_told_apart(tmp_path: Path) -> None:
     assert plan(tmp_path).returncode == 0
     note = {"seconds": 5, "nodes": 1, "node_list": "n1", "job": "9", "noted_utc": "2026-01-01T00:00:00Z"}
-    for mark, code in (("layers-resnet18-r1", 3), ("layers-resnet18-r2", None), ("sweeps-gloo-1", 0)):
+    codes = {"layers-resnet18-r1": 3, "layers-resnet18-r2": None, "sweeps-gloo-1": 0, "sweeps-gloo-2": 143}
+    for mark, code in codes.items():
         (tmp_path / f"out/state/{mark}.json").write_bytes(msgspec.json.encode({"exit_code": code} | note))
     text = run_in_process(tmp_path, "slurm-status", "out").stdout
     assert "layers/resnet18-r1 | failed with exit code 3 after 5 s (job 9 on n1) | logs/layers-9.out" in text
     assert "layers/resnet18-r2 | begun and not ended (job 9 on n1)" in text
+    # By SIGTERM before it could say so itself, as while torch is loaded.
+    assert "sweeps/gloo-2 | ended by SIGTERM after 5 s (job 9 on n1); what it measured is kept" in text
     # It ended well, and what it measured was taken away since.
     assert "sweeps/gloo-1 | not started" in text
 
@@ -265,3 +335,27 @@ def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.
     assert done.returncode == 3
     assert "sbatch is not on PATH" in done.stderr
     assert (tmp_path / "out/scripts/layers.sbatch").exists()
+
+
+def test_waiting_for_a_chain_that_is_in_the_queue_already_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squeue shows all jobs as waiting, twice; then they are gone, and the report has not been written."""
+    assert plan(tmp_path).returncode == 0
+    names = [job["name"] for job in json.loads((tmp_path / "out/plan.json").read_text())["jobs"]]
+    rows = "\n".join(f"{number}|paradl-{name}|{tmp_path}/out" for number, name in enumerate(names, start=10))
+    (tmp_path / "rows").write_text(f"{rows}\n")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    asked = f'echo asked >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 2 ] || cat {tmp_path}/rows'
+    for name, body in (("squeue", asked), ("sbatch", f"touch {tmp_path}/submitted")):
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(submission, "_POLL_S", 0.01)
+    done = plan(tmp_path, "--submit", "--wait")
+    assert done.stderr.count("is in the queue already as ") == len(names)
+    assert done.returncode == 3
+    assert "job report has left the queue and did not end well" in done.stderr
+    assert (tmp_path / "asked").read_text().count("asked") == 3
+    assert not (tmp_path / "submitted").exists()
