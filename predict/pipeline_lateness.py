@@ -4,9 +4,17 @@ Stages wait for each other's messages, so no stretch of compute between two meet
 one that sets the pace does in every micro-batch, another only once. So the stages that the simulation holds anyway are
 given times by chance, a few iterations' worth, and the mean of what they then take is the expectation:
 
-    x_i = tied part of the rank at stage i (of the last of the ranks that share its layers), of F's quantiles; the
-    quantiles are spread evenly over the draws, stage by stage in another order (a Latin hypercube), so that few do
+    x_i = tied part of the rank at stage i (of the last of the ranks that share its layers), of F's quantiles; each draw
+    has one of as many equal parts of F, stage by stage in another order, at any place in it (a Latin hypercube)
     e_j = own part of each event, normal
+
+A large pipeline affords few draws. What in them was by chance is taken out as far as its lock-step tells: with C_i all
+that stage i computes and S micro-batches,
+
+    g(x) = sum of C_i (1 + x_i) / S + (1 - 1/S) max of C_i (1 + x_i)
+
+is known for many x at once, so the mean is T' = mean T + b (E g - mean g) over the draws, and the variance likewise
+var T + b^2 (Var g - var g); b, the slope of T on g, is kept between 0 and 1 (a control variate).
 
 Of d replicas the last one is late by wait(d) in the measure of how far draws of one replica come apart. Stretched to a
 factor on all compute this is the lag of the whole pipeline. The draws are the same each time.
@@ -15,6 +23,7 @@ factor on all compute this is the lag of the whole pipeline. The draws are the s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +36,7 @@ from predict.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.stragglers import RankSpread
 
 _MOST_DRAWS, _FEWEST_DRAWS = 64, 4
+_LOCK_STEPS = 1024
 _TASKS_TO_SIMULATE = 1_500_000
 """As many as do not take longer than the prediction may: of a larger pipeline there are fewer draws."""
 
@@ -59,7 +69,9 @@ def pipeline_lag(priced: PricedPlan) -> float:
     replicas = degree_of(plan.strategy, "data")
 
     def drawn(of: PipelineSimulation, tasks: _Line) -> Floats:
-        return np.array([of.line_s(slowest, of_works, added) for added in _added_seconds(tasks, spread, priced)])
+        chance = _Chance(tasks, spread, priced)
+        taken = np.array([of.line_s(slowest, of_works, added) for added in chance.added_seconds()])
+        return steadied(taken, *chance.lock_steps())
 
     own = drawn(simulation, line)
     if priced.slower and replicas > 1:
@@ -76,23 +88,57 @@ def _late_s(drawn: Floats, spread: RankSpread, replicas: int) -> float:
     return float(np.std(drawn, ddof=1)) * spread.wait(replicas) / spread.relative_sd
 
 
-def _added_seconds(line: _Line, spread: RankSpread, priced: PricedPlan) -> list[Floats]:
-    """Per draw, what each task takes longer than in the middle."""
-    strategy = priced.plan.strategy
-    sharing = strategy.ranks // degree_of(strategy, "data") // degree_of(strategy, "pipeline")
-    draws = min(_MOST_DRAWS, max(_FEWEST_DRAWS, _TASKS_TO_SIMULATE // len(line.seconds)))
-    generator = np.random.default_rng(0)
-    stages = int(line.stage.max()) + 1
-    even = (np.arange(draws) + 0.5) / draws
-    chances = np.column_stack([generator.permutation(even) for _ in range(stages)]) ** (1 / sharing)
-    tied = spread.deviation(chances) * math.sqrt(spread.tied_share)
-    computed = np.where(line.computes, line.seconds, 0.0)
-    own = computed * line.own_relative_sd * spread.relative_sd * math.sqrt(spread.own_weight)
-    found = []
-    for row in tied:
-        added = computed * row[line.stage]
-        found.append(added + own * generator.standard_normal(len(own)) if spread.own_weight else added)
-    return found
+def steadied(drawn_s: Floats, like_s: Floats, many_like_s: Floats) -> Floats:
+    """Draws moved and stretched to the mean and the deviation that a likeness of them, known of many more, tells of.
+
+    Args:
+        like_s: the likeness at the draws; of one length with them, two at least. many_like_s: at many more.
+    """
+    spread, of_likes = float(np.var(drawn_s, ddof=1)), float(np.var(like_s, ddof=1))
+    if not spread or not of_likes:
+        return drawn_s
+    slope = min(max(float(np.cov(drawn_s, like_s)[0, 1]) / of_likes, 0.0), 1.0)
+    mean = float(np.mean(drawn_s)) + slope * float(np.mean(many_like_s) - np.mean(like_s))
+    variance = max(spread + slope**2 * (float(np.var(many_like_s)) - of_likes), 0.0)
+    return np.asarray(mean + (drawn_s - np.mean(drawn_s)) * math.sqrt(variance / spread))
+
+
+class _Chance:
+    """What tasks of a line take longer than in the middle, draw by draw; the same each time."""
+
+    def __init__(self, line: _Line, spread: RankSpread, priced: PricedPlan) -> None:
+        strategy = priced.plan.strategy
+        self._line, self._spread, self._micro_batches = line, spread, priced.plan.micro_batches
+        self._sharing = strategy.ranks // degree_of(strategy, "data") // degree_of(strategy, "pipeline")
+        self._generator = np.random.default_rng(0)
+        self._computed = np.where(line.computes, line.seconds, 0.0)
+        self._of_stages = np.bincount(line.stage, weights=self._computed)
+        draws = min(_MOST_DRAWS, max(_FEWEST_DRAWS, _TASKS_TO_SIMULATE // len(line.seconds)))
+        self._tied = self._draw_tied(draws)
+
+    def _draw_tied(self, draws: int) -> Floats:
+        """Of shape (draws, stages)."""
+        parts = [self._generator.permutation(draws) for _ in self._of_stages]
+        chances = (np.column_stack(parts) + self._generator.random((draws, len(parts)))) / draws
+        found = self._spread.deviation(chances ** (1 / self._sharing))
+        return np.asarray(found * math.sqrt(self._spread.tied_share))
+
+    def added_seconds(self) -> Iterator[Floats]:
+        """Per draw, of each task."""
+        spread, line = self._spread, self._line
+        own = self._computed * line.own_relative_sd * spread.relative_sd * math.sqrt(spread.own_weight)
+        for row in self._tied:
+            added = self._computed * row[line.stage]
+            yield added + own * self._generator.standard_normal(len(own)) if spread.own_weight else added
+
+    def lock_steps(self) -> tuple[Floats, Floats]:
+        """The pipeline in lock-step with the tied part of the draws, and of many more."""
+        return self._lock_step(self._tied), self._lock_step(self._draw_tied(_LOCK_STEPS))
+
+    def _lock_step(self, tied: Floats) -> Floats:
+        stages = self._of_stages * (1 + tied)
+        once = 1 / self._micro_batches
+        return np.asarray(once * stages.sum(axis=1) + (1 - once) * stages.max(axis=1))
 
 
 def _factor(

@@ -16,6 +16,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Communication, Compute, Plan, PlanSettings, Stream
 from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from paradl_bench.spec.strategy import Strategy, parse_strategy
+from predict import pipeline_lateness
 from predict.cost_model import CostModel, PricedPlan
 from predict.evaluators.simulate import late_tasks, price, workload_of
 from predict.lateness import ranks_level
@@ -229,10 +230,16 @@ def pipeline_s(stage_s: np.ndarray, micro_batches: int) -> np.ndarray:
     return np.asarray(free.max(axis=1))
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(replicas: int) -> None:
-    network = make_network((64, 64, 64, 64, 64))
-    stages, micro_batches = 4, 8
+@pytest.mark.parametrize(
+    ("replicas", "stages", "micro_batches", "most_draws"),
+    [(1, 4, 8, 64), (4, 4, 8, 64), (1, 16, 32, 8), (64, 16, 32, 8)],
+)
+def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(
+    replicas: int, stages: int, micro_batches: int, most_draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few of them are simulated."""
+    monkeypatch.setattr(pipeline_lateness, "_MOST_DRAWS", most_draws)
+    network = make_network((64,) * (stages + 1))
     text = f"d{replicas}p{stages}" if replicas > 1 else f"p{stages}"
     settings = {"micro_batches": micro_batches}
     # Exchanges that take time hold up what a stage sends behind them, which a late stage hides.
@@ -255,14 +262,28 @@ def test_a_pipeline_is_expected_to_take_what_drawn_stages_take(replicas: int) ->
         ]
     )
     rng = np.random.default_rng(5)
-    factors = 1 + LEVEL_SD * rng.standard_normal((4000 * replicas, stages))
-    lines = pipeline_s(stage_s * factors, micro_batches).reshape(4000, replicas)
+    draws = max(500, 4000 // replicas)
+    factors = 1 + LEVEL_SD * rng.standard_normal((draws * replicas, stages))
+    lines = pipeline_s(stage_s * factors, micro_batches).reshape(draws, replicas)
     alone = float(pipeline_s(stage_s[None], micro_batches)[0])
     late = lines.max(axis=1).mean() / alone - 1
     still, found = (simulated_s(of, text, **settings) for of in (even, profile))
     assert (found - still) / alone == pytest.approx(late, rel=0.1)
     # Not all stages are as slow as the slowest.
     assert found / still - 1 < RankSpread(quantiles=normal_quantiles(LEVEL_SD), samples=10**6).wait(stages * replicas)
+
+
+def test_draws_are_moved_and_stretched_as_far_as_their_likeness_tells() -> None:
+    rng = np.random.default_rng(1)
+    many, few = rng.normal(5.0, 2.0, 1000), rng.normal(5.0, 2.0, 6)
+    same = pipeline_lateness.steadied(3.0 + few, few, many)
+    assert same.mean() == pytest.approx(3.0 + many.mean())
+    assert same.std(ddof=1) == pytest.approx(many.std())
+    half = pipeline_lateness.steadied(3.0 + 0.5 * few, few, many)
+    assert half.mean() == pytest.approx(3.0 + 0.5 * many.mean())
+    # What falls where the likeness rises tells nothing, and neither does what never moves.
+    for drawn, like in ((3.0 - few, few), (few, np.ones(6)), (np.ones(6), few)):
+        assert pipeline_lateness.steadied(drawn, like, many) == pytest.approx(drawn)
 
 
 def test_a_pipeline_whose_ranks_do_not_differ_has_no_lag() -> None:
