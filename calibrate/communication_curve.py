@@ -19,12 +19,19 @@ DRAWS = 200
 
 
 class Point(NamedTuple):
-    """One (ranks, size): seconds of each call, an array a block in order; and how many of the ranks shared a node."""
+    """One (ranks, size): seconds of each call, an array a block in order; and how many of the ranks shared a node.
+
+    Attributes:
+        numbers: of the blocks, equal ones measured at the same time; none given, they count from 0.
+        of_means: whether a value is the mean over several calls.
+    """
 
     ranks: int
     message_bytes: int
     blocks: tuple[Floats, ...]
     ranks_per_node: int = 1
+    numbers: tuple[int, ...] = ()
+    of_means: bool = False
 
     @property
     def seconds(self) -> float:

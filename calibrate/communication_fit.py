@@ -15,6 +15,7 @@ from calibrate.communication_points import Key, read_points
 from calibrate.communication_segments import MIN_SIZES_OF_PIECE
 from calibrate.communication_spread import student_90, with_comparable_scaling
 from calibrate.communication_time import Piece, coefficients, piecewise_seconds
+from calibrate.congestion import congestion_of
 from calibrate.outliers import outliers_of
 from calibrate.regression import fit_relative_many, relative_covariance
 from paradl_bench.spec.cluster import NODE
@@ -172,6 +173,7 @@ def _describe(
         points=int(inside.sum()),
         by_ranks=bool(piece.at_ranks),
         outliers=tuple(found for i in indices for found in outliers_of(points[i])),
+        congestion=congestion_of([points[i] for i in indices], fitted[indices]),
         measured=tuple(_measured(points[i], curve.seconds[i], fitted[i], held_out[i], over_ranks[i]) for i in indices),
     )
 

@@ -16,6 +16,9 @@ _TOOLS = ("torch", "mpi4py", "nccl-tests", "rccl-tests", "osu", "imb")
 _TRACES = ("kineto",)
 """Tools that watch a run: a collective's time on a rank begins when that rank comes to it."""
 
+_PRINT_MEANS = ("nccl-tests", "rccl-tests", "osu", "imb")
+"""Tools whose one value a size is the mean over calls, even where a log does not say over how many."""
+
 Key = tuple[str, str, str]
 """(library, operation, level)."""
 
@@ -94,14 +97,19 @@ def _points(
         if other != chosen
     ]
     notes += _means_noted(key, variants[chosen])
-    calls: dict[tuple[int, int, int], list[Floats]] = {}
+    of_means: set[tuple[int, int, int]] = set()
+    calls: dict[tuple[int, int, int], list[tuple[int, Floats]]] = {}
     for sample in variants[chosen]:
         per_node = sample.ranks if key[2] == NODE else sample.ranks_per_node or min(node_ranks, sample.ranks)
         place = sample.ranks, sample.message_bytes, per_node
-        calls.setdefault(place, []).append(operation.call_seconds(sample.samples_s))
-    points = [
-        Point(ranks, size, tuple(calls[ranks, size, per_node]), per_node) for ranks, size, per_node in sorted(calls)
-    ]
+        seconds = operation.call_seconds(sample.samples_s)
+        calls.setdefault(place, []).append((sample.block, seconds))
+        if sample.calls_per_sample > 1 or (sample.tool in _PRINT_MEANS and len(seconds) == 1):
+            of_means.add(place)
+    points = []
+    for place in sorted(calls):
+        numbers, blocks = zip(*calls[place], strict=True)
+        points.append(Point(*place[:2], blocks, place[2], numbers, place in of_means))
     timed = [point for point in points if point.seconds > 0 and point.message_bytes > 0]
     if len(timed) < len(points):
         notes.append(f"{' '.join(key)}: {len(points) - len(timed)} sizes of no bytes or no time are left out")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.communication import CommunicationFit, CommunicationPoint, ComparableScaling
+from calibrate.communication import CommunicationFit, CommunicationPoint, ComparableScaling, Congestion
 from calibrate.communication_time import Floats, communication_seconds, pieces_of
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.statistics import Z90
@@ -98,6 +98,16 @@ def nearest_fit(fits: Sequence[CommunicationFit], asked: Asked) -> Communication
         return ranks, outside(asked.message_bytes, fit.bytes_range)
 
     return min(fits, key=distance)
+
+
+def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None:
+    """What a fit says of congestion at the nearest rank count and sizes; None where it saw none there."""
+
+    def distance(each: Congestion) -> tuple[float, float]:
+        return abs(math.log(asked.ranks / each.ranks)), outside(asked.message_bytes, each.bytes_range)
+
+    found = min(fit.congestion, key=distance, default=None)
+    return found if found and found.probability else None
 
 
 def outside(value: int, span: tuple[int, int]) -> float:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.communication import Congestion
 from predict.costs import Cost, Costs, Floats, Mode, Source
 
 
 class Priced(NamedTuple):
-    """A part with its cost, how often it occurs, which measurement it shares, and its own modes."""
+    """A part with its cost, how often it occurs, which measurement it shares, its own modes, and its congestion."""
 
     cost: Cost
     occurrences: float
@@ -20,6 +21,7 @@ class Priced(NamedTuple):
     modes: tuple[tuple[str, float], ...] = ()
     slowdown: tuple[float, float] = (1.0, 1.0)
     slowdown_sd: tuple[float, float] = (0.0, 0.0)
+    congestion: Congestion | None = None
 
 
 def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:

@@ -14,8 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.communication import CommunicationFit, Interference
-from calibrate.communication_spread import Asked, error_modes, other_level_mode, outside
+from calibrate.communication import CommunicationFit, Congestion, Interference
+from calibrate.communication_spread import (
+    Asked,
+    error_modes,
+    nearest_congestion,
+    nearest_fit,
+    other_level_mode,
+    outside,
+)
 from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
 from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
@@ -37,10 +44,11 @@ DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 class CommunicationCost(NamedTuple):
-    """Cost of a collective, and what one standard deviation of each of its modes adds to its seconds."""
+    """Usual cost of a collective, what one standard deviation of each of its modes adds, and its congestion."""
 
     cost: Cost
     modes: tuple[tuple[str, float], ...]
+    congestion: Congestion | None = None
 
 
 class Call(NamedTuple):
@@ -127,15 +135,17 @@ class CommunicationCosts:
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else _beyond_remarks(work, fits)
         source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
+        point = Asked(work.ranks, work.message_bytes, per_node)
         modes: tuple[tuple[str, float], ...] = ()
         if not stated:
-            point = Asked(work.ranks, work.message_bytes, per_node)
             modes = error_modes(collective, fits, point, seconds, contention=sharing.factor)
             modes += other_level_mode(collective, fits, level.name, work.message_bytes, seconds)
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        found = CommunicationCost(Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond)), modes)
+        congestion = None if stated else nearest_congestion(nearest_fit(fits, point), point)
+        cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
+        found = CommunicationCost(cost, modes, congestion)
         if not call.behind_compute:
             return found
         return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
@@ -154,7 +164,9 @@ class CommunicationCosts:
         if entry is None:
             return found._replace(cost=cost)
         added = self._behind.added(entry, sum(seconds_of(min(size, entry.bytes_range[1])) for size in messages))
-        return CommunicationCost(cost._replace(seconds=cost.seconds + added.seconds), (*found.modes, *added.modes))
+        return found._replace(
+            cost=cost._replace(seconds=cost.seconds + added.seconds), modes=(*found.modes, *added.modes)
+        )
 
     def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
@@ -173,7 +185,8 @@ class CommunicationCosts:
             max((each.cost.source for each in costs), default=Source.MEASURED),
             remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
         )
-        found = CommunicationCost(total, tuple(modes.items()))
+        congestion = next((each.congestion for each in costs if each.congestion), None)
+        found = CommunicationCost(total, tuple(modes.items()), congestion)
         if not (behind_compute and messages):
             return found
         level, _ = self.level(_message(1, work.axes), strategy)

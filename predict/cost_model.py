@@ -38,6 +38,7 @@ from predict.assembly import Priced, add_up, assemble
 from predict.backward_split import SPLIT_MODE
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
+from predict.congestion import with_congestion
 from predict.copy_costs import measured_direction, nearest_copy, priced_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.event_spread import relative_spreads
@@ -165,8 +166,11 @@ class CostModel:
         ranks = strategy.ranks
         return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
 
-    def price(self, plan: Plan) -> PricedPlan:
+    def price(self, plan: Plan, *, congested: bool = True) -> PricedPlan:
         """Costs of all works of a plan.
+
+        Args:
+            congested: collectives take what congestion adds to the median iteration; else their usual time.
 
         Raises:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
@@ -175,8 +179,10 @@ class CostModel:
         if self.proportional:
             self._layers.share_out(_shares(self.network, plan))
         place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
-        priced = self._on_device(plan, place)
-        remarks = Remarks()
+        priced, remarks = self._on_device(plan, place), Remarks()
+        if congested:
+            priced, added = with_congestion(priced)
+            remarks.add(*added)
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         rank_spread = self._model.rank_spread(place.local_batch, place.ranks_on_host)
         remarks.add(*(Remark(note, False) for note in plan.notes))
@@ -340,13 +346,13 @@ class CostModel:
             return self._priced_transfer(work, count, strategy, call)
         if isinstance(work, HaloExchange):
             halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
-            return Priced(halo.cost, count, work, True, halo.modes)
+            return Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
         found = self.communication.cost(work, strategy, call)
         if work.ranks <= 1:
             return Priced(found.cost, count, work, True)
         slowdown = self.communication.slowdown(work, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
+        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
 
     def _weight_update(self, work: WeightUpdate, about: _About) -> Cost:
         batch, on_host = about.place.local_batch, about.place.ranks_on_host
@@ -368,7 +374,7 @@ class CostModel:
         message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
         slowdown = self.communication.slowdown(message, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4])
+        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
 
     def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
         copy = nearest_copy(self.profile, work, ranks_on_host)
