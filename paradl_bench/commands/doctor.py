@@ -112,11 +112,19 @@ def COMMAND(  # noqa: N802
 
 def _compare(launcher: str, output: Path | None, timeout_s: float, hang_timeout_s: float, *, as_json: bool) -> None:
     from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
-    from paradl_bench.measure.node_doctor import compare_nodes, node_of_findings, print_nodes, write_nodes
+    from paradl_bench.measure.node_doctor import (
+        compare_nodes,
+        node_of_findings,
+        print_nodes,
+        refuse_known_nodes,
+        write_nodes,
+    )
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(launcher)
+    if output is not None:
+        refuse_known_nodes(output)
     findings = node_of_findings()
     # Nothing is timed that the thresholds change: joining need not begin this process anew to set them.
     os.environ.update(ALLOCATOR_VARIABLES)

@@ -12,6 +12,7 @@ from paradl_bench.measure.doctor import examine
 from paradl_bench.measure.node_findings import NODES_NAME, JobNodes, Node, NodeFinding, differences
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.rank_hosts import hosts_of_ranks
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.units import format_seconds
 from paradl_bench.terminal import open_console, say
@@ -35,6 +36,18 @@ def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> Jo
         found = msgspec.convert(own[ranks[0]], tuple[NodeFinding, ...])
         nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=found))
     return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
+
+
+def refuse_known_nodes(output: Path) -> None:
+    """Refuse a place for ``nodes.json`` before anything is looked for.
+
+    Raises:
+        UserError: a file, or a directory that holds one already.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; -o takes a directory")
+    if (output / NODES_NAME).exists():
+        raise UserError(f"{output / NODES_NAME} is there already; give another directory, or remove it")
 
 
 def write_nodes(job: JobNodes, output: Path) -> None:

@@ -209,9 +209,15 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[str]:
         """What is worth saying, one line each; empty for a sweep that went evenly."""
-        lines = [f"node {node} is late: the ranks of other nodes wait for its ranks" for node in self.slow_nodes]
+        lines = []
+        for node in self.slow_nodes:
+            lags = [rank.lag_s for rank in self.ranks if rank.host == node]
+            lines.append(
+                f"node {node} is late: the ranks of other nodes wait for its {len(lags)} ranks,"
+                f" {format_seconds(float(np.median(lags)))} a call (median)"
+            )
         for rank in self.ranks:
-            if rank.late:
+            if rank.late and rank.host not in self.slow_nodes:
                 where = f" on {rank.host}" if rank.host else ""
                 lines.append(
                     f"the others wait for rank {rank.rank}{where}: {format_seconds(rank.lag_s)} a call (median), over a"

@@ -68,7 +68,7 @@ def _layers_job(
             parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
             words = (model, "--batch", str(request.batch), *request.sample, "--ranks-on-host", str(ranks))
             settings = ("--device", site.device, "--optimizer", request.optimizer, "--blocks", str(request.blocks))
-            limit = _hang_limit(site, "layers")
+            limit = _hang_limit(site, "layers", estimate.iteration_s(model, request.batch))
             name = f"layers/{path_of(model)}-r{ranks}"
             tasks.append(
                 Task(
@@ -92,8 +92,8 @@ def _layers_job(
     )
 
 
-def _hang_limit(site: Site, use: Use) -> tuple[str, str]:
-    return "--hang-timeout", str(site.hang_timeout_s(use))
+def _hang_limit(site: Site, use: Use, iteration_s: float | None = None) -> tuple[str, str]:
+    return "--hang-timeout", str(site.hang_timeout_s(use, iteration_s))
 
 
 def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> Iterable[Job]:
@@ -200,11 +200,12 @@ def _run(request: CalibrationRequest, site: Site, model: str, each: Configuratio
     name = f"runs/{path_of(model)}-{each.strategy}"
     settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer)
     counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
+    limit = _hang_limit(site, "run", estimate.iteration_s(model, each.batch / each.ranks))
     words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)
     return Task(
         name=name,
         module="paradl_bench",
-        words=("train", *words, *settings, *counted, *_hang_limit(site, "run"), "-o", Below(name)),
+        words=("train", *words, *settings, *counted, *limit, "-o", Below(name)),
         nodes=each.nodes,
         ranks=each.ranks,
         estimate_s=estimate.run_s(model, each),

@@ -81,9 +81,13 @@ class Estimate:
         )
         return f"from the counts of iterations and calls at {rate} ({stated}), {rates.start_s:g} s a start{without}"
 
+    def iteration_s(self, model: str, batch: float) -> float | None:
+        """An iteration of a rank that computes ``batch`` samples, without communication."""
+        return None if self.works is None else self.works[model].flops * batch / self.flops_per_s
+
     def layers_s(self, model: str, ranks: int, shards: int) -> float | None:
         """A profile of layers; a part of a model counts as a whole one."""
-        iteration_s = self._iteration_s(model, self.request.batch)
+        iteration_s = self.iteration_s(model, self.request.batch)
         if iteration_s is None:
             return None
         iterations = self.request.blocks * (2 * _PAIRS + 1) + 2
@@ -99,7 +103,7 @@ class Estimate:
 
     def run_s(self, model: str, each: Configuration) -> float | None:
         """A training run; a rank is taken to compute its share of the mini-batch, and to exchange all parameters."""
-        iteration_s = self._iteration_s(model, each.batch / each.ranks)
+        iteration_s = self.iteration_s(model, each.batch / each.ranks)
         if iteration_s is None or self.works is None:
             return None
         if each.ranks > 1:
@@ -107,9 +111,6 @@ class Estimate:
         # Recorded, warming up, one before every ten, timed.
         iterations = 3 + self.request.warmup + 1.1 * self.request.iterations
         return self.site.estimate.start_s + iterations * iteration_s
-
-    def _iteration_s(self, model: str, batch: float) -> float | None:
-        return None if self.works is None else self.works[model].flops * batch / self.flops_per_s
 
     def _all_reduce_s(self, size: float) -> float:
         return 2 * size / self.site.estimate.bytes_per_s

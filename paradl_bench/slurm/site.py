@@ -27,6 +27,7 @@ Use = Literal["layers", "sweep", "run", "analysis"]
 _MEASURING: tuple[Use, ...] = ("layers", "sweep", "run")
 _HANG_S = 300
 """As the commands' own default."""
+_HANG_ITERATIONS = 5
 
 
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +99,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         cluster: name that stands for its nodes, which are taken as alike; empty for the partition's.
         analysis_partition: for the jobs that need neither GPU nor quiet; empty for ``partition``.
         warning_s: seconds before the time limit at which ranks are told to keep what they have.
-        hang_s: seconds that a rank may get nowhere; 0 for five minutes, or half of a shorter time limit.
+        hang_s: seconds that a rank may get nowhere; 0 for five minutes or five iterations, or half of a shorter limit.
     """
 
     device: Literal["cpu", "cuda"]
@@ -178,9 +179,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Seconds of a job until its ranks are warned of the time limit."""
         return self.time_limits.seconds(use) - self.warning_s
 
-    def hang_timeout_s(self, use: Use) -> int:
-        """Seconds that a rank of a job may get nowhere: a hang has to be told before the time limit ends it."""
-        return self.hang_s or max(1, min(_HANG_S, self.limit_s(use) // 2))
+    def hang_timeout_s(self, use: Use, iteration_s: float | None) -> int:
+        """Seconds that a rank of a job may get nowhere: a hang has to be told before the time limit ends it.
+
+        Args:
+            iteration_s: as estimated; several have to fit in, since that is rough.
+        """
+        wanted_s = max(_HANG_S, _HANG_ITERATIONS * (iteration_s or 0.0))
+        return self.hang_s or max(1, int(min(wanted_s, self.limit_s(use) // 2)))
 
     @property
     def on_node(self) -> int:

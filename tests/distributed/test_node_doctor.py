@@ -105,10 +105,20 @@ def test_nodes_are_compared_and_their_clocks_too(tmp_path: Path) -> None:
     assert abs(clock["clock_offset_s"]) <= clock["clock_error_s"]
 
 
-def test_comparing_nodes_takes_tasks_on_them(tmp_path: Path) -> None:
+def test_comparing_nodes_takes_tasks_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = run_in_process(tmp_path, "doctor", "--launcher", "srun")
     assert outside.returncode == 2
     assert "is not set; start this command through srun" in outside.stderr
+    for name, number in (("PROCID", 0), ("NTASKS", 2), ("LOCALID", 0)):
+        monkeypatch.setenv(f"SLURM_{name}", str(number))
+    (tmp_path / "file").touch()
+    (tmp_path / "nodes.json").touch()
+    for output, message in (
+        ("file", "file is a file; -o takes a directory"),
+        (".", "nodes.json is there already; give"),
+    ):
+        refused = run_in_process(tmp_path, "doctor", "--launcher", "srun", "-o", output)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
     both = run_in_process(tmp_path, "doctor", "--launcher", "srun", "--measure", "-o", "out")
     assert both.returncode == 2
     assert "--launcher compares nodes: give it without --measure" in both.stderr

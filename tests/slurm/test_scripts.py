@@ -16,12 +16,13 @@ from slurm_scripts import CASES, EXAMPLES, scripts
 from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, differences
 from paradl_bench.slurm import submission
 from paradl_bench.slurm.chain import chain_of
-from paradl_bench.slurm.estimate import Estimate
+from paradl_bench.slurm.estimate import Estimate, Work
 from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.script import Folders, script_of
 from paradl_bench.slurm.site import Site, TimeLimits, read_site
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_record import RankHost
+from paradl_bench.spec.interruption import Terminated
 
 IDS = [folder.name for folder in CASES]
 REQUEST = CalibrationRequest(
@@ -359,3 +360,30 @@ def test_waiting_for_a_chain_that_is_in_the_queue_already_waits(
     assert "job report has left the queue and did not end well" in done.stderr
     assert (tmp_path / "asked").read_text().count("asked") == 3
     assert not (tmp_path / "submitted").exists()
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_for_a_chain_can_be_ended_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on: only the program that waits for it is ended."""
+    (tmp_path / "sbatch").write_text("#!/bin/bash\necho 7\nexec sleep 1000\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    waiting = submission._sbatch(["layers.sbatch"], wait=True)
+    assert waiting.__enter__() == 7
+    assert not waiting.__exit__(Terminated, Terminated(), None)
+
+
+def test_a_hang_timeout_leaves_room_for_the_iterations_of_a_large_model() -> None:
+    site = Site(device="cpu", ranks_per_node=2, time_limits=TimeLimits(run="1h", layers="10m"))
+    # 4 samples of 2.5 TFLOP at 20 GFLOP/s are 500 s an iteration; half of ten minutes less two is 240 s.
+    works = {"resnet18": Work(flops=2.5e12, gradient_bytes=1e6)}
+    jobs = chain_of(REQUEST, site, Estimate(request=REQUEST, site=site, works=works))
+    texts = {job.name: script_of(job, site, OURS) for job in jobs}
+    assert "--hang-timeout 1740 " in texts["runs-1"]
+    assert "--hang-timeout 240 " in texts["layers"]
+    smaller = Estimate(request=REQUEST, site=site, works={"resnet18": Work(flops=4e11, gradient_bytes=1e6)})
+    assert (
+        "--hang-timeout 400 " in {j.name: script_of(j, site, OURS) for j in chain_of(REQUEST, site, smaller)}["runs-1"]
+    )
+    stated = msgspec.structs.replace(site, hang_s=77)
+    assert all("--hang-timeout 77 " in text for name, text in jobs_of(stated).items() if name[:4] in ("runs", "laye"))

@@ -150,7 +150,9 @@ def test_what_delays_short_calls_alone_is_no_lateness() -> None:
 def test_a_node_that_is_late_and_a_block_that_was_slow_are_named() -> None:
     late = sweep_pace(sweep(lambda rank, _: 1e-3 if rank >= 4 else 0.0, ranks=6), hosts(6, 4))
     assert late.slow_nodes == ("node2",)
-    assert late.lines()[0] == "node node2 is late: the ranks of other nodes wait for its ranks"
+    assert late.lines() == [
+        "node node2 is late: the ranks of other nodes wait for its 2 ranks, 1.00 ms a call (median)"
+    ]
     pace = sweep_pace(sweep(lambda *_: 0.0, slow_block=2), hosts(4, 2))
     assert pace.slow_blocks == ((2, pytest.approx(1.5)),)
     assert pace.lines() == ["1 of 4 blocks were slow; the worst, block 2, took 1.50 times the median of all"]
