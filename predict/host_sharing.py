@@ -7,7 +7,8 @@ less they are balanced. Where the profile was measured with one rank on the host
     t = t_all (1 - (1 - r) (1 - b)),     r = t_one / t_all
 
 with b the mean share of the other ranks of its host that compute meanwhile. b follows from when stages compute, and
-that from t: a few rounds find both.
+that from t: a few rounds find both. More of one makes less of the other, so from the second round on each goes half the
+way, which ends the swinging to and fro of hosts whose ranks slow each other much.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Costs, Floats, Mode, Remark
 from predict.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
 
-_ROUNDS = 3
+_MOST_ROUNDS = 12
+_CLOSE = 1e-3
+"""Of a work's seconds: what it moves by when the rounds end."""
 _MODE = "compute beside idle ranks of the host"
 
 
@@ -40,10 +43,14 @@ def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
     beside = ranks_beside(plan, place.ranks_on_host)
     simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
     costs = priced.costs
-    for _ in range(_ROUNDS):
+    idle = np.zeros(len(plan.works))
+    for number in range(_MOST_ROUNDS):
         found = simulation.computing(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
-        idle = 1 - busy_beside(plan, found, beside)
+        moved = 1 - busy_beside(plan, found, beside) - idle
+        idle = idle + (moved / 2 if number else moved)
         costs = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
+        if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:
+            break
     text = "stages that compute while others of their host wait take from one rank's measured times to all ranks'"
     priced.remarks.add(Remark(text, False))
     return dataclasses.replace(priced, costs=costs)

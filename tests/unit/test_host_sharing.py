@@ -12,7 +12,7 @@ from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.evaluators.simulate import EVALUATOR, price
 from predict.host_sharing import busy_beside, ranks_beside
-from predict.pipeline_simulation import Computing
+from predict.pipeline_simulation import Computing, PipelineSimulation
 from predict.workload import Point
 from tests.profile_factory import layer_times, make_network, make_profile, model_times, ring_fit, summary
 
@@ -65,6 +65,22 @@ def test_seconds_follow_from_the_share_of_time_in_which_the_others_compute() -> 
     assert np.all(share <= 1 + 1e-12)
     assert np.all(share >= 1 / TOGETHER - 1e-12)
     assert priced.costs.seconds[priced.costs.is_communication] == pytest.approx(whole[priced.costs.is_communication])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
+@pytest.mark.parametrize("together", [1.2, TOGETHER, 4.0])
+def test_seconds_and_shares_follow_from_each_other(together: float, schedule: str) -> None:
+    costs, asked = model(together=together), parse_strategy("p2")
+    settings = PlanSettings(batch=8, micro_batches=4, schedule=schedule)
+    priced = price(costs, Point(strategy=asked, settings=settings))
+    plan, seconds = priced.plan, priced.costs.seconds
+    ones = np.ones(len(plan.works))
+    computing = PipelineSimulation(plan, ones).computing(seconds, ones, ones)
+    busy = busy_beside(plan, computing, ranks_beside(plan, 2))
+    whole = costs.price(plan).costs.seconds
+    computes = ~priced.costs.is_communication & (whole > 0)
+    expected = whole * (1 - (1 - 1 / together) * (1 - busy))
+    assert seconds[computes] == pytest.approx(expected[computes], rel=4e-3)
 
 
 def test_data_parallelism_has_all_ranks_compute_at_once() -> None:
