@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.slurm.plan import Plan, PlannedJob, PlannedTask, Submitted
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
 
 What = Literal["done", "failed", "unfinished", "not started"]
@@ -62,7 +62,8 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True):
         if note.ended_by and self.what == "unfinished":
             return f"ended by {note.ended_by} after {note.seconds} s ({where}); what it measured is kept"
         if self.what == "failed":
-            return f"failed with exit code {note.exit_code} after {note.seconds} s ({where})"
+            kept = "; what it measured is kept" if self.measurement and note.exit_code == WorkError.exit_code else ""
+            return f"failed with exit code {note.exit_code} after {note.seconds} s ({where}){kept}"
         return f"begun and not ended ({where}): it runs still, or was cut short; what it measured is kept"
 
 

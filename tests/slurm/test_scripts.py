@@ -322,7 +322,8 @@ def test_what_the_script_noted_is_told_apart(tmp_path: Path) -> None:
     for mark, code in codes.items():
         (tmp_path / f"out/state/{mark}.json").write_bytes(msgspec.json.encode({"exit_code": code} | note))
     text = run_in_process(tmp_path, "slurm-status", "out").stdout
-    assert "layers/resnet18-r1 | failed with exit code 3 after 5 s (job 9 on n1) | logs/layers-9.out" in text
+    kept = "what it measured is kept"
+    assert f"layers/resnet18-r1 | failed with exit code 3 after 5 s (job 9 on n1); {kept} | logs/layers-9.out" in text
     assert "layers/resnet18-r2 | begun and not ended (job 9 on n1)" in text
     # By SIGTERM before it could say so itself, as while torch is loaded.
     assert "sweeps/gloo-2 | ended by SIGTERM after 5 s (job 9 on n1); what it measured is kept" in text
