@@ -20,6 +20,7 @@ _RUN_TITLES = (
     *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
     "memory",
 )
+_TOLD = ("schedule", "accumulate", "recompute", "exchange", "batch_norm")
 _RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
 _SCORE_TITLES = (
     *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
@@ -153,7 +154,7 @@ def _run_rows(report: Report) -> list[list[str]]:
     return [
         [
             pair.model,
-            pair.strategy,
+            _configured(pair),
             str(pair.batch),
             format_seconds(pair.measured_median_s),
             format_seconds(pair.measured_iqr_s),
@@ -168,6 +169,12 @@ def _run_rows(report: Report) -> list[list[str]]:
         for of_run in by_run.values()
         for pair in (of_run[PREDICTOR],)
     ]
+
+
+def _configured(pair: Pair) -> str:
+    """The strategy, with what tells runs of it apart."""
+    told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
+    return pair.strategy + (f" ({'; '.join(told)})" if told else "")
 
 
 def _memory_cell(pair: Pair) -> str:
@@ -200,7 +207,7 @@ def _score_rows(report: Report) -> list[list[str]]:
 def _phase_rows(report: Report) -> list[list[str]]:
     return [
         [
-            f"{pair.model} {pair.strategy} {pair.batch}",
+            f"{pair.model} {_configured(pair)} {pair.batch}",
             name,
             format_seconds(phase.predicted_s),
             format_seconds(phase.measured_s),

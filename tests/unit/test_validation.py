@@ -345,3 +345,6 @@ def test_runs_that_accumulate_or_compute_again_are_simulated_and_never_mixed(
     (pair,) = of_runs[runs[1]]
     assert list(pair.options) == list(options)
     assert "halves" in pair.noise_floor_from
+    told = {"accumulate": "d2 (accumulate 2)", "recompute": "d2 (recompute fc1)"}[next(iter(options))]
+    lines = markdown(report).splitlines()
+    assert [line.split(" | ")[1] for line in lines if line.startswith("| chain |")] == ["d2", told]
