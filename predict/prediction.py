@@ -125,7 +125,7 @@ class Predictor:
     dataset_samples: int | None = None
     strong_scaling: bool = False
     price_per_rank_hour: float | None = None
-    _serial: dict[int, _Alone] = field(init=False, default_factory=dict)
+    _serial: dict[tuple[object, ...], _Alone] = field(init=False, default_factory=dict)
 
     def predict(self, point: Point) -> Prediction:
         """One prediction.
@@ -221,7 +221,7 @@ class Predictor:
     def _band(self, point: Point, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
         if point.strategy.ranks == 1 and point.settings.batch == reference:
             return efficiency, efficiency
-        return efficiency_band(timed, self._serial[reference].timed, efficiency)
+        return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
 
     def _fits(self, workload: Workload) -> bool | None:
         limit = self.model.communication.cluster.memory_bytes_per_rank
@@ -242,14 +242,20 @@ class Predictor:
     def _speedup(
         self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
     ) -> tuple[float, tuple[str, ...]]:
-        if reference not in self._serial:
+        key = _alone_on(reference, settings)
+        if key not in self._serial:
             serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
             workload = self.evaluator.prepare(self._without_slow_rank, serial)
             timed = Timed(workload.timing().iteration_s, interval(workload))
-            self._serial[reference] = _Alone(timed, bool(workload.remarks.extrapolated()))
-        (serial_s, _), beyond = self._serial[reference]
+            self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))
+        (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _alone_on(samples: int, settings: PlanSettings) -> tuple[object, ...]:
+    """What one rank's iteration depends on."""
+    return samples, settings.accumulate, settings.recompute
 
 
 def _breakdown(timing: Timing) -> dict[str, float]:
