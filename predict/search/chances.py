@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from paradl_bench.spec.statistics import Z90
-from predict.costs import Floats
+from predict.costs import Floats, Ints
 from predict.scaling_band import Timed
 
 DRAWS = 8192
@@ -47,3 +47,11 @@ def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
     """Which points no other one is at least as small as in everything, and smaller in something."""
     values = np.array(points, float)
     return [not bool(((values <= own).all(axis=1) & (values < own).any(axis=1)).any()) for own in values]
+
+
+def steps(seconds: Floats, sizes: Floats, below: float) -> Ints:
+    """Indices of those than which none is faster and as small, by seconds; of finite seconds and sizes below that."""
+    chosen = np.flatnonzero(np.isfinite(seconds) & (sizes < below))
+    chosen = chosen[np.lexsort((sizes[chosen], seconds[chosen]))]
+    least = np.minimum.accumulate(np.concatenate([[np.inf], sizes[chosen]]))
+    return np.asarray(chosen[sizes[chosen] < least[:-1]])

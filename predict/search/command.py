@@ -14,7 +14,6 @@ _SEARCHED = {
     "bucket_cap_mb": "predict search tries several; give values by --caps",
     "evaluator": "predict search simulates what may be the best",
     "scaling": "predict search keeps --batch at every number of ranks",
-    "recompute": "predict search keeps all activations; predict takes it for one strategy",
     "stages": "predict search cuts pipelines so that FLOPs balance",
     **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
@@ -55,7 +54,8 @@ def search_command(ctx: click.Context, /, **options: Any) -> None:
     """Find the fastest strategies for a number of ranks that fit in their memory.
 
     Every strategy that the network and the batch allow is tried, in every order of its axes, with every number of
-    micro-batches, schedule and bucket size: all by an estimate from below, those that may be the best exactly.
+    micro-batches, schedule and bucket size, with all activations kept and with blocks' computed again: all by an
+    estimate from below, those that may be the best exactly.
 
     \b
     predict search --from-profile p.json --model resnet50 --ranks 64 --batch 2048 --memory 16GiB
@@ -101,3 +101,8 @@ def _run(options: dict[str, Any]) -> None:
 for _parameter in search_command.params:
     if isinstance(_parameter, click.Option) and _parameter.name in _SEARCHED:
         _parameter.hidden = True
+    elif _parameter.name == "recompute" and isinstance(_parameter, click.Option):
+        _parameter.help = (
+            "Try no other activations to compute again than these: none, those of all blocks, or of modules by name,"
+            " pattern or run of a sequence. Default: none, and all."
+        )

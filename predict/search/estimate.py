@@ -1,8 +1,8 @@
 """Seconds of every candidate, estimated from below with arrays: to choose which of them to predict exactly.
 
 With f_i and b_i forward and backward of a micro-batch on rank i of p (layers' seconds by the share of their FLOPs,
-times the least lag of the last rank, and what compute waits for), S micro-batches, t what is sent over a cut, and X_i
-the last backward with the exchange of gradients that it hides,
+times the least lag of the last rank, and what compute waits for; what is computed again is backward's), S
+micro-batches, t what is sent over a cut, and X_i the last backward with the exchange of gradients that it hides,
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
     iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...
@@ -26,12 +26,12 @@ from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES
 from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.strategy import Axis, Strategy
+from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.cost_model import CostModel, Place
 from predict.costs import Floats, Ints
 from predict.search.groups import Group, GroupCosts, group_along
-from predict.search.layer_seconds import LayerSeconds, layer_seconds, least_lag, least_of
+from predict.search.layer_seconds import LayerSeconds, computed_again, layer_seconds, least_lag, least_of
 from predict.search.shared_work import SharedWork, SharedWorks
 from predict.search.space import Mesh, Space
 from predict.stragglers import RankSpread
@@ -70,11 +70,15 @@ class Estimates:
         self._ranks = space.strategies[0].ranks
         self._rows: dict[Place, LayerSeconds] = {}
         self._spreads: dict[Place, RankSpread] = {}
-        self._works: dict[tuple[Axis | None, int, int, Group, tuple[int, ...]], _Work] = {}
+        self._works: dict[tuple[object, ...], _Work] = {}
         self._filled: dict[tuple[object, ...], Ints] = {}
         self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._stages_per_rank = np.array([schedule_of(name).stages_per_rank for name in space.schedules])
         self._splits_backward = np.array([schedule_of(name).splits_backward for name in space.schedules])
+        self._again = [
+            computed_again(model.network, msgspec.structs.replace(space.settings, recompute=chosen))
+            for chosen in space.recomputed
+        ]
         self._cuts: dict[tuple[int, int], Cut] = {}
 
     def seconds(self) -> Floats:
@@ -89,15 +93,17 @@ class Estimates:
         for index, strategy in enumerate(space.strategies):
             at = slice(starts[index], starts[index + 1])
             mesh = space.meshes[space.mesh_of[index]]
-            counts, schedules, caps = space.micro_batches[at], space.schedule[at], space.cap[at]
             try:
-                found[at] = self._of_strategy(mesh, strategy, counts, schedules, caps)
+                found[at] = self._of_strategy(mesh, strategy, at)
             except UserError as error:
                 space.impossible.add(str(error))
         return found
 
-    def _of_strategy(self, mesh: Mesh, strategy: Strategy, counts: Ints, schedules: Ints, caps: Ints) -> Floats:
-        local = self._space.settings.batch // mesh.replicas
+    def _of_strategy(self, mesh: Mesh, strategy: Strategy, at: slice) -> Floats:
+        """Of a strategy's candidates, which stand there."""
+        space = self._space
+        counts, schedules, caps, again = space.micro_batches[at], space.schedule[at], space.cap[at], space.again[at]
+        local = space.settings.batch // mesh.replicas
         if mesh.zero > 1:
             turns, turn = np.unique(counts, return_inverse=True)
             return self._sharded(mesh, strategy, turns, local // turns)[turn]
@@ -107,11 +113,13 @@ class Estimates:
         piped = mesh.stages > 1
         stages = self._stages_per_rank[schedules] if piped else np.ones(len(counts), np.int64)
         split = self._splits_backward[schedules] & piped
-        for stages_per_rank, in_parts in sorted({*zip(stages.tolist(), split.tolist(), strict=True)}):
-            own = (stages == stages_per_rank) & (split == in_parts)
+        kinds = zip(stages.tolist(), split.tolist(), again.tolist(), strict=True)
+        for stages_per_rank, in_parts, which in sorted({*kinds}):
+            own = (stages == stages_per_rank) & (split == in_parts) & (again == which)
             turns, turn = np.unique(counts[own], return_inverse=True)
             cut = self._cut(mesh.stages, stages_per_rank)
-            each = self._of_turns(mesh, strategy, cut, turns, local // turns, tuple(sizes.tolist()), in_parts=in_parts)
+            work = self._work(mesh, strategy, local // turns, which)
+            each = self._of_turns(mesh, strategy, cut, work, turns, tuple(sizes.tolist()), in_parts=in_parts)
             found[own] = each[turn, size[own]]
         return found
 
@@ -120,20 +128,19 @@ class Estimates:
         mesh: Mesh,
         strategy: Strategy,
         cut: Cut,
+        work: _Work,
         turns: Ints,
-        samples: Ints,
         caps: tuple[int, ...],
         *,
         in_parts: bool,
     ) -> Floats:
         """Of shape (numbers of micro-batches, bucket sizes)."""
-        work = self._work(mesh, strategy, samples)
         # Of shape (turns, stages a rank, ranks): the stages of a rank are as many ranks apart.
         shape = len(turns), -1, mesh.stages
         forward, backward = (
             np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(shape) for own in (work.forward, work.backward)
         )
-        sent = self._transfers(mesh, strategy, cut, samples)
+        sent = self._transfers(mesh, strategy, cut, self._space.settings.batch // mesh.replicas // turns)
         in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
         done = in_front + turns[:, None] * (forward + backward).sum(axis=1)
         last = backward[:, 0]
@@ -148,21 +155,19 @@ class Estimates:
         found = np.maximum(of_ranks, first[:, None] + exchanged[:, :, 0])
         return np.asarray(found + self._after(mesh, strategy))
 
-    def _work(self, mesh: Mesh, strategy: Strategy, samples: Ints) -> _Work:
-        """Layers on a rank of the mesh, with what their compute waits for."""
+    def _work(self, mesh: Mesh, strategy: Strategy, samples: Ints, again: int) -> _Work:
+        """Layers on a rank of the mesh, with what their compute waits for, in backward what is computed again too."""
         group = group_along(strategy, mesh.shared.kind) if mesh.shared else Group(1, 1, 1, 1)
-        key = mesh.shared, mesh.zero, mesh.stages, group, tuple(samples.tolist())
+        key = mesh.shared, mesh.zero, mesh.stages, group, tuple(samples.tolist()), again
         if key not in self._works:
             forward, backward, update, lag = self._whole(samples, mesh)
             shared = self._shared.of(mesh.shared)
             share = shared.share * lag[:, None]
             update = update * lag * (shared.gradient_bytes.sum() / max(self._shared.of(None).gradient_bytes.sum(), 1))
             sent_forward, sent_backward = self._waits(shared, group, samples)
-            self._works[key] = _Work(
-                forward * share + sent_forward,
-                backward * share + sent_backward,
-                update / self._ranks if mesh.zero else update,
-            )
+            forward = forward * share + sent_forward
+            backward = self._again[again].added(forward, backward * share + sent_backward)
+            self._works[key] = _Work(forward, backward, update / self._ranks if mesh.zero else update)
         return self._works[key]
 
     def _whole(self, samples: Ints, mesh: Mesh) -> tuple[Floats, Floats, Floats, Floats]:
@@ -282,7 +287,8 @@ class Estimates:
 
     def _sharded(self, mesh: Mesh, strategy: Strategy, turns: Ints, samples: Ints) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more."""
-        work = self._work(mesh, strategy, samples)
+        # What these stages hold is never computed again.
+        work = self._work(mesh, strategy, samples, self._space.recomputed.index(()))
         part = np.array([self._shared.of(None).gradient_bytes.sum() / self._ranks])
         group = group_along(strategy, "data")
         gathered, reduced = (

@@ -1,4 +1,4 @@
-"""Seconds of whole layers, and the least that the last of several ranks is late."""
+"""Seconds of whole layers, what computing some of them again adds, and the least that the last of ranks is late."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient
+from paradl_bench.strategies.recomputation import segments_of
 from predict.cost_model import CostModel, Place
-from predict.costs import Floats
+from predict.costs import Floats, Ints
 from predict.search.space import Mesh
 from predict.stragglers import RankSpread
 
@@ -36,6 +39,41 @@ def layer_seconds(model: CostModel, place: Place) -> LayerSeconds:
     run = list(backward_layers(model.network, layers_with_gradient(model.network)))
     backward[run] = [of_operations[layers[i].operation, "BW"] + between_bw / len(run) for i in run]
     return LayerSeconds(forward, backward, update)
+
+
+class ComputedAgain(NamedTuple):
+    """Segments whose forward runs again in backward.
+
+    Attributes:
+        first: index of the layer of each that backward comes to first, before which forward runs.
+        start, stop: of each segment's range of layers.
+    """
+
+    first: Ints
+    start: Ints
+    stop: Ints
+
+    def added(self, forward: Floats, backward: Floats) -> Floats:
+        """Backward with forward of the segments; all of shape (..., layers)."""
+        before = np.concatenate([np.zeros((*forward.shape[:-1], 1)), np.cumsum(forward, axis=-1)], axis=-1)
+        found = backward.copy()
+        found[..., self.first] += before[..., self.stop] - before[..., self.start]
+        return found
+
+
+def computed_again(network: Network, settings: PlanSettings) -> ComputedAgain:
+    """The segments of ``settings.recompute`` that backward reaches.
+
+    Raises:
+        UserError: the network has no such segments.
+    """
+    order = backward_layers(network, layers_with_gradient(network))
+    found = []
+    for segment in segments_of(network, settings):
+        first = next((layer for layer in order if layer in segment.layers), None)
+        if first is not None:
+            found.append((first, segment.layers.start, segment.layers.stop))
+    return ComputedAgain(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
 def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:

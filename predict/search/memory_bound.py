@@ -1,8 +1,9 @@
 """The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
 
 Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
-of a pipeline has the activations of as many micro-batches as its schedule has under way. What an axis of p shares
-counts as 1/p of it, and what else memory goes to is left out, so that nothing is ruled out that fits.
+of a pipeline has the activations of as many micro-batches as its schedule has under way; other ranks have those of one,
+when most of it is held, whether or not some is computed again. What an axis of p shares counts as 1/p of it, and what
+else memory goes to is left out, so that nothing is ruled out that fits.
 """
 
 from __future__ import annotations
@@ -38,35 +39,37 @@ class MemoryBounds:
         self._states = STATE_COPIES[model.optimizer]
         self._of_first_stage: dict[tuple[int, int], tuple[Ints, float]] = {}
         self._under_way: dict[tuple[str, int, int], int] = {}
-        self._whole = self._activations_of_all()
+        self._whole = [self._activations_of_all(chosen) for chosen in space.recomputed]
 
     def bytes(self) -> Floats:
         """Of every candidate."""
         space = self._space
         mesh_of = space.mesh_of[space.strategy]
-        keys = np.stack([mesh_of, space.micro_batches, space.schedule])
+        keys = np.stack([mesh_of, space.micro_batches, space.schedule, space.again])
         distinct, place = np.unique(keys, axis=1, return_inverse=True)
-        found = [self._of(space.meshes[mesh], count, space.schedules[name]) for mesh, count, name in distinct.T]
+        found = [
+            self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in distinct.T
+        ]
         return np.array(found)[np.ravel(place)]
 
-    def _activations_of_all(self) -> tuple[float, float]:
+    def _activations_of_all(self, recompute: tuple[str, ...]) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
         network, settings = self._model.network, self._space.settings
         peaks = []
         for batch in (1, 2):
-            own = msgspec.structs.replace(settings, batch=batch, exchange="flat")
+            own = msgspec.structs.replace(settings, batch=batch, exchange="flat", recompute=recompute)
             use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
         # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
         return peaks[0], max(peaks[1] - peaks[0], 0.0)
 
-    def _of(self, mesh: Mesh, count: int, schedule: str) -> float:
+    def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.replicas
         parts = mesh.shared.degree if mesh.shared else 1
         if mesh.stages == 1:
             parameters = np.array([float(self._shared.of(mesh.shared).gradient_bytes.sum())])
-            first, other = self._whole
+            first, other = self._whole[again]
             active = max(first + (local // count - 1) * other, 0.0) / parts
         else:
             parameters, kept = self._stages(mesh, schedule)

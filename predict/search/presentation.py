@@ -66,6 +66,7 @@ def _cells(row: Row) -> Mapping[str, str]:
     settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
     settings += [f"{found.options['micro_batches']} micro-batches"] if "micro_batches" in found.options else []
     settings += [f"accumulate {found.options['accumulate']}"] if "accumulate" in found.options else []
+    settings += [f"recompute {found.options['recompute']}"] if "recompute" in found.options else []
     cap = found.bucket_cap_bytes
     settings += [f"cap {cap / 1024**2:g} MiB"] if cap != bucket_limits(None)[1] else []
     cost = found.cost_per_epoch if found.cost_per_epoch is not None else found.cost_per_million_samples

@@ -3,12 +3,13 @@
 Candidates are predicted in the order of their estimates, corrected by what those of the same mesh turned out to be over
 theirs; a candidate is done with when its estimate, uncorrected, is not below the best prediction. Beside those that may
 be the best, each of the strategies next in order is predicted with its best settings by estimate, up to as many rows as
-were asked for, and then the fastest of those that hold less than any so far.
+were asked for. Then come some that hold less than any so far: of those than which none is faster, by estimate, and as
+small, a few from the fastest to the smallest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,14 +22,19 @@ from predict.cost_model import CostModel
 from predict.memory_estimate import EstimatedMemory
 from predict.prediction import Prediction, Predictor
 from predict.scaling_band import Timed
+from predict.search.chances import steps
 from predict.search.estimate import Estimates
 from predict.search.memory_bound import MemoryBounds, tensors_within
 from predict.search.shared_work import SharedWorks
-from predict.search.space import Mesh, Space
+from predict.search.space import Space
 from predict.workload import Point
 
 _LEAN = 4
-"""How often a candidate that holds less than any so far is looked for."""
+"""Candidates that hold less than any before, at most."""
+_LEAN_WALKS = 8
+"""Plans whose memory is walked through to find them."""
+_LEAN_ACTIONS = 512
+"""Stages times micro-batches at most of a pipeline among them, whose walk takes as long as it has actions."""
 _MEMORY_FOR_EACH = 8
 """Plans whose memory is walked through, for each that may be predicted."""
 _LEAST_TRIED = 12
@@ -88,7 +94,10 @@ class Ranker:
         self._mesh_of = space.mesh_of[space.strategy]
         self._waiting = np.isfinite(self._estimates)
         self._factors = np.ones(len(space.meshes))
-        self._memory: dict[tuple[Mesh, int, int], EstimatedMemory] = {}
+        # The peak is that of all candidates with the same number here: neither the order of axes nor buckets change it.
+        keys = np.stack([self._mesh_of, space.micro_batches, space.schedule, space.again])
+        self._plan_of = np.ravel(np.unique(keys, axis=1, return_inverse=True)[1])
+        self._memory: dict[int, EstimatedMemory] = {}
         self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
         self._done: list[Exact] = []
 
@@ -111,11 +120,10 @@ class Ranker:
                 break
             advance()
         if not self._done:
-            raise UserError(self._nothing_fits())
-        for _ in range(_LEAN):
-            least = min(each.prediction.memory_bytes for each in self._done)
-            if not self._next(predictor, self._waiting & (self._bounds < tensors_within(self._model.profile, least))):
-                break
+            self._predict_leanest(predictor)
+            advance()
+        for candidate in self._leaner():
+            self._predict(predictor, candidate)
             advance()
         return self._finish()
 
@@ -140,21 +148,24 @@ class Ranker:
         return len({int(self._space.strategy[each.candidate]) for each in self._done})
 
     def _next(self, predictor: Predictor, chosen: NDArray[np.bool_]) -> bool:
-        """Predict the first of the chosen that fits; false where there is none."""
-        while chosen.any():
+        """Predict the first of the chosen that fits; false where there is none, or too many were looked at."""
+        while True:
+            if self._limit is not None and len(self._memory) >= _MEMORY_FOR_EACH * self._most:
+                chosen = chosen & np.isin(self._plan_of, list(self._memory))
+            if not chosen.any():
+                return False
             corrected = np.where(chosen, self._estimates * self._factors[self._mesh_of], np.inf)
             candidate = int(np.argmin(corrected))
             if self._predict(predictor, candidate):
                 return True
             chosen = chosen & self._waiting
-        return False
 
     def _predict(self, predictor: Predictor, candidate: int) -> bool:
         space = self._space
-        point = Point(strategy=space.strategies[int(space.strategy[candidate])], settings=space.settings_of(candidate))
+        point = self._point(candidate)
         try:
-            if self._limit is not None and self._memory_of(candidate, point).peak_bytes > self._limit:
-                self._rule_out(self._at_least_as_large(candidate))
+            if self._limit is not None and self._memory_of(candidate).peak_bytes > self._limit:
+                self._rule_out(self._plan_of == self._plan_of[candidate])
                 return False
             prediction, timed = predictor.predict_timed(point)
         except UserError as error:
@@ -173,21 +184,16 @@ class Ranker:
         self._done.append(Exact(candidate, prediction, timed, estimate, layers))
         return True
 
-    def _memory_of(self, candidate: int, point: Point) -> EstimatedMemory:
-        """The peak, which neither the order of axes nor buckets change."""
+    def _point(self, candidate: int) -> Point:
         space = self._space
-        key = space.mesh(candidate), int(space.micro_batches[candidate]), int(space.schedule[candidate])
+        return Point(strategy=space.strategies[int(space.strategy[candidate])], settings=space.settings_of(candidate))
+
+    def _memory_of(self, candidate: int) -> EstimatedMemory:
+        key = int(self._plan_of[candidate])
         if key not in self._memory:
-            if len(self._memory) >= _MEMORY_FOR_EACH * self._most:
-                raise UserError(f"not looked at: the memory of {len(self._memory)} plans before it was")
+            point = self._point(candidate)
             self._memory[key] = self._model.memory(point.strategy, point.settings)
         return self._memory[key]
-
-    def _at_least_as_large(self, candidate: int) -> NDArray[np.bool_]:
-        """Candidates that hold what this one does, or micro-batches of more samples."""
-        space = self._space
-        alike = (self._mesh_of == self._mesh_of[candidate]) & (space.schedule == space.schedule[candidate])
-        return np.asarray(alike & (space.micro_batches <= space.micro_batches[candidate]))
 
     def _finish(self) -> Ranking:
         found = self._result
@@ -200,31 +206,72 @@ class Ranker:
         found.off = min(ratios), max(ratios)
         return found
 
-    def _nothing_fits(self) -> str:
+    def _leaner(self) -> list[int]:
+        """Candidates that hold less than all that were predicted, from the fastest to the smallest."""
+        least = min(each.prediction.memory_bytes for each in self._done)
+        below = tensors_within(self._model.profile, least)
+        stages = np.array([mesh.stages for mesh in self._space.meshes])[self._mesh_of]
+        quick = (stages == 1) | (stages * self._space.micro_batches <= _LEAN_ACTIONS)
+        seconds, sizes = np.where(self._waiting & quick, self._estimates, np.inf), self._bounds.copy()
+        walked = np.zeros(len(seconds), bool)
+        while int(np.unique(self._plan_of[walked]).size) < _LEAN_WALKS:
+            found = steps(seconds, sizes, below)
+            unknown = found[~walked[found]].tolist()
+            if not unknown:
+                break
+            for candidate in _spread_out(unknown, _LEAN):
+                alike = self._plan_of == self._plan_of[candidate]
+                walked |= alike
+                try:
+                    sizes[alike] = tensors_within(self._model.profile, self._memory_of(candidate).peak_bytes)
+                except UserError:
+                    sizes[alike] = np.inf
+        return _spread_out(steps(seconds, np.where(walked, sizes, np.inf), below).tolist(), _LEAN)
+
+    def _predict_leanest(self, predictor: Predictor) -> None:
+        """Predict one of those with the lowest bounds that fits.
+
+        Raises:
+            UserError: none does; the message says what needs least.
+        """
         space, network = self._space, self._model.network
         tried: list[tuple[int, str]] = []
-        seen: set[tuple[int, int, int]] = set()
+        seen: set[int] = set()
         for candidate in np.argsort(self._bounds, kind="stable").tolist():
-            key = (
-                int(self._mesh_of[candidate]),
-                int(space.micro_batches[candidate]),
-                int(space.schedule[candidate]),
-            )
-            if key in seen:
+            key = int(self._plan_of[candidate])
+            if self._limit is None or len(tried) >= _LEAST_TRIED:
+                break
+            if key in seen or not np.isfinite(self._estimates[candidate]):
                 continue
             seen.add(key)
-            strategy, settings = space.strategies[int(space.strategy[candidate])], space.settings_of(candidate)
             try:
-                tried.append((self._model.memory(strategy, settings).peak_bytes, str(strategy)))
+                peak = self._memory_of(candidate).peak_bytes
             except UserError:
                 continue
-            if len(tried) >= _LEAST_TRIED:
-                break
+            if peak > self._limit:
+                tried.append((peak, _described(self._point(candidate))))
+            elif self._waiting[candidate] and self._predict(predictor, candidate):
+                return
         where = f"{network.name} on {space.strategies[0].ranks} ranks with batch {space.settings.batch}"
         if not tried or self._limit is None:
-            return f"no strategy of {where} can be predicted: {'; '.join(list(space.impossible.counts)[-2:])}"
+            raise UserError(f"no strategy of {where} can be predicted: {'; '.join(list(space.impossible.counts)[-2:])}")
         least, leanest = min(tried)
-        return (
+        raise UserError(
             f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the least that was found needs"
             f" {format_bytes(least)}, {leanest}; give more ranks, a smaller batch or --memory"
         )
+
+
+def _described(point: Point) -> str:
+    """A strategy and what of its settings decides memory."""
+    options = point.settings.options
+    names = ("micro_batches", "schedule", "accumulate", "recompute")
+    said = (f"--{name.replace('_', '-')} {options[name]}" for name in names if name in options)
+    return " ".join([str(point.strategy), *said])
+
+
+def _spread_out(values: Sequence[int], count: int) -> list[int]:
+    """As many as that, evenly from the first to the last."""
+    if len(values) <= count:
+        return list(values)
+    return [values[place] for place in np.linspace(0, len(values) - 1, count).round().astype(int).tolist()]

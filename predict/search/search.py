@@ -17,7 +17,7 @@ from predict.prediction import Prediction, Predictor
 from predict.request import read_model, settings_of
 from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Ranking
-from predict.search.space import Space, find_space
+from predict.search.space import KEPT_OR_AGAIN, Space, find_space
 from predict.workload import evaluator_named
 
 _PASSED_ON = (
@@ -109,11 +109,12 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     limit = _limit_memory(model, options["memory"])
     settings = settings_of(model, options)(batches[0])
     caps = parse_caps(options["caps"])
+    recomputed = KEPT_OR_AGAIN if options["recompute"] is None else (settings.recompute,)
     rankings: list[Ranking] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
-            space = find_space(model.network, settings, ranks, caps)
+            space = find_space(model.network, settings, ranks, caps, recomputed)
             predictor = Predictor(
                 model,
                 evaluator,
@@ -209,7 +210,7 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
         shape = "x".join(map(str, prediction.input_shape))
         words = ["paradl-bench", "train", prediction.model, flag, shape]
     words += ["--strategy", prediction.strategy, "--batch", str(prediction.batch)]
-    for name in ("micro_batches", "schedule", "accumulate"):
+    for name in ("micro_batches", "schedule", "accumulate", "recompute"):
         if name in prediction.options:
             words += [f"--{name.replace('_', '-')}", prediction.options[name]]
     if prediction.bucket_cap_bytes != bucket_limits(None)[1]:

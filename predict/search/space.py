@@ -2,8 +2,9 @@
 
 A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
 *placements* are the orders of its axes: they decide who is whose neighbour, and with it which level of the cluster each
-exchange crosses. A *candidate* is a placement with micro-batches, a schedule and a bucket size; without a pipeline
-micro-batches are those whose gradients a rank adds up before they are exchanged.
+exchange crosses. A *candidate* is a placement with micro-batches, a schedule, a bucket size, and what it computes again
+instead of keeping it; without a pipeline micro-batches are those whose gradients a rank adds up before they are
+exchanged.
 
 Left out of what could be asked for: ZeRO stages beside other axes and two axes that share layers, which have no plan;
 more than ``MOST_MICRO_BATCHES`` micro-batches.
@@ -25,10 +26,11 @@ import numpy as np
 from paradl_bench.schedules.catalog import schedules
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.catalog import axis_planners
 from paradl_bench.strategies.pipeline.stages import most_stages
+from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import most_parts
 from paradl_bench.strategies.zero.plan import check_zero
 from predict.costs import Ints
@@ -36,6 +38,8 @@ from predict.costs import Ints
 MOST_MICRO_BATCHES = 512
 SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
 """Axes that share layers; a strategy has one of them at most."""
+KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
+"""``PlanSettings.recompute`` to try: all activations are kept, or those of all blocks are computed again."""
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
 
@@ -65,6 +69,11 @@ class Mesh(NamedTuple):
         """Whether ranks hold the same parameters and exchange their gradients."""
         return self.replicas > 1 or (self.shared is not None and self.shared.kind == "spatial")
 
+    @property
+    def computes_again(self) -> bool:
+        """Whether ranks can compute activations again instead of keeping them."""
+        return self.stages == 1 and self.zero < 2
+
 
 @dataclass(slots=True)
 class RuledOut:
@@ -85,7 +94,9 @@ class Space:
     Attributes:
         strategies: every placement. meshes: distinct ones; mesh_of: each strategy's index in them.
         schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
-        strategy, micro_batches, schedule, cap: per candidate; indices but for micro-batches.
+        recomputed: of ``PlanSettings.recompute``.
+        strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``recomputed``) but for
+            micro-batches.
         impossible: what was left out, counted.
     """
 
@@ -95,10 +106,12 @@ class Space:
     mesh_of: Ints
     schedules: tuple[str, ...]
     caps_mb: tuple[float | None, ...]
+    recomputed: tuple[tuple[str, ...], ...]
     strategy: Ints
     micro_batches: Ints
     schedule: Ints
     cap: Ints
+    again: Ints
     impossible: RuledOut
 
     def __len__(self) -> int:
@@ -115,6 +128,7 @@ class Space:
             micro_batches=count if pipelined else None,
             accumulate=1 if pipelined else count,
             schedule=self.schedules[self.schedule[candidate]],
+            recompute=self.recomputed[self.again[candidate]],
         )
 
     def is_pipelined(self, candidate: int) -> bool:
@@ -126,11 +140,19 @@ class Space:
         return self.meshes[int(self.mesh_of[self.strategy[candidate]])]
 
 
-def find_space(network: Network, settings: PlanSettings, ranks: int, caps_mb: Sequence[float]) -> Space:
+def find_space(
+    network: Network,
+    settings: PlanSettings,
+    ranks: int,
+    caps_mb: Sequence[float],
+    recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
+) -> Space:
     """Every candidate.
 
     Args:
         settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
+        recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
+            left out.
 
     Raises:
         UserError: no candidate at all is possible; the message says why.
@@ -138,7 +160,8 @@ def find_space(network: Network, settings: PlanSettings, ranks: int, caps_mb: Se
     impossible = RuledOut()
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
-    finder = _Finder(network, settings, ranks, names, caps, impossible)
+    recomputed = _possible_segments(network, settings, recomputed, impossible)
+    finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
     mesh_of: list[int] = []
@@ -163,12 +186,29 @@ def find_space(network: Network, settings: PlanSettings, ranks: int, caps_mb: Se
         mesh_of=np.array(mesh_of),
         schedules=names,
         caps_mb=caps,
+        recomputed=recomputed,
         strategy=columns[0],
         micro_batches=columns[1],
         schedule=columns[2],
         cap=columns[3],
+        again=columns[4],
         impossible=impossible,
     )
+
+
+def _possible_segments(
+    network: Network, settings: PlanSettings, recomputed: Sequence[tuple[str, ...]], impossible: RuledOut
+) -> tuple[tuple[str, ...], ...]:
+    found = []
+    for chosen in recomputed:
+        try:
+            segments_of(network, msgspec.structs.replace(settings, recompute=chosen))
+            found.append(chosen)
+        except UserError as error:
+            if len(recomputed) == 1:
+                raise
+            impossible.add(str(error))
+    return tuple(found)
 
 
 class _Finder:
@@ -179,10 +219,11 @@ class _Finder:
         ranks: int,
         names: Sequence[str],
         caps: Sequence[float | None],
+        recomputed: Sequence[tuple[str, ...]],
         impossible: RuledOut,
     ) -> None:
         self._network, self._settings, self._ranks = network, settings, ranks
-        self._names, self._caps, self._impossible = names, caps, impossible
+        self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
         self._schedules = [schedules()[name] for name in names]
         self._most_stages = most_stages(network)
 
@@ -256,8 +297,9 @@ class _Finder:
                 self._impossible.add(text)
 
     def combinations(self, mesh: Mesh) -> Ints:
-        """Micro-batches, schedule and bucket size of a mesh's candidates; of shape (candidates, 3)."""
+        """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
         caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
+        again = self._computed_again(mesh)
         local = self._settings.batch // mesh.replicas
         if mesh.stages == 1:
             turns = [(count, 0) for count in _divisors(local) if count <= MOST_MICRO_BATCHES]
@@ -268,7 +310,17 @@ class _Finder:
                 for count in _divisors(local)
                 if self._takes_turns(mesh, index, count)
             ]
-        return np.array([(*turn, cap) for turn in turns for cap in caps], np.int64).reshape(-1, 3)
+        rows = [(*turn, cap, which) for turn in turns for cap in caps for which in again]
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+    def _computed_again(self, mesh: Mesh) -> list[int]:
+        """What the mesh can have of ``recomputed``; placements that it rules out are counted."""
+        found = [which for which, chosen in enumerate(self._recomputed) if mesh.computes_again or not chosen]
+        if len(found) < len(self._recomputed):
+            other, them = ("ZeRO stages 2 and 3", "them") if mesh.zero > 1 else ("a pipeline", "one")
+            text = f"{other} with --recompute, which runs without {them}"
+            self._impossible.add(text, math.factorial(len(mesh.axes)))
+        return found
 
     def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
         schedule = self._schedules[index]

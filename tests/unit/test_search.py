@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from network_factory import NetworkFactory
-from profile_factory import free_copies, interference, make_network, make_profile, ring_fit
+from profile_factory import make_network, make_profile, ring_fit
+from search_cases import asked, exactly, found, profile_of
 
-from calibrate.profile import Profile, write_profile
-from paradl_bench.spec.cluster import Cluster, Level
+from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Collective, PlanSettings
@@ -25,22 +23,16 @@ from predict.cli import group
 from predict.cost_model import CostModel
 from predict.interval import Interval
 from predict.scaling_band import Timed
-from predict.search.chances import chances_of_best, pareto
+from predict.search import ranking
+from predict.search.chances import chances_of_best, pareto, steps
 from predict.search.estimate import Estimates
 from predict.search.groups import GroupCosts, group_along
 from predict.search.memory_bound import MemoryBounds, tensors_within
 from predict.search.shared_work import SharedWorks
 from predict.search.space import find_space
-from predict.workload import Point, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
-OPERATIONS = ("all_gather", "send_recv", "broadcast", "reduce_scatter")
 OF_IMAGES = "convolutional"
-LEVELS = (
-    Level(name="node", ranks=2, alpha_s=2e-5, beta_s_per_byte=2e-10),
-    Level(name="rack", ranks=4, alpha_s=5e-5, beta_s_per_byte=1e-9, contention=1.5),
-    Level(name="system", ranks=64, alpha_s=1e-4, beta_s_per_byte=2e-9, contention=2.0),
-)
 
 
 def convolutional() -> Network:
@@ -57,37 +49,10 @@ def convolutional() -> Network:
     return factory.network(OF_IMAGES)
 
 
-def profile_of(network: Network, **changes: object) -> Profile:
-    fits = (ring_fit(), *(ring_fit(operation) for operation in OPERATIONS))
-    made = make_profile(
-        network,
-        communication=fits,
-        interference=(interference(1.2, 1.3),),
-        copies=free_copies(beta_s_per_byte=1e-10),
-        cluster=Cluster(name="test", levels=LEVELS, memory_bytes_per_rank=8e9),
-    )
-    return msgspec.structs.replace(made, **changes)
-
-
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     write_profile(tmp_path / "p.json", profile_of(NETWORK))
     return tmp_path / "p.json"
-
-
-def asked(profile: Path, *options: str, model: str = "chain") -> Any:
-    return CliRunner().invoke(group, ["search", "--from-profile", str(profile), "--model", model, *options])
-
-
-def found(profile: Path, *options: str, model: str = "chain") -> Any:
-    result = asked(profile, *options, "--json", model=model)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
-
-
-def exactly(model: CostModel, settings: PlanSettings, strategy: str) -> float:
-    point = Point(strategy=parse_strategy(strategy), settings=settings)
-    return evaluator_named("simulate").prepare(model, point).timing().iteration_s
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(2, 8), (4, 12), pytest.param(8, 8, marks=pytest.mark.slow)])
@@ -115,6 +80,7 @@ def test_no_candidate_is_faster_than_its_estimate(profile: Path) -> None:
     estimates = Estimates(model, space, shared).seconds()
     whole = [c for c in range(len(space)) if space.mesh(c).shared is None]
     assert len(whole) > 50
+    assert {"gpipe", "1f1b", "zb"} <= {space.settings_of(c).schedule for c in whole if space.is_pipelined(c)}
     for candidate in whole:
         strategy = str(space.strategies[space.strategy[candidate]])
         exact = exactly(model, space.settings_of(candidate), strategy)
@@ -205,6 +171,18 @@ def test_what_does_not_fit_is_ruled_out_and_the_rest_still_found(profile: Path) 
     assert tight["rows"][0]["prediction"]["iteration_s"] >= free["rows"][0]["prediction"]["iteration_s"]
 
 
+def test_plans_whose_memory_nobody_looked_at_stay_open(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = ("--ranks", "8", "--batch", "64", "--recompute", "none")
+    leanest = min(row["prediction"]["memory_bytes"] for row in found(profile, *asked_for)["rows"])
+    monkeypatch.setattr(ranking, "_MEMORY_FOR_EACH", 1)
+    tight = found(profile, *asked_for, "--predictions", "1", "--memory", str(leanest))
+    assert all(row["prediction"]["memory_bytes"] <= leanest for row in tight["rows"])
+    (searched,) = tight["searched"]
+    assert searched["open"] > 0
+    counted = searched["predicted"] + searched["too_slow"] + searched["too_large"] + searched["open"]
+    assert counted == searched["candidates"]
+
+
 def test_several_numbers_of_ranks_are_compared_by_rank_hours(profile: Path) -> None:
     answer = found(profile, "--ranks", "1:4:x2", "--batch", "16")
     assert [searched["ranks"] for searched in answer["searched"]] == [1, 2, 4]
@@ -290,6 +268,13 @@ def test_a_draw_is_shared_by_those_that_tie() -> None:
 
 def test_the_pareto_set_holds_what_nothing_else_beats() -> None:
     assert pareto([(1, 5), (2, 3), (3, 4), (2, 3), (4, 1)]) == [True, True, False, True, True]
+
+
+def test_steps_lead_from_the_fastest_to_the_smallest() -> None:
+    seconds = np.array([3.0, 1.0, 2.0, 2.0, 4.0, np.inf, 0.5])
+    sizes = np.array([2.0, 5.0, 4.0, 3.0, 3.0, 1.0, 9.0])
+    assert steps(seconds, sizes, 9.0).tolist() == [1, 3, 0]
+    assert steps(seconds, sizes, 2.0).tolist() == []
 
 
 def test_memory_is_compared_as_the_profile_has_it() -> None:
