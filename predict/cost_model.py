@@ -132,6 +132,7 @@ class CostModel:
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
+    _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
@@ -148,8 +149,12 @@ class CostModel:
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
-        use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
-        return with_factor(self.profile, use)
+        # A search asks whether a candidate fits, and predicts it later: the walk takes as long as the rest of that.
+        key = strategy, settings
+        if key not in self._memories:
+            use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
+            self._memories[key] = with_factor(self.profile, use)
+        return self._memories[key]
 
     def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """The same by the paper's sum."""
