@@ -31,6 +31,7 @@ from paradl_bench.measure.training import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.models.catalog import load_model
+from paradl_bench.models.language_sizes import UNTIED
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Plan
@@ -46,8 +47,9 @@ SHAPES = {
     **dict.fromkeys(("googlenet", "densenet121", "mobilenet_v2"), (3, 64, 64)),
     "cosmoflow": (4, 32, 32, 32),
     **dict.fromkeys(("t5-small", "t5-base", "bert-large", "gpt2-345m"), (16,)),
+    **dict.fromkeys(("t5-small-untied", "bert-large-untied", "gpt2-345m-untied"), (16,)),
 }
-"""Of one sample, by model."""
+"""Of one sample, by model; those with untied weights are cut into stages alone, as the tied ones cannot be."""
 STRATEGIES = (
     *("d2", "d2:sync", "z1d2", "z2d2", "z3d2", "f2", "f2:scatter", "c2", "s2", "s1x2:sync", "t2"),
     *("p2:gpipe", "p2:1f1b", "p2:interleaved"),
@@ -272,6 +274,7 @@ def main() -> None:
         Case(model=model, strategy=strategy, input_shape=SHAPES[model])
         for model in options.models.split(",")
         for strategy in options.strategies.split(",")
+        if "p" in strategy.partition(":")[0] or not model.endswith(UNTIED)
     ]
     by_ranks = sorted(cases, key=lambda case: case.request.strategy.ranks)
     for _, of_start in groupby(by_ranks, key=lambda case: (case.request.strategy.ranks, case.model)):
