@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.profile import Profile
 from calibrate.quantities import Quantity, quantities
+from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.measurement import Environment
 
 LEVEL = 0.9
@@ -222,5 +223,5 @@ def _facts_of(environment: Environment) -> dict[str, str]:
     return {
         **{label.replace("_", " "): value for label, value in facts.items()},
         **{f"{kind} {name}": value for kind, values in named.items() for name, value in sorted(values.items())},
-        **({"emulated": "yes"} if environment.emulated else {}),
+        **({"emulated": kind_of_emulation(environment.emulated)} if environment.emulated else {}),
     }

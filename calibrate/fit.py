@@ -27,6 +27,7 @@ from calibrate.roofline_fit import rated
 from calibrate.roofline_rates import fit_rates
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import NODE, Cluster, Level
+from paradl_bench.spec.emulation import emulated_nodes
 from paradl_bench.spec.errors import UserError
 
 
@@ -146,7 +147,10 @@ def _devices(measured: Measurements, times: Sequence[LayerTime]) -> tuple[Device
 def _cluster(measured: Measurements) -> Cluster:
     """The cluster that was measured: a host with its devices, and outer levels as far as collectives spanned them."""
     environment = measured.environments[0]
-    largest: dict[str, int] = {NODE: environment.device_count}
+    emulated = [nodes for each in measured.environments if (nodes := emulated_nodes(each.emulated)) is not None]
+    # Emulated nodes share one host, and hold what they were asked to.
+    on_node = max((nodes.ranks_per_node for nodes in emulated), default=environment.device_count)
+    largest: dict[str, int] = {NODE: on_node}
     for _, record in measured.collectives:
         largest[record.level] = max(largest.get(record.level, 1), record.ranks)
     node_ranks = largest.pop(NODE)
@@ -155,7 +159,8 @@ def _cluster(measured: Measurements) -> Cluster:
     levels += [Level(name=name, ranks=max(ranks, node_ranks)) for name, ranks in outer]
     shared = environment.device == "cpu"
     # Logs of other tools don't say how much memory there was.
-    memory_bytes = environment.memory_bytes / (node_ranks if shared else 1) if environment.memory_bytes else None
+    sharing = max((nodes.ranks for nodes in emulated), default=node_ranks) if shared else 1
+    memory_bytes = environment.memory_bytes / sharing if environment.memory_bytes else None
     return Cluster(
         name=environment.hostname or "measured",
         levels=tuple(levels),

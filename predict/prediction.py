@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.memory_factors import MemoryMeasure
+from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
@@ -165,7 +166,7 @@ class Predictor:
             limits=workload.limits,
             sources=costs.source_shares(),
             extrapolated=workload.remarks.extrapolated(),
-            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload)),
+            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload), *self._emulated()),
             spread_s=bounds.spread_s,
             efficiency_interval=self._band(point, timed, reference, efficiency),
             knee_ranks=None,
@@ -226,6 +227,11 @@ class Predictor:
     def _fits(self, workload: Workload) -> bool | None:
         limit = self.model.communication.cluster.memory_bytes_per_rank
         return None if limit is None else workload.memory.peak_bytes <= limit
+
+    def _emulated(self) -> tuple[str, ...]:
+        """What the profile's measurements emulated."""
+        found = {kind_of_emulation(each.emulated) for each in self.model.profile.environments if each.emulated}
+        return tuple(f"measured on an emulated cluster: {kind}" for kind in sorted(found))
 
     def _memory_notes(self, workload: Workload) -> tuple[str, ...]:
         limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, workload.memory.interval_bytes

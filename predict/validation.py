@@ -9,6 +9,7 @@ import numpy as np
 
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
@@ -65,7 +66,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
             if (rerun := rerun_of([run for run in runs if run.description.strategy == strategy])) is not None
         },
         outliers=tuple(_outlier(pair) for pair in pairs_of(pairs, PREDICTOR) if not pair.covered),
-        notes=(*notes, *(f"compared by force: {line}" for line in differences)),
+        notes=(*notes, *_emulated([*runs, *unfit]), *(f"compared by force: {line}" for line in differences)),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
     )
 
@@ -84,6 +85,14 @@ def _unfit(run: Run, prediction: Prediction) -> Unfit:
         had_bytes=worst.had_bytes,
         predicted_bytes=prediction.memory_bytes,
     )
+
+
+def _emulated(runs: Sequence[Run]) -> list[str]:
+    """What was emulated of which runs, a line for what several share."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(words_of_emulation(run.manifest.environment.emulated), []).append(str(run.path))
+    return [f"emulated, {words}: {', '.join(paths)}" for words, paths in found.items() if words]
 
 
 def _unlike(profile: Profile, run: Run) -> list[str]:

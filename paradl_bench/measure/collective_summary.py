@@ -21,12 +21,14 @@ from paradl_bench.measure.group_summary import (
 )
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.host_record import read_hosts
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     INTERFERENCE_FILE,
     CollectiveSamples,
     InterferenceSamples,
+    read_manifest,
     read_records,
 )
 from paradl_bench.spec.statistics import summarise
@@ -80,13 +82,14 @@ class InterferenceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints."""
+    """What ``--json`` prints; ``emulated`` says in a line what was emulated, nothing where nothing was."""
 
     collectives: tuple[SweepRow, ...]
     interference: tuple[InterferenceRow, ...]
     concurrent: tuple[ConcurrentRow, ...] = ()
     behind_compute: tuple[BehindRow, ...] = ()
     pace: SweepPace = SweepPace()
+    emulated: str = ""
 
 
 def summarise_collectives(directory: Path) -> CollectivesSummary:
@@ -102,6 +105,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         concurrent=concurrent_rows(sweeps),
         behind_compute=behind_rows(read_records(directory, BEHIND_FILE, BehindComputeSamples)),
         pace=sweep_pace(sweeps, read_hosts(directory)),
+        emulated=words_of_emulation(read_manifest(directory).environment.emulated),
     )
 
 
@@ -177,6 +181,8 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
 
     # A file or a pipe has no width of its own: the table takes what it needs.
     console = Console(width=None if sys.stdout.isatty() else 120)
+    if summary.emulated:
+        console.print(f"emulated: {summary.emulated}", soft_wrap=True)
     console.print(_sweep_table(summary.collectives))
     for line in summary.pace.lines():
         console.print(line, style="yellow", soft_wrap=True)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paradl_bench.measure.stragglers import TrainingPace, training_pace
+from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.host_record import read_hosts
-from paradl_bench.spec.measurement import read_records
+from paradl_bench.spec.measurement import read_manifest, read_records
 from paradl_bench.spec.statistics import Summary, summarise
 from paradl_bench.spec.training_record import (
     TRAINING_FILE,
@@ -46,11 +47,12 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and its statistics."""
+    """A run and its statistics; ``emulated`` says in a line what was emulated, nothing where nothing was."""
 
     run: TrainingRun
     ranks: tuple[RankSummary, ...]
     pace: TrainingPace
+    emulated: str = ""
 
 
 def summarise_training(directory: Path) -> TrainingSummary:
@@ -70,7 +72,8 @@ def summarise_training(directory: Path) -> TrainingSummary:
         communication = {name: summarise(values) for name, values in _communication(own).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
     pace = training_pace(run, records, read_hosts(directory))
-    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace)
+    emulated = words_of_emulation(read_manifest(directory).environment.emulated)
+    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated)
 
 
 def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
@@ -90,6 +93,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
         return
     console = open_console()
+    if summary.emulated:
+        console.print(f"emulated: {summary.emulated}", soft_wrap=True)
     console.print(_phase_table(summary))
     if any(rank.communication for rank in summary.ranks):
         console.print(_communication_table(summary.ranks))

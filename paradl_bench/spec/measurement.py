@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
+from paradl_bench.spec.emulation import Emulation, kind_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, torn_bytes, write_bytes_atomically
 
@@ -57,7 +58,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         settings: what changes a kernel: threads, pinning, TF32, cudnn.benchmark, allocator thresholds.
         variables: NCCL_*, CUDA_*, OMP_*, MALLOC_*, GLOO_* and Slurm variables that were set.
         commit: of the working tree that measured, where known.
-        emulated: true where layers slept instead of computing.
+        emulated: what was emulated (layers that slept, nodes on one host); false where nothing was.
     """
 
     device: str
@@ -70,15 +71,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     settings: dict[str, str]
     variables: dict[str, str] = {}
     commit: str | None = None
-    emulated: bool = False
+    emulated: Emulation | bool = False
+
+    def __post_init__(self) -> None:
+        if self.emulated is True:
+            raise ValueError("emulated has to say what was emulated, or be false")
 
     def differences(self, other: Environment) -> list[str]:
         """What differs and makes measurements unlike: device, host, versions, settings; empty if they may be merged."""
         found = [
             f"{label} {getattr(self, label)!r} against {getattr(other, label)!r}"
-            for label in ("device", "device_name", "hostname", "emulated")
+            for label in ("device", "device_name", "hostname")
             if getattr(self, label) != getattr(other, label)
         ]
+        kinds = [kind_of_emulation(each.emulated) for each in (self, other)]
+        found += [f"emulated {kinds[0]!r} against {kinds[1]!r}"] if kinds[0] != kinds[1] else []
         for label in ("versions", "settings"):
             mine, theirs = getattr(self, label), getattr(other, label)
             found += [

@@ -23,6 +23,7 @@ _SUFFIX_BYTES = {
 }
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|[smh]?)")
 _SUFFIX_SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKMGT]?)(i?)(bit|B)/s")
 MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
 
@@ -191,6 +192,32 @@ def parse_duration(text: str, where: str) -> float:
     if not 0 < seconds < math.inf:
         raise UserError(f"{where}: {text.strip()!r} is no time; write 10us, 40ms, 90s, 10m or 1.5h")
     return seconds
+
+
+def parse_bandwidth(text: str, where: str) -> float:
+    """A rate in bytes/s: ``1Gbit/s`` and ``125MB/s`` are the same, ``MiB/s`` are powers of 1024.
+
+    Raises:
+        UserError: no positive rate, or none that says its unit.
+    """
+    match = _BANDWIDTH.fullmatch(text.strip())
+    rate = 0.0
+    if match and (match.group(2) or not match.group(3)):
+        power = " kmgt".index(match.group(2).lower() or " ")
+        rate = float(match.group(1)) * (1024 if match.group(3) else 1000) ** power
+        rate /= 8 if match.group(4) == "bit" else 1
+    if not rate > 0:
+        raise UserError(f"{where}: {text.strip()!r} is no rate; write 200Mbit/s, 1Gbit/s or 125MB/s")
+    return rate
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Three significant digits in decimal units, as links are sold: ``125 MB/s``."""
+    rounded = float(f"{bytes_per_s:.3g}")
+    for unit, scale in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if abs(rounded) >= scale:
+            return f"{_three_digits(rounded / scale)} {unit}"
+    return f"{rounded:g} B/s"
 
 
 def format_seconds(seconds: float) -> str:

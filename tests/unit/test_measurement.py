@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.spec import measurement
+from paradl_bench.spec.emulation import EmulatedNodes, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import (
     MANIFEST_NAME,
@@ -30,6 +31,7 @@ from paradl_bench.spec.measurement import (
 from paradl_bench.spec.storage import append_lines
 from paradl_bench.spec.training_record import TrainingIterations
 
+EMULATED = Emulation(nodes=EmulatedNodes(nodes=2, ranks_per_node=2, link_bytes_per_s=125e6, shaping="tbf"))
 ENVIRONMENT = Environment(
     device="cpu",
     device_name="Some CPU",
@@ -278,7 +280,7 @@ def test_a_nan_in_a_file_is_named(tmp_path: Path) -> None:
         ({"kernel": "Linux 6.2", "commit": None, "variables": {}}, []),
         ({"hostname": "node2"}, ["hostname 'node1' against 'node2'"]),
         ({"device": "cuda", "device_name": "V100"}, ["device 'cpu' against 'cuda'", "device_name 'Some CPU' against"]),
-        ({"emulated": True}, ["emulated False against True"]),
+        ({"emulated": EMULATED}, ["emulated 'no' against 'nodes with links of 125 MB/s (tbf)'"]),
         ({"versions": {"python": "3.11.7", "torch": "2.6.0"}}, ["versions.torch '2.13.0' against '2.6.0'"]),
         ({"settings": {}}, ["settings.threads '1' against None"]),
         ({"settings": {"threads": "1", "tf32": "on"}}, ["settings.tf32 None against 'on'"]),

@@ -13,8 +13,10 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import (
     MAX_COUNT,
     MAX_SWEEP_POINTS,
+    format_bandwidth,
     format_bytes,
     format_seconds,
+    parse_bandwidth,
     parse_count,
     parse_counts,
     parse_layers,
@@ -98,6 +100,28 @@ def test_the_last_power_is_not_lost_to_rounding() -> None:
     for power in range(1, 60):
         assert parse_size_sweep(f"1:{2**power}:2")[-1] == 2**power
         assert len(parse_ranks(f"1:{2**power}:x2")) == power + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s", "shown"),
+    [
+        ("1Gbit/s", 125e6, "125 MB/s"),
+        ("125MB/s", 125e6, "125 MB/s"),
+        (" 200 Mbit/s ", 25e6, "25.0 MB/s"),
+        ("1.5GiB/s", 1.5 * 1024**3, "1.61 GB/s"),
+        ("12500kB/s", 12.5e6, "12.5 MB/s"),
+        ("800bit/s", 100.0, "100 B/s"),
+    ],
+)
+def test_rates_of_links_say_their_unit(text: str, bytes_per_s: float, shown: str) -> None:
+    assert parse_bandwidth(text, "--link-bandwidth") == pytest.approx(bytes_per_s)
+    assert format_bandwidth(bytes_per_s) == shown
+
+
+@pytest.mark.parametrize("text", ["1", "1G", "1Gbit", "0Gbit/s", "-1Gbit/s", "1iB/s", "1Tbps", "nan", "1e3Gbit/s", ""])
+def test_a_rate_without_its_unit_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--link-bandwidth: .* is no rate; write 200Mbit/s"):
+        parse_bandwidth(text, "--link-bandwidth")
 
 
 @pytest.mark.parametrize("text", ["8K:1K:2", "1K:8K:1", "1K:8K:x", "1:2:3:4", "1K:8K:nan", "1K::2", "1,,2"])

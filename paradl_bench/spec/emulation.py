@@ -1,0 +1,95 @@
+"""What of a measurement was emulated, which its environment records: nodes that share one host."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.spec.checks import check_counts, check_positive
+from paradl_bench.spec.units import format_bandwidth
+
+
+class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes that were network namespaces of one host, each with a link to a switch.
+
+    Attributes:
+        nodes, ranks_per_node: as asked for. Measurements of one emulated cluster may differ in them, as those of a real
+            one do; of different clusters in the rest.
+        link_bytes_per_s: rate asked for of each node's link, in either direction; what is reached is measured.
+        shaping: how links were held to it; empty where they were not.
+        one_level: why there were no nodes apart; empty where there were. All ranks then shared the host's loopback.
+
+    Raises:
+        ValueError: a count below one, a rate that is not positive, or both or neither of ``shaping`` and ``one_level``.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    link_bytes_per_s: float
+    shaping: str = ""
+    one_level: str = ""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "nodes", "ranks_per_node")
+        check_positive(self, "link_bytes_per_s")
+        if bool(self.shaping) == bool(self.one_level):
+            raise ValueError("emulated nodes have links that are shaped, or say why there is one level")
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def kind(self) -> str:
+        """What measurements have to share to be of one emulated cluster, in words."""
+        if self.one_level:
+            return f"nodes on one level ({self.one_level})"
+        return f"nodes with links of {format_bandwidth(self.link_bytes_per_s)} ({self.shaping})"
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        return f"{self.nodes} x {self.ranks_per_node} ranks, {self.kind}"
+
+
+class Emulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was emulated.
+
+    Attributes:
+        nodes: that shared a host.
+
+    Raises:
+        ValueError: nothing was.
+    """
+
+    nodes: EmulatedNodes | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes is None:
+            raise ValueError("an emulation says what was emulated: nodes")
+
+    @property
+    def kind(self) -> str:
+        """What measurements have to share to be alike, in words."""
+        return "" if self.nodes is None else self.nodes.kind
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        return "" if self.nodes is None else self.nodes.words
+
+
+def emulated_nodes(emulated: Emulation | bool) -> EmulatedNodes | None:
+    """The nodes that were emulated apart from each other; None where there were none, or one level alone."""
+    nodes = emulated.nodes if isinstance(emulated, Emulation) else None
+    return None if nodes is None or nodes.one_level else nodes
+
+
+def words_of_emulation(emulated: Emulation | bool) -> str:
+    """What was emulated, in a line; empty for what was real."""
+    return emulated.words if isinstance(emulated, Emulation) else ""
+
+
+def kind_of_emulation(emulated: Emulation | bool) -> str:
+    """What measurements have to share to be alike; ``no`` for what was real."""
+    return emulated.kind if isinstance(emulated, Emulation) else "no"
