@@ -92,7 +92,57 @@ class _Sum:
     moment: dict[torch.device, dict[Any, int]] = field(default_factory=dict)
 
 
-class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
+class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
+    """Leaves out of the peak what is there only because somebody looks.
+
+    That is what communication threads let go of late, and third tensors where gradients are added.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sum: _Sum | None = None
+        self._communicated = False
+        # Numbers of operations: the one running, and the one of the peak.
+        self._operation = self._peak_operation = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.settle()
+        self._operation += 1
+        if self._communicated:
+            _wait_for_threads()
+        self._communicated = func.namespace == "c10d"
+        if func is torch.ops.aten.add.Tensor and not types and self._mod_tracker.is_bw:
+            storage = args[0].untyped_storage()
+            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
+            self._sum = _Sum(weakref.ref(storage), dense)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        if self._sum is not None:
+            self._sum.moment = self.get_tracker_snapshot()
+            return
+        before = dict(self._peak_mem)
+        super()._update_peak_stats(peak_state)
+        if self._peak_mem != before:
+            self._peak_operation = self._operation
+
+    def settle(self) -> None:
+        """Count the moment of the last sum of gradients, unless autograd would have added in place."""
+        done, self._sum = self._sum, None
+        if done is None or (done.dense and done.first() is None):
+            return
+        for device, snapshot in done.moment.items():
+            total = sum(size for category, size in snapshot.items() if category != _TOTAL)
+            if total > self._peak_mem.get(device, 0):
+                self._peak_mem[device], self._peak_mem_snap[device] = total, snapshot
+                self._peak_operation = self._operation
+
+
+class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-call]
+    """Of modules whose parameters are sharded."""
+
+
+class _Tracker(_RealMoments):
     """Keeps what stood before the iteration apart from what is made in it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -100,10 +150,7 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         self._device = device
         self._mod_tracker = _NoModules()  # type: ignore[assignment]
         self._standing = WeakIdKeyDictionary()
-        self._sum: _Sum | None = None
-        # Numbers of operations: the one running, the one of the peak, and those that made what backward made.
-        self._operation = self._peak_operation = 0
-        self._communicated = False
+        # Numbers of the operations that made what backward made.
         self._made = WeakIdKeyDictionary()
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: Sequence[torch.Tensor]) -> None:
@@ -133,41 +180,12 @@ class _Tracker(MemTracker):  # type: ignore[no-untyped-call]
         return sum(self._standing.values())  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.settle()
-        self._operation += 1
-        if self._communicated:
-            _wait_for_threads()
-        self._communicated = func.namespace == "c10d"
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, torch.Tensor) and value.device == self._device:
                 for storage in get_untyped_storages(value):
                     if storage not in self._WINFO and storage not in self._standing:
                         self._standing[storage] = storage.nbytes()
-        if func is torch.ops.aten.add.Tensor and self._mod_tracker.is_bw:
-            storage = args[0].untyped_storage()
-            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
-            self._sum = _Sum(weakref.ref(storage), dense)
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        if self._sum is not None:
-            self._sum.moment = self.get_tracker_snapshot()
-            return
-        before = self._peak_mem.get(self._device, 0)
-        super()._update_peak_stats(peak_state)
-        if self._peak_mem.get(self._device, 0) > before:
-            self._peak_operation = self._operation
-
-    def settle(self) -> None:
-        """Count the moment of the last sum of gradients, unless autograd would have added in place."""
-        done, self._sum = self._sum, None
-        if done is None or (done.dense and done.first() is None):
-            return
-        for device, snapshot in done.moment.items():
-            total = sum(size for category, size in snapshot.items() if category != _TOTAL)
-            if total > self._peak_mem.get(device, 0):
-                self._peak_mem[device], self._peak_mem_snap[device] = total, snapshot
-                self._peak_operation = self._operation
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _track(self, reftype: Any, t: torch.Tensor) -> None:
         storages = get_untyped_storages(t)
@@ -216,12 +234,13 @@ def track_memory(
     device = inputs[0].device
     of_device = _device_peak(iterate, device) if device.type == "cuda" else {}
     standing_bytes = 0
-    tracker: MemTracker
+    tracker: _RealMoments
     if isinstance(module, FSDPModule):
-        sharded = tracker = FSDPMemTracker(module, optimizer)
+        sharded = tracker = _ShardedTracker(module, optimizer)
         sharded.track_inputs(tuple(inputs))
         with sharded:
             iterate()
+        sharded.settle()
     else:
         own = tracker = _Tracker(device)
         # An optimizer whose state is shared out keeps its part in one of its own.

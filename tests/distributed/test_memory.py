@@ -82,9 +82,8 @@ with join_ranks("gloo", "cpu", timeout_s=60) as context:
 """
 
 OF_TWO = ["d2", "f2", "c2", "s2", "s1x2", "d2 batch_norm=sync", "s2 batch_norm=sync"]
-# Not z2d2, whose tracked peak is one of two from run to run, 1.4% of so small a network's apart: its reduce-scatters
-# end when they end. What holds the difference was not traced.
-OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2")]
+OF_TWO += ["z1d2", "z2d2", "z3d2"]
+OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2", "z3d2")]
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
@@ -101,7 +100,7 @@ def test_the_tracked_peak_of_the_rank_that_needs_most_is_predicted(tmp_path: Pat
     program.write_text(PROGRAM)
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
     cases += ["Plain t2"] if ranks == 2 else []
-    launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=200)
+    launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == cases
     wrong = {
