@@ -11,8 +11,7 @@ from calibrate.profile import Profile
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Network
-
-_LONGEST_CLUSTER_BYTES = 1 << 18
+from paradl_bench.spec.yaml_file import read_yaml
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -21,19 +20,7 @@ def read_cluster(path: Path) -> ClusterFile:
     Raises:
         UserError: unreadable, no YAML, or a wrong field, named by its path.
     """
-    import yaml
-
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read(_LONGEST_CLUSTER_BYTES + 1)
-        if len(content) > _LONGEST_CLUSTER_BYTES:
-            raise UserError(f"cluster {path} is larger than {_LONGEST_CLUSTER_BYTES} bytes: it is no cluster file")
-        # YAML 1.1 reads 16e9 as text, and constructors of other types fail in ways of their own: all is taken as text.
-        raw = yaml.load(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"cannot read cluster {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"cluster {path} is no valid YAML: {error}") from None
+    raw = read_yaml(path, "cluster file")
     try:
         cluster = msgspec.convert(raw, ClusterFile, strict=False)
         # Half a surrogate pair is text to YAML, and no file can hold it.

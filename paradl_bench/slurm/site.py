@@ -14,8 +14,8 @@ import msgspec
 
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.units import parse_duration
+from paradl_bench.spec.yaml_file import read_yaml
 
-_LONGEST_BYTES = 1 << 18
 _DIRECTIVE = re.compile(r"[!-~]+")
 _FORBIDDEN = frozenset("'\"\\`#")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -220,18 +220,7 @@ def read_site(path: Path) -> Site:
     Raises:
         UserError: unreadable, no YAML, or a wrong key, named by its path.
     """
-    import yaml
-
-    try:
-        content = path.read_bytes()
-        if len(content) > _LONGEST_BYTES:
-            raise UserError(f"site file {path} is larger than {_LONGEST_BYTES} bytes: it is no site file")
-        # Plain text, as cluster files are read: YAML's own types would make times and numbers of what is none.
-        raw = yaml.load(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"cannot read site file {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"site file {path} is no valid YAML: {error}") from None
+    raw = read_yaml(path, "site file")
     try:
         site = msgspec.convert(raw, Site, strict=False)
         _check_printable(msgspec.to_builtins(site), "$")
