@@ -20,8 +20,8 @@ from typing import NamedTuple
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
-from paradl_bench.strategies.compute import NetworkCompute, weight_update
-from predict.layerwise_plan import gradient_layers
+from paradl_bench.strategies.compute import NetworkCompute
+from predict.layerwise_plan import gradient_layers, updated
 from predict.osf import Fusion, Gradients, waits_for_next
 from predict.osf_form import Buffers
 from predict.workload import Point
@@ -79,16 +79,7 @@ def fused_plan(network: Network, point: Point, fusion: Fusion, gradients: Gradie
         while sent and {sent[0].layer, sent[0].next_layer} - {None} <= task_of.keys():
             _send(builder, sent.pop(0), task_of, ranks)
     exchanged = [task for task in range(builder.tasks) if builder.stream[task] == Stream.COMMUNICATION]
-    after = tuple(exchanged[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
-    builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
-    return Plan(
-        strategy=point.strategy,
-        network=network.name,
-        local_batch=point.local_batch,
-        works=tuple(builder.works),
-        roles=(builder.build("rank", ranks),),
-        exchange_axes=(0,),
-    )
+    return updated(builder, compute, network, point, exchanged)
 
 
 def _sent(

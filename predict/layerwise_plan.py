@@ -35,6 +35,17 @@ def layerwise_plan(network: Network, point: Point, sends: Sends | None = None) -
             if size:
                 work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks)
                 exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
+    return updated(builder, compute, network, point, exchanges)
+
+
+def updated(
+    builder: RoleBuilder, compute: NetworkCompute, network: Network, point: Point, exchanges: Sequence[int]
+) -> Plan:
+    """The plan of equal ranks that update behind backward and the last exchange.
+
+    Args:
+        builder: with forward, backward and exchanges in it. exchanges: tasks, in order.
+    """
     after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
     builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
     return Plan(
@@ -42,7 +53,8 @@ def layerwise_plan(network: Network, point: Point, sends: Sends | None = None) -
         network=network.name,
         local_batch=point.local_batch,
         works=tuple(builder.works),
-        roles=(builder.build("rank", ranks),),
+        roles=(builder.build("rank", point.strategy.ranks),),
+        exchange_axes=(0,),
     )
 
 
