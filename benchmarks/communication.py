@@ -232,10 +232,8 @@ def row_of(source: Source, fits: Fits, place: tuple[Key, int | None], said: str,
     )
 
 
-def _predicted(
-    source: Source, fits: tuple[CommunicationFit, ...], key: Key, test: Sequence[Point]
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Seconds and standard deviation of each point, and what the predictions say that lies beyond measurement."""
+def costs_of(source: Source, fits: tuple[CommunicationFit, ...], library: str) -> CommunicationCosts:
+    """Costs by fits alone, on the cluster that they are of."""
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         created_utc="",
@@ -246,7 +244,14 @@ def _predicted(
         cluster=source.cluster,
         communication=fits,
     )
-    costs = CommunicationCosts(profile, None, key[0])
+    return CommunicationCosts(profile, None, library)
+
+
+def _predicted(
+    source: Source, fits: tuple[CommunicationFit, ...], key: Key, test: Sequence[Point]
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Seconds and standard deviation of each point, and what the predictions say that lies beyond measurement."""
+    costs = costs_of(source, fits, key[0])
     found = [
         costs.cost(
             Collective(operation=key[1], message_bytes=point.message_bytes, ranks=point.ranks),

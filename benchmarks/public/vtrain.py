@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from communication import Fits, vtrain
+from communication import Fits, costs_of, vtrain
 
 from calibrate.communication_spread import total_sd_s
-from calibrate.profile import SCHEMA_VERSION, Profile
 from paradl_bench.spec.plan import Collective
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.strategy import parse_strategy
-from predict.communication_costs import CommunicationCosts
 from public.pairs import Pair
 
 SOURCE = "vTrain A100"
@@ -82,17 +80,7 @@ def pairs(data: Path) -> list[Pair]:
 def _fitted(data: Path) -> Exchange:
     source = vtrain(data, "a100")
     fits, _ = Fits(source).of(lambda key, point: True)
-    profile = Profile(
-        schema_version=SCHEMA_VERSION,
-        created_utc="",
-        command_line=(),
-        environments=(),
-        sources=(),
-        devices=(),
-        cluster=source.cluster,
-        communication=fits,
-    )
-    costs = CommunicationCosts(profile, None, "nccl")
+    costs = costs_of(source, fits, "nccl")
 
     def exchange(ranks: int, size: int) -> tuple[float, float]:
         if ranks == 1:
