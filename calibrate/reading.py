@@ -15,7 +15,8 @@ from calibrate.profile import Source
 from paradl_bench.measure.stragglers import sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.host_record import read_hosts
+from paradl_bench.spec.host_clocks import HostClocks
+from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.input_record import (
     BATCHES_FILE,
     FILES_FILE,
@@ -114,7 +115,8 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         notes += _torn(directory, manifest)
         if manifest.kind == "collectives" and not manifest.imported:
             sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
-            notes += [f"{directory}: {line}" for line in sweep_pace(sweeps, read_hosts(directory)).lines()]
+            pace = sweep_pace(sweeps, read_host_records(directory), _behind(directory))
+            notes += [f"{directory}: {line}" for line in pace.lines()]
     _check_distinct(sources)
     return Measurements(
         sources=tuple(sources),
@@ -129,7 +131,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         imported=frozenset(index for index, manifest in enumerate(manifests) if manifest.imported),
         rates=_records(directories, RATES_FILE, RateSamples),
         input=_input(directories, manifests),
-        behind=_records(directories, BEHIND_FILE, BehindComputeSamples),
+        behind=tuple(Placed(index, record) for index, place in enumerate(directories) for record in _behind(place)),
         kernels=_records(directories, KERNELS_FILE, KernelSamples),
     )
 
@@ -225,6 +227,12 @@ def _records(directories: Sequence[Path], name: str, of: type[T]) -> tuple[Place
         for index, directory in enumerate(directories)
         for record in read_records(directory, name, of)
     )
+
+
+def _behind(directory: Path) -> list[BehindComputeSamples]:
+    """Collectives behind compute, with arrivals on one clock as far as those of all hosts are known."""
+    clocks = HostClocks(read_host_records(directory))
+    return [record.aligned(clocks) for record in read_records(directory, BEHIND_FILE, BehindComputeSamples)]
 
 
 def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, InputRecords]:

@@ -84,7 +84,8 @@ _RECORD_SEEDS = {
     b'"how":"pinned","model":"","calls_per_sample":2}\n',
     input_record.LOADER_FILE: b'{"block":0,"workers":2,"batch":8,"start":"fork","first_s":0.5,"gaps_s":[0.01,0.02]}\n',
     input_record.UNREADABLE_FILE: b'{"path":"a.jpg","why":"no image"}\n',
-    host_record.HOSTS_FILE: b'{"rank":1,"host":"n2","core":0,"clock_offset_s":1.5,"clock_error_s":1e-5}\n',
+    host_record.HOSTS_FILE: b'{"rank":1,"host":"n2","core":0,"clock_offset_s":1.5,"clock_error_s":1e-5,'
+    b'"wall_offset_s":-0.5,"clock_at_s":1e5,"attempt":1}\n',
     measurement.DROPPED_FILE: b'{"file":"a.log","line":3,"text":"N/A","why":"no number"}\n',
     KERNELS_FILE: b'{"shape":{"kind":"conv","stage":"FW","sizes":{"batch":8,"in":3},"settings":{"a":"b"},"flops":1e9,'
     b'"bytes":1e6},"dtype":"fp32","block":0,"samples_s":[0.1,0.2],"calls_per_sample":2}\n',

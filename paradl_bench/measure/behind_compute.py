@@ -63,8 +63,9 @@ def _layers(device: torch.device) -> Kernel:
 class BehindBench:
     """Measures operations behind compute, on all ranks at once; they are one group."""
 
-    def __init__(self, calls: Calls, point_s: float) -> None:
+    def __init__(self, calls: Calls, point_s: float, attempt: int) -> None:
         self._calls = calls
+        self._attempt = attempt
         self._point_s = point_s
         self._kernel = _layers(calls.context.device)
         self._rounds = self._count_rounds()
@@ -84,6 +85,7 @@ class BehindBench:
         # Of stamps on clocks of their own, only a rank's differences mean anything.
         origin = [min(start[rank][i] for rank in sides) for i in range(count)] if one_clock else None
         own = [[origin[i] if origin else start[rank][i] for i in range(count)] for rank in sides]
+        stamped = calls.context.device.type == "cpu" and not one_clock and sides == tuple(range(calls.team.ranks))
         return BehindComputeSamples(
             library=calls.context.backend,
             operation=operation,
@@ -98,6 +100,8 @@ class BehindBench:
             compute_s=tuple(compute[rank] for rank in sides),
             start_s=tuple(_less(start[rank], zero) for rank, zero in zip(sides, own, strict=True)),
             end_s=tuple(_less(end[rank], zero) for rank, zero in zip(sides, own, strict=True)),
+            host_start_s=tuple(start[rank] for rank in sides) if stamped else (),
+            attempt=self._attempt,
         )
 
     def step_s(self) -> float:

@@ -22,7 +22,8 @@ from paradl_bench.measure.group_summary import (
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.emulation import words_of_emulation
-from paradl_bench.spec.host_record import read_hosts
+from paradl_bench.spec.host_clocks import HostClocks
+from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     INTERFERENCE_FILE,
@@ -99,12 +100,15 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         UserError: a record that is not valid.
     """
     sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
+    noted = read_host_records(directory)
+    clocks = HostClocks(noted)
+    behind = [record.aligned(clocks) for record in read_records(directory, BEHIND_FILE, BehindComputeSamples)]
     return CollectivesSummary(
         collectives=sweep_rows(record for record in sweeps if record.concurrent == 1),
         interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
         concurrent=concurrent_rows(sweeps),
-        behind_compute=behind_rows(read_records(directory, BEHIND_FILE, BehindComputeSamples)),
-        pace=sweep_pace(sweeps, read_hosts(directory)),
+        behind_compute=behind_rows(behind),
+        pace=sweep_pace(sweeps, noted, behind),
         emulated=words_of_emulation(read_manifest(directory).environment.emulated),
     )
 

@@ -83,11 +83,12 @@ def measure_collectives(
     if context.device.type == "cpu":
         request.check_memory(ranks_on_host=max(hosts), memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    note_hosts(context, directory)
+    hosts_noted = note_hosts(context, directory)
     sweep = CollectiveSweep(request, Calls(request, context, form_teams(context, request.concurrent)))
     accepted = tuple(name for name in request.operations if sweep.accepts(name))
     steps = _unmeasured(request, _steps(request, accepted), directory, context)
-    benches = {sort: _bench(sort, request, sweep) for sort in dict.fromkeys(step.sort for step in steps)}
+    sorts = dict.fromkeys(step.sort for step in steps)
+    benches = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
     estimate_s = sum(
         benches[sort].estimate_s([step for step in steps if step.sort == sort]) for sort in sorted(benches)
     )
@@ -96,6 +97,7 @@ def measure_collectives(
     with progress("collectives", len(steps)) as bar:
         for _, block in itertools.groupby(steps, key=lambda step: step.block):
             _measure_block(list(block), benches, directory, bar)
+            hosts_noted.again()
     if directory is not None:
         directory.finish()
         _check_verified(directory)
@@ -134,13 +136,13 @@ def _unmeasured(
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
 
-def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep) -> Bench:
+def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
     calls = sweep.calls
     if sort == "beside":
         beside = InterferenceBench(calls.context, calls.team.level)
         return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
     if sort == "behind":
-        behind = BehindBench(calls, request.point_s)
+        behind = BehindBench(calls, request.point_s, attempt)
         return Bench(lambda *step: [behind.measure(*step)], lambda steps: behind.step_s() * len(steps))
     return Bench(sweep.measure, sweep.estimate_s)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paradl_bench.measure.doctor import examine
-from paradl_bench.measure.node_findings import NODES_NAME, JobNodes, Node, NodeFinding, differences
+from paradl_bench.measure.node_findings import NODES_NAME, JobNodes, Node, NodeFinding, calendar_lines, differences
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.rank_hosts import hosts_of_ranks
 from paradl_bench.spec.errors import UserError
@@ -67,6 +67,8 @@ def print_nodes(job: JobNodes, *, as_json: bool) -> None:
         return
     console = open_console()
     console.print(_clock_table(job))
+    for line in calendar_lines(job.nodes):
+        console.print(line, style="yellow", soft_wrap=True)
     if job.differences:
         console.print(_difference_table(job))
     alike = len({each.name for node in job.nodes for each in node.findings}) - len(job.differences)
@@ -80,15 +82,22 @@ def _clock_table(job: JobNodes) -> Table:
     from rich.table import Table
 
     table = Table(title="nodes, and how far their clocks are ahead")
-    for column in ("node", "ranks", "clock", "within"):
+    for column in ("node", "ranks", "since start", "calendar", "within"):
         table.add_column(column, justify="left" if column == "node" else "right")
     for node in job.nodes:
-        first = 0 in node.ranks
-        offset_s, error_s = node.clock.clock_offset_s, node.clock.clock_error_s
-        sign = "-" if offset_s < 0 else ""
-        clock = "rank 0's" if first else f"{sign}{format_seconds(abs(offset_s))}"
-        table.add_row(node.host, str(len(node.ranks)), clock, "" if first else format_seconds(error_s))
+        ranks, clock = str(len(node.ranks)), node.clock
+        if 0 in node.ranks:
+            table.add_row(node.host, ranks, "rank 0's", "rank 0's", "")
+            continue
+        calendar = _signed(clock.wall_offset_s)
+        if abs(clock.wall_offset_s) > clock.clock_error_s:
+            calendar = f"[yellow]{calendar}[/]"
+        table.add_row(node.host, ranks, _signed(clock.clock_offset_s), calendar, format_seconds(clock.clock_error_s))
     return table
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"
 
 
 def _difference_table(job: JobNodes) -> Table:

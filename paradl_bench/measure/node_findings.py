@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.spec.host_record import RankHost
+from paradl_bench.spec.units import format_seconds
 
 SYS = Path("/sys")
 NODES_NAME = "nodes.json"
@@ -150,6 +151,18 @@ def _counted(text: str | None) -> str | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:12]
+
+
+def calendar_lines(nodes: Sequence[Node]) -> list[str]:
+    """Nodes whose calendar is a second or more from rank 0's, a line each: stamps of logs are of seconds."""
+    return [
+        f"the calendar of {node.host} is {format_seconds(abs(node.clock.wall_offset_s))}"
+        f" {'ahead of' if node.clock.wall_offset_s > 0 else 'behind'} rank 0's (within"
+        f" {format_seconds(node.clock.clock_error_s)}): logs and files of the two are stamped out of order; see to its"
+        " chronyd or ntpd"
+        for node in nodes
+        if abs(node.clock.wall_offset_s) - node.clock.clock_error_s >= 1
+    ]
 
 
 def differences(nodes: Sequence[Node]) -> tuple[Difference, ...]:

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.collectives.catalog import operations
-from paradl_bench.spec.host_record import RankHost
+from paradl_bench.measure.arrivals import Arrival, arrivals_behind_compute, arrivals_in_training
+from paradl_bench.spec.behind import BehindComputeSamples
+from paradl_bench.spec.host_clocks import HostClocks, HostDrift, drift_lines
+from paradl_bench.spec.host_record import RankHost, last_of_each
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import TrainingIterations, TrainingRun
@@ -53,6 +56,8 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
         affected_share: of iterations in which any rank was slow against its peers.
         slow_spells: (first iteration, iterations, times the run's median) of chunks that were slow on all ranks.
         slow_spell_share: of all iterations.
+        arrivals: at the end of backward, by stamps on one clock; empty for pipelines, whose stages take turns.
+        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[RankPace, ...] = ()
@@ -60,6 +65,8 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
     affected_share: float = 0.0
     slow_spells: tuple[tuple[int, int, float], ...] = ()
     slow_spell_share: float = 0.0
+    arrivals: tuple[Arrival, ...] = ()
+    clocks: tuple[HostDrift, ...] = ()
 
     def lines(self) -> list[str]:
         """What is worth saying, one line each; empty for a run in which all ranks kept pace."""
@@ -71,8 +78,9 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
                 f"node {node} is slow: its {len(own)} ranks compute {ratio:.2f} times as long as their peers,"
                 f" in {share:.0%} of iterations"
             )
-        for pace in self.ranks:
-            if pace.host not in self.slow_nodes and (pace.ratio > 1 + SLOW or pace.slow_share > SLOW):
+        slow = [pace for pace in self.ranks if pace.ratio > 1 + SLOW or pace.slow_share > SLOW]
+        for pace in slow:
+            if pace.host not in self.slow_nodes:
                 where = f" on {pace.host}" if pace.host else ""
                 lines.append(
                     f"rank {pace.rank}{where} computes {pace.ratio:.2f} times as long as its peers (median), over"
@@ -80,22 +88,28 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if lines:
             lines.append(f"{self.affected_share:.0%} of iterations had a rank that its peers waited for")
+        # One that computes longer comes late for that reason, and has been named.
+        named = {pace.rank for pace in slow}
+        late = [arrival for arrival in self.arrivals if arrival.late and arrival.rank not in named]
+        lines += [each.line("the end of backward", "what is computed before it") for each in late]
         if self.slow_spells:
             first, count, times = max(self.slow_spells, key=lambda spell: spell[2])
             lines.append(
                 f"{self.slow_spell_share:.0%} of iterations fell into slow spells; the worst, iterations {first} to"
                 f" {first + count - 1}, took {times:.2f} times the run's median"
             )
-        return lines
+        return lines + drift_lines(self.clocks)
 
 
-def training_pace(
-    run: TrainingRun, records: Sequence[TrainingIterations], hosts: Mapping[int, RankHost]
-) -> TrainingPace:
+def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted: Sequence[RankHost]) -> TrainingPace:
     """Compare the ranks of a run, and its chunks.
 
     Peers are ranks at the same place along a pipeline: other axes part work evenly, as far as sizes allow.
+
+    Args:
+        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them.
     """
+    hosts, clocks = last_of_each(noted), HostClocks(noted)
     computed, whole = _by_rank(records)
     peers = _peers(run, sorted(computed))
     paces, slow_rows = [], []
@@ -113,12 +127,15 @@ def training_pace(
     shortest = min((len(row) for row in slow_rows), default=0)
     affected = float(np.mean(np.any([row[:shortest] for row in slow_rows], axis=0))) if shortest else 0.0
     spells, share = _spells(records, whole)
+    in_turns = any(record.pipeline_idle_s for record in records)
     return TrainingPace(
         ranks=tuple(paces),
         slow_nodes=_slow_nodes(paces),
         affected_share=affected,
         slow_spells=spells,
         slow_spell_share=share,
+        arrivals=() if in_turns else arrivals_in_training(records, peers, clocks, hosts),
+        clocks=clocks.drifts(),
     )
 
 
@@ -200,12 +217,16 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
         slow_nodes: hosts of which every rank is late, where there are several.
         slow_blocks: (block, times the median of all blocks) of blocks that were slow, over all operations and sizes.
         blocks: how many there are.
+        arrivals: at collectives behind compute, by stamps on one clock.
+        clocks: what hosts' clocks did meanwhile.
     """
 
     ranks: tuple[LateRank, ...] = ()
     slow_nodes: tuple[str, ...] = ()
     slow_blocks: tuple[tuple[int, float], ...] = ()
     blocks: int = 0
+    arrivals: tuple[Arrival, ...] = ()
+    clocks: tuple[HostDrift, ...] = ()
 
     def lines(self) -> list[str]:
         """What is worth saying, one line each; empty for a sweep that went evenly."""
@@ -223,17 +244,28 @@ class SweepPace(msgspec.Struct, frozen=True, kw_only=True):
                     f"the others wait for rank {rank.rank}{where}: {format_seconds(rank.lag_s)} a call (median), over a"
                     f" tenth of the call in {rank.late_share:.0%} of calls"
                 )
+        late = [arrival for arrival in self.arrivals if arrival.late]
+        lines += [each.line("calls behind compute", "that compute") for each in late]
         if self.slow_blocks:
             block, times = max(self.slow_blocks, key=lambda pair: pair[1])
             lines.append(
                 f"{len(self.slow_blocks)} of {self.blocks} blocks were slow; the worst, block {block}, took"
                 f" {times:.2f} times the median of all"
             )
-        return lines
+        return lines + drift_lines(self.clocks)
 
 
-def sweep_pace(records: Iterable[CollectiveSamples], hosts: Mapping[int, RankHost]) -> SweepPace:
-    """Compare the ranks of a sweep of one group, and its blocks; groups at once and means of calls are left out."""
+def sweep_pace(
+    records: Iterable[CollectiveSamples],
+    noted: Sequence[RankHost],
+    behind: Iterable[BehindComputeSamples] = (),
+) -> SweepPace:
+    """Compare the ranks of a sweep of one group, and its blocks; groups at once and means of calls are left out.
+
+    Args:
+        noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them. behind: what it holds behind compute.
+    """
+    hosts, clocks = last_of_each(noted), HostClocks(noted)
     alone = [r for r in records if r.concurrent == 1 and r.calls_per_sample == 1]
     every = [r for r in alone if r.operation in _SYMMETRIC and len(r.samples_s) == r.ranks > 1]
     ranks = tuple(_late_rank(rank, every, hosts) for rank in range(max((r.ranks for r in every), default=0)))
@@ -247,6 +279,8 @@ def sweep_pace(records: Iterable[CollectiveSamples], hosts: Mapping[int, RankHos
         slow_nodes=nodes,
         slow_blocks=tuple((block, times) for block, times in sorted(blocks.items()) if times > 1 + SLOW),
         blocks=len(blocks),
+        arrivals=arrivals_behind_compute([record.aligned(clocks) for record in behind], hosts),
+        clocks=clocks.drifts(),
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
@@ -110,7 +110,8 @@ def _measure(
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
-    note_hosts(context, writer.directory if writer else None)
+    hosts_noted = note_hosts(context, writer.directory if writer else None)
+    trainer.attempt = hosts_noted.attempt
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
@@ -133,6 +134,7 @@ def _measure(
                 writer.write(found)
             done += count
             bar.advance(count)
+    hosts_noted.again()
     if writer is not None:
         writer.finish()
 
@@ -187,6 +189,7 @@ class Trainer:
         recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
             backend does not count.
         phase: what the rank is doing, in words.
+        attempt: at the run, for what is recorded.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -196,6 +199,7 @@ class Trainer:
         self._request = request
         self._context = context
         self.phase = "setting up"
+        self.attempt = 0
         self._clock: Clock = clock_for(context.device)
         torch.manual_seed(_replica(request, context))
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
@@ -376,6 +380,8 @@ class Trainer:
             bw_communication_s=self._communication([self._in_backward(item) for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
             losses=losses,
+            host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
+            attempt=self.attempt,
         )
 
     def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:

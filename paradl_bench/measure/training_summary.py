@@ -12,7 +12,7 @@ import msgspec
 
 from paradl_bench.measure.stragglers import TrainingPace, training_pace
 from paradl_bench.spec.emulation import words_of_emulation
-from paradl_bench.spec.host_record import read_hosts
+from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import read_manifest, read_records
 from paradl_bench.spec.statistics import Summary, summarise
 from paradl_bench.spec.training_record import (
@@ -71,7 +71,7 @@ def summarise_training(directory: Path) -> TrainingSummary:
         core = run.cores[rank] if rank < len(run.cores) else None
         communication = {name: summarise(values) for name, values in _communication(own).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
-    pace = training_pace(run, records, read_hosts(directory))
+    pace = training_pace(run, records, read_host_records(directory))
     emulated = words_of_emulation(read_manifest(directory).environment.emulated)
     return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated)
 

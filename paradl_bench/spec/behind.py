@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from paradl_bench.spec.checks import check_samples
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_samples
+from paradl_bench.spec.host_clocks import HostClocks
 
 BEHIND_FILE = "behind.jsonl"
 
@@ -26,6 +27,10 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         back_to_back_s: of a call behind a barrier, as in a sweep.
         compute_s: of the compute before the call.
         start_s, end_s: when a rank came to the call behind compute, and when it went on.
+        host_start_s: without one clock, when each rank came on its host's monotonic clock; empty where it has none (on
+            GPUs), where some ranks take no part, and in files of before.
+        attempt: at the measurement, as ``hosts.jsonl`` counts them.
+        clock_error_s: None as measured; of what :meth:`aligned` returns, most that an arrival may be wrong by.
     """
 
     library: str
@@ -41,6 +46,9 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     compute_s: tuple[tuple[float, ...], ...]
     start_s: tuple[tuple[float, ...], ...]
     end_s: tuple[tuple[float, ...], ...]
+    host_start_s: tuple[tuple[float, ...], ...] = ()
+    attempt: int = 0
+    clock_error_s: float | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.operation} of {self.message_bytes} bytes behind compute"
@@ -52,12 +60,39 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         ends = [value for row in self.end_s for value in row]
         if any(end < start for start, end in zip(starts, ends, strict=True)):
             raise ValueError(f"{where} ends before it starts")
+        if self.host_start_s and [len(row) for row in self.host_start_s] != [len(row) for row in self.start_s]:
+            raise ValueError(f"{where} has not as many arrivals on hosts' clocks as samples")
+        check_finite(self, "host_start_s")
+        check_not_negative(self, "clock_error_s", where=where)
+        check_counts(self, "attempt", least=0, where=where)
+
+    def aligned(self, clocks: HostClocks) -> BehindComputeSamples:
+        """The same with ``host_start_s`` on rank 0's clock, as far as offsets of all ranks' hosts are known."""
+        if not self.host_start_s or self.clock_error_s is not None:
+            return self
+        found = [clocks.on_one_clock(self.attempt, rank, row) for rank, row in enumerate(self.host_start_s)]
+        if any(each is None for each in found):
+            return self
+        known = [each for each in found if each is not None]
+        return msgspec.structs.replace(
+            self,
+            host_start_s=tuple(tuple(each.stamps_s.tolist()) for each in known),
+            clock_error_s=float(max(each.error_s.max() for each in known)),
+        )
+
+    @property
+    def arrivals_s(self) -> tuple[tuple[float, ...], ...]:
+        """When each rank came, on one clock, a list a rank; empty without one."""
+        if self.one_clock:
+            return self.start_s
+        return self.host_start_s if self.clock_error_s is not None else ()
 
     def after_last_arrival_s(self) -> tuple[float, ...]:
         """Seconds from the arrival of the last rank until all have gone on, one a repetition.
 
-        On one clock that is read off it. Without one it is the shortest time that any rank spent in the call: the last
-        one to arrive waited for nobody. What ranks differ by in going on is missing there.
+        On one clock that is read off it. Between hosts it is the shortest time that any rank spent in the call, which
+        no error of a clock reaches: the last one to arrive waited for nobody. What ranks differ by in going on is
+        missing there.
         """
         if not self.one_clock:
             spans = [
@@ -71,6 +106,4 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     def lags_s(self) -> tuple[float, ...]:
         """Seconds between the first and the last rank's arrival, one a repetition; empty without one clock."""
-        if not self.one_clock:
-            return ()
-        return tuple(max(each) - min(each) for each in zip(*self.start_s, strict=True))
+        return tuple(max(each) - min(each) for each in zip(*self.arrivals_s, strict=True))

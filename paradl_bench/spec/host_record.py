@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,18 @@ HOSTS_FILE = "hosts.jsonl"
 
 
 class RankHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where one rank ran; an interrupted measurement that goes on adds a record a rank.
+    """Where one rank ran, and its host's clock at one moment.
+
+    Every attempt at a measurement begins with a record a rank. Where there are several hosts, one rank of each adds
+    records while it goes on and at its end, since clocks do not keep pace (:mod:`paradl_bench.spec.host_clocks`).
 
     Attributes:
         core: that the rank was pinned to; None on a GPU.
-        clock_offset_s: what to take off a stamp of this host's monotonic clock to get rank 0's, as it was when the
-            measurement began; 0 on rank 0's host.
+        clock_offset_s: what to take off a stamp of this host's monotonic clock to get rank 0's; 0 on rank 0's host.
         clock_error_s: most that the offset may be wrong by: half the shortest round trip.
+        wall_offset_s: by how much this host's calendar clock is ahead of rank 0's, as wrong at most.
+        clock_at_s: rank 0's monotonic clock when the offset was measured; None in files of before.
+        attempt: at the measurement, counted from 1; an interrupted one takes several. 0 in files of before.
     """
 
     rank: int
@@ -27,11 +33,28 @@ class RankHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     core: int | None = None
     clock_offset_s: float = 0.0
     clock_error_s: float = 0.0
+    wall_offset_s: float = 0.0
+    clock_at_s: float | None = None
+    attempt: int = 0
 
     def __post_init__(self) -> None:
-        check_finite(self, "clock_offset_s", "clock_error_s")
+        check_finite(self, "clock_offset_s", "clock_error_s", "wall_offset_s", "clock_at_s")
         check_not_negative(self, "clock_error_s")
-        check_counts(self, "rank", least=0)
+        check_counts(self, "rank", "attempt", least=0)
+
+
+def read_host_records(directory: Path) -> list[RankHost]:
+    """All records, in the order in which they were written; none for measurements that noted none.
+
+    Raises:
+        UserError: a record that is not valid.
+    """
+    return read_records(directory, HOSTS_FILE, RankHost)
+
+
+def last_of_each(records: Iterable[RankHost]) -> dict[int, RankHost]:
+    """The last record of every rank."""
+    return {record.rank: record for record in records}
 
 
 def read_hosts(directory: Path) -> dict[int, RankHost]:
@@ -40,4 +63,4 @@ def read_hosts(directory: Path) -> dict[int, RankHost]:
     Raises:
         UserError: a record that is not valid.
     """
-    return {record.rank: record for record in read_records(directory, HOSTS_FILE, RankHost)}
+    return last_of_each(read_host_records(directory))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.spec.checks import check_aligned, check_samples
+from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings, library_blocks
 
@@ -51,6 +51,9 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
             one issued as many as the recorded one; empty where the backend does not count.
         losses: of this rank's samples; empty where another stage computes them.
+        host_begin_s: when each iteration began, on the monotonic clock of the rank's host; empty on GPUs, whose stamps
+            are of no host's clock, and in runs of before.
+        attempt: at the run, as ``hosts.jsonl`` counts them.
     """
 
     rank: int
@@ -65,6 +68,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     bw_communication_s: dict[str, tuple[float, ...]] = {}
     collectives_issued: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
+    host_begin_s: tuple[float, ...] = ()
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
@@ -72,7 +77,9 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             check_samples(getattr(self, label), label)
         if self.pipeline_idle_s:
             check_samples(self.pipeline_idle_s, "pipeline_idle_s")
-        check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses")
+        check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses", "host_begin_s")
+        check_finite(self, "host_begin_s")
+        check_counts(self, "attempt", least=0)
         for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
             check_samples(values, kind)
             if len(values) != len(self.iteration_s):

@@ -63,13 +63,13 @@ def hosts(ranks: int, per_node: int) -> dict[int, RankHost]:
 def test_ranks_that_keep_pace_are_not_spoken_of() -> None:
     drawn = np.random.default_rng(0)
     noise = drawn.normal(1.0, 0.02, (4, 40))
-    pace = training_pace(run("d4", 4), iterations(4, lambda r, i: float(noise[r, i])), hosts(4, 2))
+    pace = training_pace(run("d4", 4), iterations(4, lambda r, i: float(noise[r, i])), list(hosts(4, 2).values()))
     assert pace.lines() == []
     assert [own.rank for own in pace.ranks] == [0, 1, 2, 3]
 
 
 def test_a_slow_rank_is_named_with_its_share() -> None:
-    pace = training_pace(run("d4", 4), iterations(4, lambda r, i: 1.5 if r == 2 and i % 4 else 1.0), {})
+    pace = training_pace(run("d4", 4), iterations(4, lambda r, i: 1.5 if r == 2 and i % 4 else 1.0), ())
     assert [own.slow_share for own in pace.ranks] == [0.0, 0.0, 0.75, 0.0]
     assert pace.ranks[2].ratio == 1.5
     assert pace.affected_share == 0.75
@@ -80,7 +80,7 @@ def test_a_slow_rank_is_named_with_its_share() -> None:
 
 
 def test_a_node_whose_ranks_are_all_slow_is_named_once() -> None:
-    pace = training_pace(run("d8", 8), iterations(8, lambda r, _: 1.3 if r >= 4 else 1.0), hosts(8, 4))
+    pace = training_pace(run("d8", 8), iterations(8, lambda r, _: 1.3 if r >= 4 else 1.0), list(hosts(8, 4).values()))
     assert pace.slow_nodes == ("node2",)
     assert pace.lines()[0] == (
         "node node2 is slow: its 4 ranks compute 1.30 times as long as their peers, in 100% of iterations"
@@ -90,13 +90,13 @@ def test_a_node_whose_ranks_are_all_slow_is_named_once() -> None:
 
 def test_stages_of_a_pipeline_are_no_peers() -> None:
     by_stage = iterations(4, lambda r, _: 2.0 if r % 2 else 1.0)
-    assert training_pace(run("d2p2", 4), by_stage, {}).lines() == []
-    alone = training_pace(run("p4", 4), by_stage, {})
+    assert training_pace(run("d2p2", 4), by_stage, ()).lines() == []
+    alone = training_pace(run("p4", 4), by_stage, ())
     assert (alone.ranks, alone.affected_share) == ((), 0.0)
 
 
 def test_a_slow_spell_of_all_ranks_is_no_ranks_fault() -> None:
-    pace = training_pace(run("d2", 2), iterations(2, lambda _, i: 1.6 if 20 <= i < 30 else 1.0), {})
+    pace = training_pace(run("d2", 2), iterations(2, lambda _, i: 1.6 if 20 <= i < 30 else 1.0), ())
     assert [own.slow_share for own in pace.ranks] == [0.0, 0.0]
     assert pace.slow_spells == ((20, 10, 1.6),)
     assert pace.lines() == [
@@ -132,7 +132,7 @@ def sweep(
 
 
 def test_the_rank_that_others_wait_for_is_named() -> None:
-    pace = sweep_pace(sweep(lambda rank, index: 1e-3 if rank == 3 and index % 4 else 0.0), hosts(4, 2))
+    pace = sweep_pace(sweep(lambda rank, index: 1e-3 if rank == 3 and index % 4 else 0.0), list(hosts(4, 2).values()))
     assert [rank.late for rank in pace.ranks] == [False, False, False, True]
     assert pace.ranks[3].late_share == 0.75
     assert pace.ranks[3].lag_s == pytest.approx(1e-3)
@@ -144,16 +144,16 @@ def test_the_rank_that_others_wait_for_is_named() -> None:
 
 def test_what_delays_short_calls_alone_is_no_lateness() -> None:
     """Ranks leave a barrier one after another, by less than a tenth of all but the shortest calls."""
-    assert sweep_pace(sweep(lambda rank, _: 3e-5 if rank == 3 else 0.0), {}).lines() == []
+    assert sweep_pace(sweep(lambda rank, _: 3e-5 if rank == 3 else 0.0), ()).lines() == []
 
 
 def test_a_node_that_is_late_and_a_block_that_was_slow_are_named() -> None:
-    late = sweep_pace(sweep(lambda rank, _: 1e-3 if rank >= 4 else 0.0, ranks=6), hosts(6, 4))
+    late = sweep_pace(sweep(lambda rank, _: 1e-3 if rank >= 4 else 0.0, ranks=6), list(hosts(6, 4).values()))
     assert late.slow_nodes == ("node2",)
     assert late.lines() == [
         "node node2 is late: the ranks of other nodes wait for its 2 ranks, 1.00 ms a call (median)"
     ]
-    pace = sweep_pace(sweep(lambda *_: 0.0, slow_block=2), hosts(4, 2))
+    pace = sweep_pace(sweep(lambda *_: 0.0, slow_block=2), list(hosts(4, 2).values()))
     assert pace.slow_blocks == ((2, pytest.approx(1.5)),)
     assert pace.lines() == ["1 of 4 blocks were slow; the worst, block 2, took 1.50 times the median of all"]
 
@@ -164,4 +164,4 @@ def test_means_of_calls_and_groups_at_once_are_left_out() -> None:
     records = sweep(lambda rank, _: 1e-3 if rank == 3 else 0.0)
     means = [msgspec.structs.replace(record, calls_per_sample=5) for record in records]
     groups = [msgspec.structs.replace(record, concurrent=2) for record in records]
-    assert sweep_pace([*means, *groups], {}).lines() == []
+    assert sweep_pace([*means, *groups], ()).lines() == []
