@@ -1,7 +1,7 @@
 """Programs that print what nccl-tests, OSU and IMB print, for tests of what runs them; written where a test wants them.
 
 ``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``hang`` prints two sizes and sleeps, ``wrong`` has a wrong
-result, ``silent`` prints nothing, ``json`` can write a report, ``alone`` knows no
+result, ``silent`` prints nothing, ``refuse`` ends at once, ``json`` can write a report, ``alone`` knows no
 MPI; ``unsplit`` one that the variable for groups did not reach.
 """
 
@@ -64,6 +64,11 @@ print("# Out of bounds values : 0 OK")
 _OSU = r"""
 import os, sys
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+pair = sys.argv[0].endswith("latency")
+# Point to point ends at options of collectives, as version 7.4 does.
+if os.environ.get("FAKE_MODE") == "refuse" or pair and {"-M", "-f"} & set(sys.argv):
+    print("Invalid option [-M]")
+    sys.exit(1)
 first, last = map(int, options["-m"].split(":"))
 name = os.path.basename(sys.argv[0])
 title = {"osu_allreduce": "Allreduce", "osu_bcast": "Broadcast", "osu_reduce_scatter": "Reduce_scatter"}.get(name, "")

@@ -18,6 +18,7 @@ from paradl_bench.measure.group_summary import (
     behind_table,
     concurrent_rows,
     concurrent_table,
+    verified_word,
 )
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
@@ -46,6 +47,7 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     library: str
+    tool: str
     operation: str
     level: str
     ranks: int
@@ -128,6 +130,7 @@ def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
     size, seconds = first.message_bytes, times.median_s
     return SweepRow(
         library=first.library,
+        tool=first.tool,
         operation=first.operation,
         level=first.level,
         ranks=first.ranks,
@@ -220,7 +223,7 @@ def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
             f"{row.algbw_bytes_per_s / 1e9:.3f}",
             f"{row.busbw_bytes_per_s / 1e9:.3f}",
             str(row.calls),
-            "yes" if row.verified else "WRONG",
+            verified_word(row.tool, verified=row.verified),
         )
     return table
 

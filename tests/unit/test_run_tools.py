@@ -18,6 +18,7 @@ from fake_tools import write_programs
 from calibrate.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.measure.doctor import examine
+from paradl_bench.measure.group_summary import verified_word
 from paradl_bench.measure.importers.importer import ImportOptions, LogFile
 from paradl_bench.measure.tools.catalog import tools
 from paradl_bench.measure.tools.mpi_sweep import Head, read
@@ -174,6 +175,26 @@ def test_osu_and_imb_run_under_a_launcher(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     records = read_records(tmp_path / "imb", COLLECTIVES_FILE, CollectiveSamples)
     assert {(r.tool, r.level, r.library, r.calls_per_sample) for r in records} == {("imb", "rack", "mpi", 1000)}
+
+
+def test_results_that_a_tool_does_not_compare_are_not_called_wrong(tmp_path: Path) -> None:
+    done = sweep("osu", tmp_path / "out", "--ops", "all_reduce", "--sizes", "1K")
+    assert done.exit_code == 0, done.output
+    assert "WRONG" not in done.output
+    assert done.output.split("1.00 KiB")[1].split("\n")[0].split()[-1] == "no"
+    assert verified_word("torch", verified=False) == "WRONG"
+
+
+def test_a_program_that_measures_nothing_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MODE", "refuse")
+    out = tmp_path / "out"
+    code, text = error_of(sweep("osu", out, "--ops", "all_reduce,broadcast", "--sizes", "1K,5K"))
+    assert code == 3
+    assert text.count("exit code 1, 0 rows kept") == 2
+    assert len(list((out / "logs").glob("*.log"))) == 2
+    monkeypatch.delenv("FAKE_MODE")
+    assert sweep("osu", out, "--ops", "all_reduce,broadcast", "--sizes", "1K,5K").exit_code == 0
+    assert len(points(out)) == 2 * 2 * 2
 
 
 def test_sizes_are_cut_into_what_one_start_can_sweep() -> None:

@@ -11,9 +11,11 @@ def _arguments(job: Job) -> list[str]:
     # A reduce-scatter's size is of what all ranks keep together.
     factor = job.ranks if job.operation == "reduce_scatter" else 1
     first, last = (factor * job.message_bytes[index] for index in (0, -1))
-    # -f, which adds the slowest rank's time, is for collectives.
-    full = [] if job.operation == "send_recv" else ["-f"]
-    return ["-m", f"{first}:{last}", "-M", str(max(1 << 29, 4 * last * job.ranks)), *full]
+    if job.operation == "send_recv":
+        # Point to point knows neither the limit of memory nor -f, and ends at options that it does not know.
+        return ["-m", f"{first}:{last}"]
+    # -f adds the slowest rank's time.
+    return ["-m", f"{first}:{last}", "-M", str(max(1 << 29, 4 * last * job.ranks)), "-f"]
 
 
 def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:

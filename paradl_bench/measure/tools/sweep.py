@@ -71,7 +71,8 @@ def _refused(held: Imported) -> list[str]:
 def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str, ...]) -> list[Failure]:
     """Run every operation in every block and keep what was measured; failures are returned, not raised.
 
-    A program whose time was up ends the sweep: the next one would hang as well.
+    A program whose time was up ends the sweep: the next one would hang as well. One that failed and has measured
+    nothing so far is not started for its other sizes and blocks, which would fail in the same way.
 
     Raises:
         UserError: the directory holds something else; the tool can't do what is asked.
@@ -87,13 +88,18 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
     (output / LOGS).mkdir(exist_ok=True)
     done = _done(output)
     failures: list[Failure] = []
+    barren: dict[str, bool] = {}
     pending = list(_jobs(request, output, programs, reports, done))
     with progress(request.tool.name, len(pending)) as bar:
         for block, job in pending:
+            bar.advance()
+            if barren.get(job.operation):
+                continue
             bar.describe(f"{request.tool.name} {job.operation}")
             failure = _run(request, output, programs[job.operation], job, block)
             failures += [failure] if failure else []
-            bar.advance()
+            # What once measured something may do so again: memory runs out at large sizes alone.
+            barren.setdefault(job.operation, failure is not None and not failure.held.rows)
             if failure and failure.ended.exit_code is None:
                 break
     if not failures:
