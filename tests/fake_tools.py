@@ -93,9 +93,15 @@ several = f"# ( {groups} groups of {ranks} processes each running simultaneous )
 print(f"# #processes = {ranks}" if groups == 1 else several)
 pair = benchmark == "PingPong"
 print("#bytes #repetitions " + ("t[usec] Mbytes/sec" if pair else "t_min[usec] t_max[usec] t_avg[usec]"))
-for size in sizes:
-    us = 3 + groups * int(size) / 400
-    print(size, 1000, *([f"{us:.2f}", "1.00"] if pair else [f"{us * 0.9:.2f}", f"{us:.2f}", f"{us * 0.95:.2f}"]))
+def rows():
+    for size in sizes:
+        us = 3 + groups * int(size) / 400
+        print(size, 1000, *([f"{us:.2f}", "1.00"] if pair else [f"{us * 0.9:.2f}", f"{us:.2f}", f"{us * 0.95:.2f}"]))
+rows()
+if groups > 1 and not pair:
+    print(f"# Benchmarking {benchmark}\n# #processes = {groups * int(ranks)}")
+    print("#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]")
+    rows()
 """
 
 # mpirun -np R [arguments] program ...: starts it once, as the first rank, which is the one that prints.
