@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ from calibrate.kernel_features import (
 )
 from calibrate.kernel_files import Arrays, read_arrays
 from calibrate.kernel_mlp import evaluate_mlp
-from calibrate.kernel_trees import evaluate_trees
+from calibrate.kernel_trees import check_trees, evaluate_trees
 from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel import KernelShape, KernelStage
@@ -186,19 +187,32 @@ def estimate(model: KernelModel, shape: KernelShape) -> Estimate | None:
     beyond = _beyond(model, shape)
     if beyond is None:
         return None
-    arrays = _within(read_arrays(Path(model.file), model.sha256), model.arrays)
     kernels = kernels_of([shape])
     base_s = roofline_s(kernels, model.floor_s, model.peak_flops, model.bandwidth_bytes_per_s)
     try:
-        kernel_s = np.exp(log_times(model.model, arrays, kernels, model.varied, base_s))
-        distance = float(distances(log_sizes(kernels, model.varied), arrays["seen"])[0])
-    except (KeyError, IndexError, ValueError) as error:
+        arrays = _checked_arrays(model.file, model.sha256, model.arrays)
+        with np.errstate(all="ignore"):
+            kernel_s = np.exp(log_times(model.model, arrays, kernels, model.varied, base_s))
+            distance = float(distances(log_sizes(kernels, model.varied), arrays["seen"])[0])
+            widening = max(1.0, distance / model.typical_distance) if model.typical_distance else 1.0
+            seconds = float(with_typical_drift(kernel_s, model.drift_s)[0])
+        relative_sd = math.expm1(model.interval_log) * widening / NORMAL_90
+        if not (math.isfinite(seconds) and math.isfinite(relative_sd) and seconds > 0):
+            raise ValueError(f"a time of {seconds:g} s")
+    except (KeyError, IndexError, ValueError, OverflowError) as error:
         raise UserError(
             f"{model.file}: arrays {model.arrays!r} do not fit the profile ({error}); fit it again"
         ) from None
-    widening = max(1.0, distance / model.typical_distance) if model.typical_distance else 1.0
-    seconds = float(with_typical_drift(kernel_s, model.drift_s)[0])
-    return Estimate(seconds, math.expm1(model.interval_log) * widening / NORMAL_90, beyond)
+    return Estimate(seconds, relative_sd, beyond)
+
+
+@lru_cache(maxsize=64)
+def _checked_arrays(file: str, sha256: str, prefix: str) -> Arrays:
+    arrays = _within(read_arrays(Path(file), sha256), prefix)
+    for trees in ("trees", "plain"):
+        if own := _within(arrays, trees):
+            check_trees(own)
+    return arrays
 
 
 def _beyond(model: KernelModel, shape: KernelShape) -> tuple[str, ...] | None:

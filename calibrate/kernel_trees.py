@@ -89,6 +89,30 @@ def arrays_of(dumped: Mapping[str, Any]) -> Arrays:
     }
 
 
+def check_trees(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Make sure that every way through the trees ends in a leaf.
+
+    Raises:
+        ValueError: a link leads nowhere or back. KeyError: an array is missing.
+    """
+    feature, threshold, left, right, leaf, root = (
+        arrays[name] for name in ("feature", "threshold", "left", "right", "leaf", "root")
+    )
+    nodes, leaves = feature.size, leaf.size
+    if any(array.ndim != 1 for array in (feature, threshold, left, right, leaf, root)):
+        raise ValueError("arrays of trees have one dimension")
+    if any(array.size != nodes for array in (threshold, left, right)):
+        raise ValueError("arrays of trees differ in length")
+    if any(array.dtype.kind != "i" for array in (feature, left, right, root)):
+        raise ValueError("links of trees are whole numbers")
+    for links, least in ((left, np.arange(nodes) + 1), (right, np.arange(nodes) + 1), (root, np.zeros(root.size))):
+        inner = links >= 0
+        if (links[inner] < least[inner]).any() or (links >= nodes).any() or (links < -leaves).any():
+            raise ValueError("a link of a tree leads nowhere")
+    if (feature < 0).any():
+        raise ValueError("a tree splits by no feature")
+
+
 def evaluate_trees(arrays: Mapping[str, NDArray[Any]], features: Floats) -> Floats:
     """Sum of the leaves that each row of ``features`` falls into."""
     at = np.tile(arrays["root"], (len(features), 1))

@@ -18,13 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from regressor_targets import archive_target, regressor_seeds, values_target
 
 from calibrate import reading
 from calibrate.profile import read_profile
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Importer, ImportOptions, LogFile, unpacked
 from paradl_bench.measure.importers.writing import FileRead, environment_of, numbered, summarise
+from paradl_bench.measure.kernel_design import read_design
+from paradl_bench.measure.kernel_request import DESIGN_FILE
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
+from paradl_bench.slurm.plan import PLAN, SUBMITTED, read_plan, read_submitted
+from paradl_bench.slurm.site import read_site
 from paradl_bench.spec import behind, host_record, input_record, measurement, roofline_record, training_record, units
 from paradl_bench.spec.errors import ParadlError, shown
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
@@ -235,6 +240,14 @@ def _loaders() -> dict[str, Target]:
         MANIFEST_NAME: lambda path: read_manifest(path.parent),
         RUN_NAME: lambda path: read_run(path.parent),
     }
+    readers |= {
+        DESIGN_FILE: read_design,
+        "site.yaml": read_site,
+        PLAN: lambda path: read_plan(path.parent),
+        SUBMITTED: lambda path: read_submitted(path.parent),
+        "regressors.npz": archive_target(_FOLDER.path),
+        "regressors": values_target(_FOLDER.path),
+    }
     found = {name: _FOLDER.target(name, read) for name, read in readers.items()}
     manifest = (DATA / "collectives-v1" / MANIFEST_NAME).read_bytes()
     for name, kind in RECORDS.items():
@@ -263,8 +276,10 @@ def seeds(name: str) -> list[bytes]:
         return [_shortened(path.read_bytes()) for path in sorted(DATA.glob("profile-v*.json"))]
     if name in ("network.json", "model.json"):
         return [path.read_bytes() for path in sorted(DATA.glob("*-v1/network-*.json"))]
-    if name == "cluster.yaml":
-        return [_CLUSTER]
+    if name in _DOCUMENTS:
+        return [_DOCUMENTS[name]]
+    if name.startswith("regressors"):
+        return regressor_seeds()[name]
     if name in ("measurements", "runs"):
         folders = ["training-v1"] if name == "runs" else ["collectives-v1", "layers-v1"]
         return [_as_one_text(DATA / folder) for folder in folders]
@@ -282,6 +297,22 @@ levels:
     ranks: 4096
     contention: 3
 """
+
+
+_DOCUMENTS = {
+    "cluster.yaml": _CLUSTER,
+    "site.yaml": (DATA.parents[1] / "slurm" / "site-cpu.yaml").read_bytes(),
+    DESIGN_FILE: b'{"kernels":[{"kind":"linear","sizes":{"batch":8,"in_features":32,"out_features":16,"bias":1},'
+    b'"settings":{"function":"linear"},"dtype":"fp32","origin":"range","estimate_s":1e-5}],'
+    b'"limits":{"kernel_s":0.1,"memory_bytes":1e9},"speeds":{"fp32":{"flops_per_s":1e11,"bytes_per_s":1e10}},'
+    b'"passed_over":{"linear":{"too long":2}}}',
+    PLAN: b'{"schema_version":1,"request":{"models":["vgg11"],"nodes":[1,2],"strategies":["d"],"batch":8,'
+    b'"operations":"all_reduce","sizes":"1K:1M:4"},"command_line":["paradl-bench","slurm"],"work":"/home/a",'
+    b'"basis":"none","jobs":[{"name":"layers","use":"layers","title":"t","adds":"a","array":false,"array_limit":0,'
+    b'"nodes":1,"limit_s":3600,"after_ok":[],"after_any":["x"],"sha256":"0","tasks":[{"name":"layers/vgg11",'
+    b'"mark":"m","nodes":1,"writes":true,"measurement":true,"estimate_s":60.5}]}]}',
+    SUBMITTED: b'{"layers":{"job_id":12,"tasks":[0,1],"submitted_utc":"2026-11-22T00:00:00Z"}}',
+}
 
 
 def _shortened(content: bytes) -> bytes:

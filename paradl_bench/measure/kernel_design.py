@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from paradl_bench.layers.kernel_shape import copy_shape, kernel_shape, layer_of_sizes, optimizer_shape
 from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.measure.kernel_ranges import RANGES, KernelRange
-from paradl_bench.spec.errors import unknown_choice
+from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.kernel import KernelShape, KernelStage
 
 _DRAWS_AT_ONCE = 1024
@@ -112,6 +113,20 @@ class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits
     speeds: dict[str, MachineSpeed]
     passed_over: dict[str, dict[str, int]] = {}
+
+
+def read_design(path: Path) -> Design:
+    """A sweep's design.
+
+    Raises:
+        UserError: unreadable, truncated, or a wrong field, named by its path.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Design)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: {error}; measure anew into another directory") from None
 
 
 def shapes_of(kernel: SweptKernel, device: str = "cpu") -> tuple[KernelShape, ...]:

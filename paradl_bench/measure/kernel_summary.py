@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from paradl_bench.measure.kernel_design import Design, SweptKernel, kernel_key, shapes_of
+from paradl_bench.measure.kernel_design import Design, SweptKernel, kernel_key, read_design, shapes_of
 from paradl_bench.measure.kernel_request import (
     DESIGN_FILE,
     PROGRESS_FILE,
@@ -69,7 +69,7 @@ def summarise_sweep(directory: Path) -> SweepSummary:
         UserError: the directory holds none, or a damaged one.
     """
     manifest = read_manifest(directory)
-    design = msgspec.json.decode((directory / DESIGN_FILE).read_bytes(), type=Design)
+    design = read_design(directory / DESIGN_FILE)
     records = read_records(directory, KERNELS_FILE, KernelSamples)
     skipped = read_records(directory, SKIPPED_FILE, SkippedKernel)
     parts = read_records(directory, PROGRESS_FILE, SweepProgress)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import torch
 
 from paradl_bench.measure.clocks import Clock, clock_for
@@ -27,6 +26,7 @@ from paradl_bench.measure.kernel_design import (
     Planner,
     SweptKernel,
     kernel_key,
+    read_design,
     shapes_of,
 )
 from paradl_bench.measure.kernel_neighbours import Asked, kernels_of_models
@@ -120,7 +120,7 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         output, kind="kernels", arguments=request.arguments(), command_line=command_line, environment=environment
     )
     if design is None:
-        design = msgspec.json.decode((output / DESIGN_FILE).read_bytes(), type=Design)
+        design = read_design(output / DESIGN_FILE)
     else:
         write_bytes_atomically(output / DESIGN_FILE, encode_pretty(design))
     sweep = _Sweep(request, design, directory, context.device, clock, caches)
