@@ -191,7 +191,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Everything that predictions read.
 
     Attributes:
-        environments: distinct ones of the sources; several only where they were merged by force.
+        environments: distinct ones of the sources; several where they were merged by force, or differ in what leaves
+            them alike (how many nodes were emulated).
         network: by model name.
         shard_times: as model_times, of what one rank of a strategy runs of a model.
         memory_runs: training runs whose peaks of memory, and nothing else, the memory factors were fitted to.

@@ -40,6 +40,25 @@ hang_option = click.option(
 )
 """When ranks hang."""
 
+nodes_option = click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Emulate N nodes on this host, as root: network namespaces, each with a link of --link-bandwidth.",
+)
+link_option = click.option(
+    "--link-bandwidth",
+    metavar="RATE",
+    help="Of each emulated node's link, in either direction: 1Gbit/s, 125MB/s. Needed with --nodes.",
+)
+ranks_per_node_option = click.option(
+    "--ranks-per-node",
+    metavar="R",
+    type=click.IntRange(1),
+    help="On each emulated node. Default: all ranks, shared out.",
+)
+"""Nodes that are emulated."""
+
 bucket_option = click.option(
     "--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1)."
 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.tools.catalog import tools
 from paradl_bench.measure.tools.request import ToolRequest, launcher_of_tool, level_of_job
-from paradl_bench.options import hang_option
+from paradl_bench.options import hang_option, link_option, nodes_option, ranks_per_node_option
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_size_sweep
+
+if TYPE_CHECKING:
+    from paradl_bench.emulate_nodes.layout import NodeLayout
+    from paradl_bench.measure.rank_place import RankPlace
 
 _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 _TORCH = "torch"
@@ -26,12 +30,19 @@ _OF_TORCH = {
     "point_seconds": "--point-seconds",
     "seed": "--seed",
     "hang_timeout_s": "--hang-timeout",
+    "nodes": "--nodes",
+    "ranks_per_node": "--ranks-per-node",
+    "link_bandwidth": "--link-bandwidth",
 }
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
 @click.command("collectives")
-@click.option("--ranks", type=click.IntRange(2), help="How many ranks. Needed unless torchrun or srun says.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(2),
+    help="How many ranks. Needed unless torchrun or srun says, or --nodes and --ranks-per-node do.",
+)
 @click.option("--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cpu for gloo, cuda for nccl.")
 @click.option(
@@ -100,6 +111,9 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
 )
+@nodes_option
+@ranks_per_node_option
+@link_option
 @hang_option
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -123,6 +137,9 @@ def COMMAND(  # noqa: N802
     seed: int,
     launcher: str | None,
     timeout_s: float,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    link_bandwidth: str | None,
     hang_timeout_s: float,
     output: Path,
     as_json: bool,
@@ -164,6 +181,7 @@ def COMMAND(  # noqa: N802
         hang_timeout_s=hang_timeout_s,
         as_json=as_json,
         wanted_ranks=ranks,
+        emulated=(nodes, ranks_per_node, link_bandwidth),
         backend=backend,
         device=device or _DEVICE_OF_BACKEND[backend],
         operations=names,
@@ -188,8 +206,10 @@ def _sweep_with_torch(
     backend: str,
     device: str,
     concurrent: int,
+    emulated: tuple[int | None, int | None, str | None],
     **settings: Any,
 ) -> None:
+    from paradl_bench.emulate_nodes.cluster import emulated_cluster
     from paradl_bench.measure.collective_request import CollectivesRequest
     from paradl_bench.measure.collective_summary import print_collectives
     from paradl_bench.measure.directory import refuse_unusable
@@ -198,21 +218,32 @@ def _sweep_with_torch(
     from paradl_bench.measure.rank_place import launcher_of_environment
 
     place = launcher_of_environment(launcher)
+    layout = _layout(emulated, wanted_ranks, concurrent, place)
     if place is None:
-        ranks = _required(wanted_ranks)
+        ranks = _required(wanted_ranks if layout is None else layout.ranks // concurrent)
     else:
         ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
         if ranks * concurrent != place.ranks:
             wanted = f"--ranks {ranks}" if concurrent == 1 else f"--concurrent {concurrent} groups of {ranks}"
             raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
-    request = CollectivesRequest(ranks=ranks, backend=backend, device=device, concurrent=concurrent, **settings)
+    request = CollectivesRequest(
+        ranks=ranks, backend=backend, device=device, concurrent=concurrent, layout=layout, **settings
+    )
     started = request.all_ranks
     if place is None:
         _check_gpus(device, started)
         check_ranks_fit(started, device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
         refuse_unusable(output)
-        launch_ranks(command, ranks=started, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        with emulated_cluster(layout) as cluster:
+            launch_ranks(
+                command,
+                ranks=started,
+                device=device,
+                timeout_s=timeout_s,
+                hang_timeout_s=hang_timeout_s,
+                cluster=cluster,
+            )
         print_collectives(output, as_json=as_json)
         return
     from paradl_bench.measure.collectives import measure_collectives
@@ -221,6 +252,30 @@ def _sweep_with_torch(
         measure_collectives(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_collectives(output, as_json=as_json)
+
+
+def _layout(
+    options: tuple[int | None, int | None, str | None], ranks: int | None, concurrent: int, place: RankPlace | None
+) -> NodeLayout | None:
+    """Emulated nodes that ``--nodes``, ``--ranks-per-node`` and ``--link-bandwidth`` ask for.
+
+    Raises:
+        UserError: they do not go together, or with the number of ranks or who started them.
+    """
+    from paradl_bench.emulate_nodes.layout import layout_of_options
+    from paradl_bench.measure.rank_place import refuse_emulation
+
+    nodes, per_node, rate = options
+    if nodes is None and per_node is not None:
+        raise UserError("--ranks-per-node is of emulated nodes: give --nodes as well, at least 1")
+    layout = layout_of_options(nodes, per_node, rate, ranks=None if ranks is None else ranks * concurrent)
+    if layout is not None:
+        refuse_emulation(place)
+        if layout.ranks % concurrent or layout.ranks == concurrent:
+            raise UserError(
+                f"--concurrent {concurrent}: {layout.ranks} ranks do not make so many equal groups of 2 or more"
+            )
+    return layout
 
 
 def _required(ranks: int | None) -> int:

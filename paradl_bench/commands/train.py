@@ -14,6 +14,8 @@ from paradl_bench.options import (
     bucket_option,
     exchange_options,
     hang_option,
+    link_option,
+    nodes_option,
     recompute_option,
     sample_options,
     schedule_options,
@@ -22,6 +24,7 @@ from paradl_bench.options import (
 from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_shape
 
 if TYPE_CHECKING:
+    from paradl_bench.emulate_nodes.layout import NodeLayout
     from paradl_bench.measure.training_request import TrainingRequest
 
 
@@ -53,7 +56,9 @@ class Limits(NamedTuple):
 @bucket_option
 @batch_norm_option
 @sharing_options
-@exchange_options("those of a host, as the launcher tells")
+@exchange_options("those of a host, as the launcher tells; with --nodes, which it lays them on, all ranks shared out")
+@nodes_option
+@link_option
 @schedule_options
 @click.option(
     "--stages",
@@ -98,6 +103,8 @@ def COMMAND(  # noqa: N802
     spatial_until: str | None,
     exchange: str,
     ranks_per_node: int | None,
+    nodes: int | None,
+    link_bandwidth: str | None,
     micro_batches: int | None,
     schedule: str,
     stages: str | None,
@@ -119,13 +126,12 @@ def COMMAND(  # noqa: N802
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
     """
-    from paradl_bench.measure.rank_place import ranks_of_node
+    from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
-    from paradl_bench.spec import plan
     from paradl_bench.spec.strategy import parse_strategy
 
     parsed = parse_strategy(strategy)
-    told = None if exchange == "flat" else ranks_of_node(launcher, parsed.ranks)
+    layout = layout_of_options(nodes, ranks_per_node, link_bandwidth, ranks=parsed.ranks)
     request = TrainingRequest(
         model=model,
         input_shape=parse_sample_shape(input_shape, sequence),
@@ -142,7 +148,8 @@ def COMMAND(  # noqa: N802
         filter_backward=filter_backward,
         spatial_until=spatial_until,
         exchange=exchange,
-        ranks_per_node=plan.ranks_per_node(exchange, ranks_per_node, told),
+        ranks_per_node=_ranks_per_node(exchange, ranks_per_node, layout, launcher, parsed.ranks),
+        layout=layout,
         micro_batches=micro_batches,
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),
@@ -159,15 +166,36 @@ def COMMAND(  # noqa: N802
     print_training_summary(output, as_json=as_json)
 
 
+def _ranks_per_node(
+    exchange: str, given: int | None, layout: NodeLayout | None, launcher: str | None, ranks: int
+) -> int | None:
+    """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says."""
+    from paradl_bench.measure.rank_place import ranks_of_node
+    from paradl_bench.spec import plan
+
+    if layout is not None:
+        return plan.ranks_per_node(exchange, None, layout.ranks_per_node)
+    told = None if exchange == "flat" else ranks_of_node(launcher, ranks)
+    return plan.ranks_per_node(exchange, given, told)
+
+
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
+    from paradl_bench.emulate_nodes.cluster import emulated_cluster
     from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
     from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, check_backend, launcher_of_environment
+    from paradl_bench.measure.rank_place import (
+        NO_BACKEND,
+        check_backend,
+        launcher_of_environment,
+        refuse_emulation,
+    )
 
     check_backend(backend, request.device)
     place = launcher_of_environment(launcher)
+    if request.layout is not None:
+        refuse_emulation(place)
     if place is None:
         refuse_unusable(output)
         if request.shares_layers:
@@ -176,13 +204,15 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
             check_limits(request)
         check_ranks_fit(request.strategy.ranks, request.device)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(
-            command,
-            ranks=request.strategy.ranks,
-            device=request.device,
-            timeout_s=limits.run_s,
-            hang_timeout_s=limits.hang_s,
-        )
+        with emulated_cluster(request.layout) as cluster:
+            launch_ranks(
+                command,
+                ranks=request.strategy.ranks,
+                device=request.device,
+                timeout_s=limits.run_s,
+                hang_timeout_s=limits.hang_s,
+                cluster=cluster,
+            )
         return True
     from paradl_bench.measure.training import measure_training
 

@@ -8,6 +8,7 @@ import msgspec
 
 from paradl_bench.collectives.catalog import operations, routines
 from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.units import format_bytes
@@ -24,6 +25,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         operations: names; sizes: message bytes as each operation defines them.
         blocks: how often the whole sweep is repeated, so that drift over time is seen.
         point_s: seconds that the repetitions of one operation and size take in one block, about.
+        layout: emulated nodes that the ranks lie on; None for real ones.
 
     Raises:
         UserError: an unknown operation, a size that is no whole number of elements, or a backend that does not fit.
@@ -40,6 +42,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     beside_compute: bool
     behind_compute: bool = False
     concurrent: int = 1
+    layout: NodeLayout | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -50,6 +53,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
             )
+        if self.layout is not None and self.device != "cpu":
+            raise UserError("--nodes emulates nodes for ranks on a CPU: give --backend gloo, on --device cpu")
         if self.concurrent < 1:
             raise UserError(f"--concurrent {self.concurrent}: give how many groups run at once, at least 2")
         if self.concurrent > 1 and (self.beside_compute or self.behind_compute):
@@ -70,9 +75,10 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
-        # Directories of before know neither of the two.
+        # Directories of before know none of them.
         later = {"behind_compute": "true"} if self.behind_compute else {}
         later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
+        later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
         return {
             "ranks": str(self.ranks),
             "backend": self.backend,

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.collectives.catalog import operations
+from paradl_bench.measure.directory import emulation_noted
 from paradl_bench.measure.group_summary import (
     BehindRow,
     ConcurrentRow,
@@ -22,7 +23,6 @@ from paradl_bench.measure.group_summary import (
 )
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
-from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.host_clocks import HostClocks
 from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import (
@@ -30,7 +30,6 @@ from paradl_bench.spec.measurement import (
     INTERFERENCE_FILE,
     CollectiveSamples,
     InterferenceSamples,
-    read_manifest,
     read_records,
 )
 from paradl_bench.spec.statistics import summarise
@@ -111,7 +110,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         concurrent=concurrent_rows(sweeps),
         behind_compute=behind_rows(behind),
         pace=sweep_pace(sweeps, noted, behind),
-        emulated=words_of_emulation(read_manifest(directory).environment.emulated),
+        emulated=emulation_noted(directory),
     )
 
 

@@ -81,7 +81,8 @@ def measure_collectives(
     """
     hosts = ranks_of_hosts(context)
     if context.device.type == "cpu":
-        request.check_memory(ranks_on_host=max(hosts), memory_bytes=host_memory_bytes())
+        on_host = max(hosts) if request.layout is None else context.ranks
+        request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     hosts_noted = note_hosts(context, directory)
     sweep = CollectiveSweep(request, Calls(request, context, form_teams(context, request.concurrent)))

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from paradl_bench.measure.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release
+from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import (
     MANIFEST_NAME,
@@ -184,6 +185,17 @@ def _moved(path: Path, manifest: Manifest, hostname: str) -> Manifest:
         manifest = msgspec.structs.replace(manifest, also_on=(*manifest.also_on, hostname))
         write_manifest(path, manifest)
     return manifest
+
+
+def emulation_noted(path: Path) -> str:
+    """What of a measurement was emulated, in a line; empty for what was real, and for records without a manifest.
+
+    Raises:
+        UserError: as :func:`~paradl_bench.spec.measurement.read_manifest`.
+    """
+    if not (path / MANIFEST_NAME).exists():
+        return ""
+    return words_of_emulation(read_manifest(path).environment.emulated)
 
 
 def write_network(directory: Path, network: Network) -> None:

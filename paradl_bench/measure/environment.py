@@ -9,7 +9,9 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.rank_place import cluster_or_host
+from paradl_bench.spec.emulation import Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
 
@@ -43,6 +45,7 @@ def capture_environment(device: str, *, settings: dict[str, str]) -> Environment
         name, count, memory = properties.name, torch.cuda.device_count(), int(properties.total_memory)
     else:
         name, count, memory = cpu_name(), len(os.sched_getaffinity(0)), host_memory_bytes()
+    nodes = nodes_of_rank()
     return Environment(
         device=device,
         device_name=name,
@@ -54,6 +57,7 @@ def capture_environment(device: str, *, settings: dict[str, str]) -> Environment
         settings={**_torch_settings(device), **settings, **_allocator_settings()},
         variables=recorded_variables(),
         commit=_commit(),
+        emulated=False if nodes is None else Emulation(nodes=nodes),
     )
 
 

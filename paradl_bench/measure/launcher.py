@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from paradl_bench.emulate_nodes.cluster import NODE_NAME, RECORD, EmulatedCluster
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.hang import HangWatch
 from paradl_bench.measure.rank_place import (
@@ -106,6 +107,7 @@ def launch_ranks(
     timeout_s: float | None,
     hang_timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
+    cluster: EmulatedCluster | None = None,
 ) -> None:
     """Start ``ranks`` processes of ``command`` on this host and wait for all of them.
 
@@ -118,6 +120,7 @@ def launch_ranks(
         hang_timeout_s: how long a rank may give no sign of life (:func:`~paradl_bench.measure.pulse.beat`); then every
             rank's stack is printed and all are ended. None for no limit.
         environment: variables to set besides torchrun's and the allocator's.
+        cluster: emulated nodes to start them on; None for the host itself.
 
     Raises:
         UserError: a rank ended with a user's mistake (exit code 2), or the port in ``MASTER_PORT`` is in use.
@@ -127,7 +130,7 @@ def launch_ranks(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     kills_before = _kills_for_memory()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(os.environ.get("MASTER_PORT")))
+        listener = stack.enter_context(_listen(os.environ.get("MASTER_PORT"), cluster))
         files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(ranks)]
         watch = HangWatch(ranks, hang_timeout_s, stack)
         started: list[_Started] = []
@@ -135,7 +138,9 @@ def launch_ranks(
         for rank, stderr in enumerate(files):
             variables = _rank_variables(rank, ranks, device, listener, environment or {}) | watch.variables(rank)
             descriptors = watch.descriptors(rank) + ((listener.fileno(),) if rank == 0 else ())
-            started.append(_start(command, rank, variables, descriptors, stderr))
+            with contextlib.nullcontext() if cluster is None else cluster.entered(rank):
+                variables |= {} if cluster is None else cluster.variables(rank)
+                started.append(_start(command, rank, variables, descriptors, stderr))
         try:
             _watch(started, watch, deadline, timeout_s, kills_before)
         except KeyboardInterrupt as error:
@@ -144,15 +149,22 @@ def launch_ranks(
             raise
 
 
-def _listen(port: str | None) -> socket.socket:
+def _listen(port: str | None, cluster: EmulatedCluster | None) -> socket.socket:
     """A listening socket for the ranks' store: made here, handed to rank 0, so that nobody takes the port between."""
+    if cluster is None:
+        return _listen_at("127.0.0.1", port)
+    with cluster.entered(0):
+        return _listen_at(cluster.meeting_address, port)
+
+
+def _listen_at(address: str, port: str | None) -> socket.socket:
     number = 0 if port is None else whole_number("MASTER_PORT", port)
     if number > 65535:
         raise UserError(f"MASTER_PORT={number} is no port: ports end at 65535")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", number))
+        listener.bind((address, number))
         listener.listen(1024)
     except OSError as error:
         listener.close()
@@ -163,7 +175,9 @@ def _listen(port: str | None) -> socket.socket:
 def _rank_variables(
     rank: int, ranks: int, device: str, listener: socket.socket, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
+    # A shell inside of another run may hold what belongs to that.
+    foreign = ("TORCHELASTIC_", NODE_NAME, RECORD)
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     variables.update(ALLOCATOR_VARIABLES)
     variables.update({"OMP_NUM_THREADS": "1", "PARADL_HOST_CORES": str(len(os.sched_getaffinity(0)))})
     if device == "cpu":

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.pulse import beat, begin_pulse
 from paradl_bench.measure.rank_place import (
@@ -125,7 +126,8 @@ def join_ranks(
 ) -> Iterator[RankContext]:
     """Join the ranks that a launcher has started, and leave them however the body ends.
 
-    On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed and uses one thread. Under torchrun and
+    On a CPU the rank is pinned to the LOCAL_RANK-th core that it is allowed (the RANK-th where this program started
+    it, on one host) and uses one thread. Under torchrun and
     srun the process may begin anew, with the allocator's thresholds set: nothing before this call may matter.
 
     Args:
@@ -231,9 +233,11 @@ def _settle(place: RankPlace, device: str) -> int | None:
             )
         torch.cuda.set_device(place.local_rank)
         return None
-    core = cores[place.local_rank % len(cores)]
+    # Emulated nodes share the host's cores, so that ranks of all of them are counted.
+    core = cores[(place.rank if place.launcher == "own" else place.local_rank) % len(cores)]
     os.sched_setaffinity(0, {core})
-    if _ranks_here(place) <= len(cores):
+    # On these the policy is the same however many ranks there are: sweeps of few and of many are of one cluster.
+    if nodes_of_rank() is None and _ranks_here(place) <= len(cores):
         _never_preempt_on_waking()
     torch.set_num_threads(1)
     return core
@@ -304,7 +308,7 @@ def _store(place: RankPlace, timeout: datetime.timedelta) -> TCPStore:
 
 def _meeting_point(place: RankPlace) -> tuple[str, int]:
     if place.launcher == "own":
-        return "127.0.0.1", whole_number("MASTER_PORT", os.environ["MASTER_PORT"])
+        return os.environ["MASTER_ADDR"], whole_number("MASTER_PORT", os.environ["MASTER_PORT"])
     host = os.environ.get("MASTER_ADDR") or _first_slurm_host()
     given = os.environ.get("MASTER_PORT")
     if given is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.clocks import CpuClock
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.process_groups import RankContext
@@ -70,15 +71,16 @@ def hosts_of_ranks(context: RankContext, *, host: str | None = None, attempt: in
         host: of this rank; None for the node's name. attempt: to be noted.
     """
     hosts = context.gather(node_name() if host is None else host)
-    # One rank a host answers for all of them: they share its clock.
-    first = {name: hosts.index(name) for name in dict.fromkeys(hosts)}
+    # One rank a host answers for all of them: they share its clock, as emulated nodes do that of their one host.
+    clocks = hosts if nodes_of_rank() is None else [hosts[0]] * len(hosts)
+    first = {name: clocks.index(name) for name in dict.fromkeys(clocks)}
     measured = {hosts[0]: _Offsets(at_s=CpuClock.stamp())}
     for name, rank in first.items():
         if rank:
             measured[name] = _offsets(context, rank)
     of_hosts = context.share(measured)
     cores = context.gather(context.core)
-    return tuple(_record(rank, hosts[rank], cores[rank], of_hosts[hosts[rank]], attempt) for rank in range(len(hosts)))
+    return tuple(_record(rank, hosts[rank], cores[rank], of_hosts[clocks[rank]], attempt) for rank in range(len(hosts)))
 
 
 def _record(rank: int, host: str, core: int | None, found: _Offsets, attempt: int) -> RankHost:

@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from typing import Literal
 
+from paradl_bench.emulate_nodes.cluster import NODE_NAME
 from paradl_bench.spec.errors import UserError, unknown_choice
 
 Launcher = Literal["own", "torchrun", "srun"]
@@ -59,6 +60,16 @@ def launcher_of_environment(choice: str | None) -> RankPlace | None:
     return None
 
 
+def refuse_emulation(place: RankPlace | None) -> None:
+    """Refuse emulated nodes for ranks that another launcher has started.
+
+    Raises:
+        UserError: torchrun or srun did.
+    """
+    if place is not None and place.launcher != "own":
+        raise UserError(f"--nodes emulates nodes for ranks that this program starts; {place.launcher} started this one")
+
+
 def _place(launcher: Launcher, *, rank: str, ranks: tuple[str, ...], local_rank: str) -> RankPlace:
     def number(*names: str) -> int:
         for name in names:
@@ -97,9 +108,9 @@ def node_name() -> str:
     """What tells the node of this process from others: Slurm's name for it inside of a step or job, else the host's.
 
     Several of Slurm's nodes may be emulated on one host, as in its own tests; to Slurm, and to who asked for two nodes,
-    they are two.
+    they are two. So are those that this program emulates.
     """
-    return os.environ.get("SLURMD_NODENAME") or platform.node()
+    return os.environ.get(NODE_NAME) or os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def cluster_or_host() -> str:

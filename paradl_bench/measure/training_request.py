@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
@@ -30,6 +31,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
             spatial_until, exchange, ranks_per_node: as in
             :class:`~paradl_bench.spec.plan.PlanSettings`.
+        layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.stage_balance`.
     """
@@ -55,6 +57,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     spatial_until: str | None = None
     exchange: str = "flat"
     ranks_per_node: int | None = None
+    layout: NodeLayout | None = None
     iterations: int = 30
     warmup: int = 5
 
@@ -98,6 +101,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         refuse_unused(self.settings, (self.strategy,))
         self._check_balance()
+        if self.layout is not None and self.device != "cpu":
+            raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
@@ -128,6 +133,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             # The stages themselves have to be the same, not what found them.
             **{name: text for name, text in self.settings.options.items() if name != "cut_by"},
             **self._of_pipeline,
+            **({"emulated_nodes": str(self.layout)} if self.layout else {}),
         }
 
     @property

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paradl_bench.measure.directory import emulation_noted
 from paradl_bench.measure.stragglers import TrainingPace, training_pace
-from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.host_record import read_host_records
-from paradl_bench.spec.measurement import read_manifest, read_records
+from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.statistics import Summary, summarise
 from paradl_bench.spec.training_record import (
     TRAINING_FILE,
@@ -72,7 +72,7 @@ def summarise_training(directory: Path) -> TrainingSummary:
         communication = {name: summarise(values) for name, values in _communication(own).items()}
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
     pace = training_pace(run, records, read_host_records(directory))
-    emulated = words_of_emulation(read_manifest(directory).environment.emulated)
+    emulated = emulation_noted(directory)
     return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated)
 
 

@@ -1,0 +1,1 @@
+"""Nodes emulated on one host: network namespaces, joined by links of a given rate."""
