@@ -309,6 +309,8 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -
     largest of them moves: small ones live in a cache and say nothing of memory.
     """
     layers = {layer.operation: layer for network in networks.values() for layer in network.layers}
+    # The basis of rooflines is of fp32, where any was measured.
+    times = [time for time in times if time.dtype == "fp32"] or times
     flops: list[float] = []
     moved: list[tuple[float, float]] = []
     for time in times:

@@ -29,6 +29,15 @@ sample_options = together(
 )
 """What a sample is."""
 
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
+)
+"""What is computed in."""
+
 hang_option = click.option(
     "--hang-timeout",
     "hang_timeout_s",

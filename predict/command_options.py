@@ -50,7 +50,7 @@ point_options = together(
     ),
     click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, osf, csf or dag."),
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
-    click.option("--dtype", help="fp32, ... Default: the one that was measured."),
+    click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
     accumulate_option,
     recompute_option,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from calibrate.input_side import InputSide, InputTime, h2d_seconds, io_seconds
 from calibrate.profile import Profile
+from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from predict.assembly import Priced, assemble
@@ -121,7 +122,11 @@ def _h2d(
         return InputTime(options.h2d_s, 0.0, "--h2d-seconds")
     if side is None:
         return None
-    sample = math.prod(network.input_shape) * DTYPE_BYTES.get(dtype, 4) if network.input_shape else side.sample_bytes
+    sample = (
+        math.prod(network.input_shape) * DTYPE_BYTES.get(kept_dtype(dtype), 4)
+        if network.input_shape
+        else side.sample_bytes
+    )
     return h2d_seconds(side, batch.local_batch * sample)
 
 

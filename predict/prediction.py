@@ -16,6 +16,7 @@ from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
+from paradl_bench.strategies.lower_precision import check_dtype
 from predict.cost_model import CostModel
 from predict.interval import interval
 from predict.scaling_band import Timed, efficiency_band
@@ -138,6 +139,7 @@ class Predictor:
 
     def predict_timed(self, point: Point) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
+        check_dtype(point.strategy, point.settings, self.model.dtype)
         workload = self.evaluator.prepare(self.model, point)
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch

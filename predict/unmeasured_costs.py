@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from calibrate.profile import Profile
 from calibrate.roofline_rates import roofline_rates
+from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.spec.kernel import KernelShape
 from paradl_bench.spec.network import Network
@@ -28,8 +29,9 @@ class UnmeasuredCosts:
     def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
         self._profile = profile
         self._network = network
-        self._dtype = dtype
-        self._kernels = KernelCosts(profile.kernel_models, dtype)
+        # Neither reads activations.
+        self._dtype = kept_dtype(dtype)
+        self._kernels = KernelCosts(profile.kernel_models, self._dtype)
 
     def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
         """Seconds of the optimizer step over the whole model.

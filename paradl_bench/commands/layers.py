@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from paradl_bench.options import hang_option, sample_options, sharing_options
+from paradl_bench.options import dtype_option, hang_option, sample_options, sharing_options
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
@@ -18,7 +18,7 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
 @click.option("--batch", required=True, metavar="N[,N...]", help="Local batches to measure.")
 @sample_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
+@dtype_option
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option(
     "--ranks-on-host",
@@ -96,7 +96,6 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.layers_request import LayersRequest
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
-    from paradl_bench.strategies.axis_planner import refuse_unused
 
     request = LayersRequest(
         models=tuple(model.split(",")),
@@ -114,7 +113,7 @@ def COMMAND(  # noqa: N802
         filter_backward=filter_backward,
         spatial_until=spatial_until,
     )
-    refuse_unused(request.settings(batch=1), request.shards)
+    request.check()
     place = launcher_of_environment(launcher)
     if place is None:
         refuse_unusable(output)

@@ -12,6 +12,7 @@ from paradl_bench.options import (
     accumulate_option,
     batch_norm_option,
     bucket_option,
+    dtype_option,
     exchange_options,
     hang_option,
     link_option,
@@ -71,7 +72,7 @@ class Limits(NamedTuple):
     help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--dtype", type=click.Choice(["fp32"]), default="fp32", show_default=True)
+@dtype_option
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
 @click.option(

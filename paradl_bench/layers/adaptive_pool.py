@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.layers.operand_sizes import spatial, spatial_of
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -57,6 +57,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call(settings["function"], (tensor, output), {}, ((*of_samples, *output),), sizes["batch"])
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """A CPU pools volumes in fp32."""
+    return "fp32" if device == "cpu" and str(attributes["function"]).endswith("3d") else "widest"
+
+
 KIND = LayerKind(
     name="adaptive_pool",
     functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
@@ -65,5 +70,6 @@ KIND = LayerKind(
     by_channel=always,
     saves=saves,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, per_sample
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, lowered, per_sample
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -80,5 +80,6 @@ KIND = LayerKind(
     build=build,
     saves=saves,
     operands=operands,
+    autocast=lowered,
     call=call,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import BUFFER, Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.layers.kind import BUFFER, Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -69,6 +69,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call("batch_norm", arguments, {}, (shape,), batch)
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """In the dtype of the activations; statistics and parameters stay fp32."""
+    return "input"
+
+
 KIND = LayerKind(
     name="batch_norm",
     functions=("batch_norm",),
@@ -78,5 +83,6 @@ KIND = LayerKind(
     by_channel=always,
     saves=saves,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

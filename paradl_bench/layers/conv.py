@@ -14,6 +14,7 @@ from paradl_bench.layers.kind import (
     TensorArgument,
     as_tuple,
     inputs_saved,
+    lowered,
     windows_of,
 )
 from paradl_bench.layers.operand_sizes import spatial_of, window_sizes
@@ -107,5 +108,6 @@ KIND = LayerKind(
     windows=windows_of,
     saves=inputs_saved,
     operands=operands,
+    autocast=lowered,
     call=call,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
 _OF_ONE = ("neg", "exp", "sqrt", "rsqrt", "log", "abs")
@@ -86,6 +86,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call(settings["function"], arguments, {}, (shape,), batch, bool(sizes["in_place"]))
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """Powers, exponentials and logarithms are of fp32 on a GPU."""
+    return "fp32" if device == "cuda" and attributes["function"] in ("exp", "log", "pow", "rsqrt") else "widest"
+
+
 KIND = LayerKind(
     name="elementwise",
     functions=(
@@ -113,5 +118,6 @@ KIND = LayerKind(
     saves=saves,
     passes_gradient=passes_gradient,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paradl_bench.spec.network import Attribute, Layer
 from paradl_bench.spec.partition import Window
 from paradl_bench.spec.registry import discover
 
+Cast = Literal["lower", "fp32", "widest", "input"]
+"""What autocast makes an operation run in: the lower dtype, fp32, the widest of what it reads, parameters included, or
+the dtype of its input whatever its parameters have."""
 BUFFER = "buffer:"
 """Before the name of a tensor that a module keeps and does not train."""
 
@@ -158,6 +161,8 @@ class LayerKind:
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
             else it makes a tensor for each.
         operands: from a layer and a local batch, its sizes for regressors; None for a layer that sizes don't describe.
+        autocast: from attributes and the device's kind, what autocast to a lower dtype makes of it: torch's lists of
+            operations by device (torch/amp, "Autocast Op Reference", and aten/src/ATen/autocast_mode.h).
         call: from sizes and settings that ``operands`` gave, a call with the same ones, so that sweeps can run it.
     """
 
@@ -175,6 +180,7 @@ class LayerKind:
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
+    autocast: Callable[[Mapping[str, Attribute], str], Cast] = lambda attributes, device: "widest"
     call: Callable[[Mapping[str, int], Mapping[str, str]], Call] | None = None
     notes: str = field(default="")
 
@@ -218,6 +224,11 @@ def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
 def always(attributes: Mapping[str, Attribute]) -> bool:
     """Of every operation of the kind."""
     return True
+
+
+def lowered(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """Autocast runs it in the lower dtype, on every device."""
+    return "lower"
 
 
 def inputs_saved(layer: Layer) -> Saved:

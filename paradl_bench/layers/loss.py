@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
-from paradl_bench.spec.network import Layer
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Saved
+from paradl_bench.spec.network import Attribute, Layer
 
 
 def facts(call: Call) -> Facts:
@@ -20,4 +21,15 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=True)
 
 
-KIND = LayerKind(name="loss", functions=("cross_entropy", "nll_loss", "mse_loss"), facts=facts, saves=saves)
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """Losses are computed in fp32 on every device."""
+    return "fp32"
+
+
+KIND = LayerKind(
+    name="loss",
+    functions=("cross_entropy", "nll_loss", "mse_loss"),
+    facts=facts,
+    saves=saves,
+    autocast=autocast,
+)

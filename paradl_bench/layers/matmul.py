@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved
+from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -49,5 +49,6 @@ KIND = LayerKind(
     build=build,
     saves=inputs_saved,
     operands=operands,
+    autocast=lowered,
     call=call,
 )

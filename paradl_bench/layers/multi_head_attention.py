@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind
+from paradl_bench.layers.kind import Call, Facts, LayerKind, lowered
 
 
 def facts(call: Call) -> Facts:
@@ -23,4 +23,6 @@ def facts(call: Call) -> Facts:
     )
 
 
-KIND = LayerKind(name="multi_head_attention", functions=("multi_head_attention_forward",), facts=facts)
+KIND = LayerKind(
+    name="multi_head_attention", functions=("multi_head_attention_forward",), facts=facts, autocast=lowered
+)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument
 from paradl_bench.spec.network import Attribute, Layer
 
 
@@ -76,6 +76,14 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     )
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """Local response normalisation in fp32, on a GPU layer and group normalisation too; others in what they read."""
+    function = attributes["function"]
+    if function == "local_response_norm" or (device == "cuda" and function in ("layer_norm", "group_norm")):
+        return "fp32"
+    return "input"
+
+
 KIND = LayerKind(
     name="norm",
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
@@ -83,5 +91,6 @@ KIND = LayerKind(
     build=build,
     saves=saves,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

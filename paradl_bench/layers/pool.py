@@ -8,6 +8,7 @@ from typing import Any
 
 from paradl_bench.layers.kind import (
     Call,
+    Cast,
     Facts,
     LayerKind,
     Operands,
@@ -95,6 +96,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     )
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """A CPU pools volumes in fp32."""
+    return "fp32" if device == "cpu" and str(attributes["function"]).endswith("3d") else "widest"
+
+
 KIND = LayerKind(
     name="pool",
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -105,5 +111,6 @@ KIND = LayerKind(
     fill=fill,
     saves=saves,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

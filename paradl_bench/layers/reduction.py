@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, nothing_saved
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, TensorArgument, nothing_saved
 from paradl_bench.layers.operand_sizes import round_dims
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -51,6 +51,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call(settings["function"], (tensor,), {"dim": 1}, ((batch, inner),), batch)
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """A GPU adds up in fp32; means are of what they read."""
+    return "fp32" if device == "cuda" and attributes["function"] == "sum" else "widest"
+
+
 KIND = LayerKind(
     name="reduction",
     functions=("mean", "sum"),
@@ -58,5 +63,6 @@ KIND = LayerKind(
     build=build,
     saves=nothing_saved,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

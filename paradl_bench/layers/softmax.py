@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, output_saved
+from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, TensorArgument, output_saved
 from paradl_bench.layers.operand_sizes import round_dims
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -40,6 +40,11 @@ def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
     return Call(settings["function"], (TensorArgument(shape),), {"dim": 1}, (shape,), sizes["batch"])
 
 
+def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
+    """In fp32 on a GPU, in what it reads on a CPU."""
+    return "fp32" if device == "cuda" else "widest"
+
+
 KIND = LayerKind(
     name="softmax",
     functions=("softmax", "log_softmax"),
@@ -47,5 +52,6 @@ KIND = LayerKind(
     build=build,
     saves=output_saved,
     operands=operands,
+    autocast=autocast,
     call=call,
 )

@@ -6,16 +6,19 @@ parts apart, so they are measured one by one here, with autograd asked for one o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from paradl_bench.layers.autocast import widths_of
 from paradl_bench.layers.kind import LayerKind, layer_kinds
+from paradl_bench.measure.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.clocks import Clock
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 
 _DRAWN = 2**18
 CHOICES = ("none", "split", "all")
@@ -63,7 +66,9 @@ class IsolatedOperation:
     Args:
         layer: the first of the layers that share the operation.
         parameter_shapes: of the parameters that it reads, in order.
+        dtype: of inputs and parameters. input_dtypes: of each of the inputs, where autocast leaves them unlike.
         settle: called before every call that is kept.
+        entered: makes the context that a forward runs in.
     """
 
     def __init__(
@@ -75,18 +80,23 @@ class IsolatedOperation:
         *,
         dtype: torch.dtype = torch.float32,
         settle: Settle = leave_warm,
+        input_dtypes: Sequence[torch.dtype] = (),
+        entered: Entered = contextlib.nullcontext,
     ) -> None:
         kind: LayerKind = layer_kinds()[layer.kind]
         assert kind.build is not None
         self.layer = layer
         self._split = kind.splits_backward
-        self._settle = settle
+        self._settle, self._entered = settle, entered
         self._run: Callable[[list[Any], list[Any]], Any] = kind.build(layer.attributes)
         # The network's own input needs no gradient: its layer has no input gradient to compute.
         self._input_gradient = "input" not in layer.inputs
+        shapes = shapes_of_inputs(layer, batch)
+        # A tensor that is read twice is named once.
+        dtypes = [input_dtypes[min(i, len(input_dtypes) - 1)] if input_dtypes else dtype for i in range(len(shapes))]
         self._inputs = [
-            random_tensor(shape, device, dtype).requires_grad_(self._input_gradient)
-            for shape in shapes_of_inputs(layer, batch)
+            random_tensor(shape, device, of).requires_grad_(self._input_gradient)
+            for shape, of in zip(shapes, dtypes, strict=True)
         ]
         self._parameters = [random_tensor(shape, device, dtype).requires_grad_() for shape in parameter_shapes]
         self._warm = False
@@ -103,9 +113,10 @@ class IsolatedOperation:
         # In-place operations may not write to a leaf that needs its gradient.
         inputs = [tensor.clone() if self.layer.attributes.get("in_place") else tensor for tensor in self._inputs]
         settle(inputs)
-        begin = clock.stamp()
-        output = self._run(inputs, self._parameters)
-        end = clock.stamp()
+        with self._entered():
+            begin = clock.stamp()
+            output = self._run(inputs, self._parameters)
+            end = clock.stamp()
         stamps = {"FW": (begin, end)}
         gradient = torch.ones_like(output)
         nodes = _NodeStamps(output.grad_fn, clock)
@@ -141,11 +152,14 @@ def shapes_of_inputs(layer: Layer, batch: int) -> list[tuple[int, ...]]:
     ]
 
 
-def isolated_operations(network: Network, batch: int, device: torch.device, *, which: str) -> list[IsolatedOperation]:
+def isolated_operations(
+    network: Network, batch: int, device: torch.device, *, which: str, dtype: str = "fp32"
+) -> list[IsolatedOperation]:
     """Distinct operations of a network to be measured alone.
 
     Args:
         which: ``none``; ``split``: those whose backward has two parts; ``all``: every one whose kind can be built.
+        dtype: that the network is trained in; inputs are of the dtypes that autocast leaves them in.
 
     Raises:
         UserError: another choice.
@@ -155,11 +169,16 @@ def isolated_operations(network: Network, batch: int, device: torch.device, *, w
     kinds = layer_kinds()
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     chosen: dict[tuple[str, bool], IsolatedOperation] = {}
-    for layer in network.layers if which != "none" else ():
+    widths = widths_of(network, dtype, device.type)
+    by_width = {DTYPE_BYTES[name]: of for name, of in TORCH_DTYPES.items()}
+    entered = autocast_to(dtype, device)
+    for layer, width in zip(network.layers, widths, strict=True) if which != "none" else ():
         kind = kinds.get(layer.kind)
         key = (layer.operation, "input" in layer.inputs)
         if kind is None or kind.build is None or key in chosen or not layer.input_shapes:
             continue
         if which == "all" or kind.splits_backward:
-            chosen[key] = IsolatedOperation(layer, [shapes[name] for name in layer.parameters], batch, device)
+            parameters = [shapes[name] for name in layer.parameters]
+            reads = [by_width[size] for size in width.reads]
+            chosen[key] = IsolatedOperation(layer, parameters, batch, device, input_dtypes=reads, entered=entered)
     return list(chosen.values())

@@ -14,13 +14,13 @@ from typing import Literal, Protocol
 import torch
 
 from paradl_bench.layers.kernel_shape import layer_of_sizes
+from paradl_bench.measure.autocast import TORCH_DTYPES
 from paradl_bench.measure.clocks import Clock
 from paradl_bench.measure.isolated import IsolatedOperation, Settle, leave_warm, random_tensor
 from paradl_bench.measure.kernel_design import MachineSpeed, SweptKernel
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.spec.units import parse_size
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CacheState = Literal["training", "warm"]
 
 _UNKNOWN_CACHE_BYTES = 32 * 1024**2

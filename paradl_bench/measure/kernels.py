@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from paradl_bench.measure.autocast import TORCH_DTYPES
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment
@@ -38,7 +39,7 @@ from paradl_bench.measure.kernel_request import (
     SkippedKernel,
     SweepProgress,
 )
-from paradl_bench.measure.kernel_runs import TORCH_DTYPES, Caches, build_run, machine_speed
+from paradl_bench.measure.kernel_runs import Caches, build_run, machine_speed
 from paradl_bench.measure.out_of_memory import ran_out
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.pulse import beat

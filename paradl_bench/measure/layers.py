@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
@@ -157,15 +158,19 @@ def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Cl
     optimizer = build_optimizer(request.optimizer, model.module.parameters())
     copies = GradientCopies(model.module, network, context.device)
     layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
+    within = autocast_to(request.dtype, context.device)
     for batch in request.batches:
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
 
         def forward(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
-            return model.loss(model.module(inputs), targets)
+            with within():
+                return model.loss(model.module(inputs), targets)
 
         subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
         _warm_up(subject, request.warmup)
-        subject.operations = isolated_operations(network, batch, context.device, which=request.isolated)
+        subject.operations = isolated_operations(
+            network, batch, context.device, which=request.isolated, dtype=request.dtype
+        )
         yield subject
     for strategy in request.shards:
         yield from _rehearsed_subjects(request, name, network, strategy, context)

@@ -8,13 +8,17 @@ import msgspec
 
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.axis_planner import refuse_unused
+from paradl_bench.strategies.lower_precision import check_dtype
 
 
 class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What ``paradl-bench layers`` is asked to measure.
 
     Attributes:
-        batches: local batches. pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
+        batches: local batches.
+        dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.layers.autocast`).
+        pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
         split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
@@ -35,6 +39,16 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     seed: int = 0
+
+    def check(self) -> None:
+        """Refuse, without torch, what does not go together.
+
+        Raises:
+            UserError: says what would be right.
+        """
+        refuse_unused(self.settings(batch=1), self.shards)
+        for strategy in self.shards:
+            check_dtype(strategy, self.settings(batch=1), self.dtype)
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""

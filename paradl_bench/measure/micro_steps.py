@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from paradl_bench.measure.autocast import Entered
 from paradl_bench.strategies.parallel import ParallelModule
 
 Row = tuple[str, Any, Any]
@@ -22,6 +24,7 @@ class MicroSteps:
     Args:
         loss: a mean over samples.
         count: of micro-batches; it divides the samples.
+        entered: makes the context that a forward and its loss run in.
     """
 
     def __init__(
@@ -31,8 +34,9 @@ class MicroSteps:
         inputs: torch.Tensor,
         targets: torch.Tensor,
         count: int,
+        entered: Entered = contextlib.nullcontext,
     ) -> None:
-        self._parallel, self._loss, self._count = parallel, loss, count
+        self._parallel, self._loss, self._count, self._entered = parallel, loss, count, entered
         self._batches = list(zip(inputs.chunk(count), targets.chunk(count), strict=True))
 
     def run(self, begin: Any, stamp: Callable[[], Any], rows: list[Row], enter: Callable[[str], None]) -> torch.Tensor:
@@ -65,9 +69,10 @@ class MicroSteps:
     ) -> tuple[torch.Tensor, Any]:
         """Forward and backward of one; returns its share of the loss, and the stamp at its end."""
         enter("forward")
-        loss = self._loss(self._parallel.module(inputs), targets)
-        if self._count > 1:
-            loss = loss / self._count
+        with self._entered():
+            loss = self._loss(self._parallel.module(inputs), targets)
+            if self._count > 1:
+                loss = loss / self._count
         forward_end = stamp()
         rows.append(("FW", begin, forward_end))
         enter("backward")

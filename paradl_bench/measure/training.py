@@ -17,6 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.memory_tracking import track_memory
@@ -208,6 +209,7 @@ class Trainer:
             tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
         self._parallel = model.module
+        self._entered = autocast_to(request.dtype, context.device)
         self._steps: MicroSteps | None = None
         self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter = SequenceCounter()
@@ -233,7 +235,9 @@ class Trainer:
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._groups = built.groups
         if built.pipeline is None:
-            self._steps = MicroSteps(built, self._model.loss, self._inputs, self._targets, request.accumulate)
+            self._steps = MicroSteps(
+                built, self._model.loss, self._inputs, self._targets, request.accumulate, self._entered
+            )
         if built.pipeline is not None and built.pipeline.stages[0].receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
@@ -285,7 +289,8 @@ class Trainer:
             self._model.module.to(self._context.device)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
-            loss = self._model.loss(self._model.module(self._inputs[:at_once]), self._targets[:at_once])
+            with self._entered():
+                loss = self._model.loss(self._model.module(self._inputs[:at_once]), self._targets[:at_once])
             loss.backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError) as error:
             if ran_out(error):

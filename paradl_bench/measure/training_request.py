@@ -14,6 +14,7 @@ from paradl_bench.spec.plan import PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.lower_precision import check_dtype
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.zero.plan import zero_stage
 
@@ -26,6 +27,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         batch: global mini-batch.
+        dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.layers.autocast`).
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
         bucket_cap_mb: MiB; None for torch's default.
         batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
@@ -100,6 +102,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         refuse_unused(self.settings, (self.strategy,))
+        check_dtype(self.strategy, self.settings, self.dtype)
         self._check_balance()
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")

@@ -17,67 +17,24 @@ that outlive their last use in forward.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paradl_bench.layers.kind import LayerKind, Saved, layer_kinds
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.memory.casts import Casts
+from paradl_bench.memory.ledger import Gradient, Ledger, Storage, hold
+from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import Collective, Communication, HaloExchange
 from paradl_bench.strategies.compute import LayerShard, backward_layers, layers_with_gradient
 
 _INDEX_BYTES = 8
+_STATISTIC_BYTES = 4
+"""Statistics are of fp32 whatever activations are."""
 _SEVERAL_TENSORS = ("chunk", "split", "unbind")
 RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
-
-
-@dataclass(slots=True, eq=False)
-class Storage:
-    """Memory that one or several tensors share; it is freed when the last holder lets go."""
-
-    size: int
-    holders: int = 1
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Bytes of activations (with their gradients) and of parameters' gradients, now and when the sum was largest."""
-
-    activations: int = 0
-    gradients: int = 0
-    peak: tuple[int, int] = (0, 0)
-
-    def allocate(self, size: int) -> Storage:
-        """New memory, held once."""
-        self.activations += size
-        return Storage(size)
-
-    def release(self, storage: Storage) -> None:
-        """One holder less."""
-        storage.holders -= 1
-        if not storage.holders:
-            self.activations -= storage.size
-
-    def mark(self, more: int = 0, gradients: int = 0) -> None:
-        """Note the moment, with bytes beside activations, and of parameters' gradients, that are held in it alone."""
-        held = self.activations + more, self.gradients + gradients
-        if sum(held) > sum(self.peak):
-            self.peak = held
-
-
-def hold(storage: Storage) -> Storage:
-    """One holder more."""
-    storage.holders += 1
-    return storage
-
-
-@dataclass(slots=True)
-class Gradient:
-    """A gradient on its way to a layer: its memory, and its own bytes, which are fewer in a view of a part."""
-
-    storage: Storage
-    size: int
 
 
 @dataclass(slots=True)
@@ -106,6 +63,7 @@ class Liveness:
         outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
         kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
         input_has_gradient: whether backward makes a gradient of what the network reads.
+        device: kind of the device: ``cpu`` or ``cuda``.
         mask_bytes: of an element of a mask; None for as many as any other element has.
         recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
             backward.
@@ -118,6 +76,7 @@ class Liveness:
         samples: int,
         *,
         dtype: str = "fp32",
+        device: str = "cpu",
         shards: Mapping[int, LayerShard] | None = None,
         outputs: Sequence[int] = (),
         kept_outputs: Sequence[int] = (),
@@ -126,8 +85,7 @@ class Liveness:
         recomputed: Sequence[range] = (),
     ) -> None:
         self._ledger, self._network, self._samples = ledger, network, samples
-        self._element_bytes = DTYPE_BYTES[dtype]
-        self._mask_bytes = mask_bytes or self._element_bytes
+        self._casts, self._mask_bytes = Casts(ledger, network, dtype, device), mask_bytes
         self._layers, self._outputs, self._kept_outputs = network.layers, tuple(outputs), frozenset(kept_outputs)
         self._shards = [(shards or {}).get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
         known = layer_kinds()
@@ -160,10 +118,10 @@ class Liveness:
         return found
 
     def _input_bytes(self, layer: Layer) -> int:
-        return layer.input_elements_of(self._samples) * self._element_bytes
+        return layer.input_elements_of(self._samples) * self._casts.runs[layer.name]
 
     def _output_bytes(self, layer: Layer) -> int:
-        return layer.output_elements_of(self._samples) * self._element_bytes
+        return layer.output_elements_of(self._samples) * self._casts.runs[layer.name]
 
     # Forward
 
@@ -190,6 +148,7 @@ class Liveness:
                     ledger.release(wholes[source])
         if RECEIVED in wholes:
             ledger.release(wholes[RECEIVED])
+        self._casts.end_forward()
         return left
 
     def _run_on(
@@ -267,25 +226,28 @@ class Liveness:
         copied = self._copy_of_input(i, read)
         read = [copied] if copied is not None else read
         keeps = self._keeps(i)
-        own = ledger.allocate(self._beside(keeps))
+        read, converted = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+        parameters = self._casts.parameters(i)
+        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)))
         aliases = _aliases(layer, kind) and bool(read)
         output = hold(read[0]) if aliases else ledger.allocate(self._output_bytes(shard.layer))
         ledger.mark()
         if self._differentiated[i]:
             saved += [hold(own), *(hold(storage) for storage in read if keeps.inputs)]
             saved += [hold(output)] if keeps.output else []
-        ledger.release(own)
+            saved += map(hold, parameters)
+        self._release_all([own, *parameters, *converted])
         if copied is not None:
             ledger.release(copied)
         return self._combine(i, output)
 
-    def _beside(self, keeps: Saved) -> int:
-        """Bytes of what is kept beside inputs and output."""
+    def _beside(self, keeps: Saved, element_bytes: int) -> int:
+        """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""
         return (
-            keeps.elements * self._samples * self._element_bytes
-            + keeps.mask * self._samples * self._mask_bytes
+            keeps.elements * self._samples * element_bytes
+            + keeps.mask * self._samples * (self._mask_bytes or element_bytes)
             + keeps.indices * self._samples * _INDEX_BYTES
-            + keeps.statistics * self._element_bytes
+            + keeps.statistics * _STATISTIC_BYTES
         )
 
     def _copy_of_input(self, i: int, read: Sequence[Storage]) -> Storage | None:
@@ -376,12 +338,28 @@ class Liveness:
         upstream = self._part_of_gradient(i, arrived)
         made = self._input_gradients(i, upstream, self._reached)
         made_of_parameters, kept = self._parameter_gradients(i)
-        ledger.mark(self._inside_norm(i), made_of_parameters)
-        ledger.gradients += kept
+        lowered = self._casts.lowered_gradients(i)
+        if lowered:
+            ledger.mark(sum(size for size, _ in lowered))
+        else:
+            ledger.mark(self._inside_norm(i), made_of_parameters)
+            ledger.gradients += kept
         for gradient in upstream:
             ledger.release(gradient.storage)
         self._release_all(saved)
+        if lowered:
+            self._gradients_of_lowered(i, lowered, kept)
+        made = [(source, self._casts.gradient(i, source, gradient)) for source, gradient in made]
         return [(source, self._after_backward(i, source, gradient)) for source, gradient in made]
+
+    def _gradients_of_lowered(self, i: int, lowered: Sequence[tuple[int, int]], kept: int) -> None:
+        """fp32 gradients of parameters, one after the other, of those in the lower dtype."""
+        waiting, done = sum(size for size, _ in lowered), 0
+        for low, size in lowered:
+            done += size
+            self._ledger.mark(waiting, done)
+            waiting -= low
+        self._ledger.gradients += kept
 
     def _input_gradients(
         self, i: int, upstream: Sequence[Gradient], wanted: frozenset[int]
@@ -393,6 +371,7 @@ class Liveness:
 
     def _input_gradient(self, i: int, position: int, upstream: Sequence[Gradient]) -> Gradient:
         layer, kind, size = self._layers[i], self._kinds[i], self._read_bytes(i, position)
+        size = self._casts.in_run_width(i, position, size)
         if kind is not None and kind.passes_gradient(layer) and upstream:
             return Gradient(hold(upstream[0].storage), size)
         return Gradient(self._ledger.allocate(size), size)
@@ -405,7 +384,8 @@ class Liveness:
             # What crosses a pipeline's cut has one name, however many values it is.
             which = min(position, len(run.input_shapes) - 1)
             samples = 1 if which in run.batchless_inputs else self._samples
-            return math.prod(run.input_shapes[which]) * samples * self._element_bytes
+            width = self._casts.read_width(i, position)
+            return math.prod(run.input_shapes[which]) * samples * width
         cut = self._is_cut(source) and self._is_cut(i)
         return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 
-from paradl_bench.memory.liveness import RECEIVED, Gradient, Liveness, Pass, Storage
+from paradl_bench.memory.ledger import Gradient, Storage
+from paradl_bench.memory.liveness import RECEIVED, Liveness, Pass
 from paradl_bench.strategies.compute import BackwardPart, parts_of_backward
 
 

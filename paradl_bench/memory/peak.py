@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.memory.liveness import Ledger, Liveness
+from paradl_bench.layers.autocast import kept_dtype
+from paradl_bench.memory.ledger import Ledger
+from paradl_bench.memory.liveness import Liveness
 from paradl_bench.memory.zero import ShardedLiveness, held_network, largest_part_bytes
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.network import DTYPE_BYTES, Network
@@ -80,14 +82,23 @@ def per_phase_memory(
         exchanged, held, reshard = False, held_network(network, ranks), zero_stage == 3
         masks = mask_bytes(device)
         walk: Liveness = ShardedLiveness(
-            ledger, network, samples, ranks, reshard=reshard, dtype=dtype, mask_bytes=masks
+            ledger, network, samples, ranks, reshard=reshard, dtype=dtype, device=device, mask_bytes=masks
         )
     else:
         masks = mask_bytes(device)
-        walk = Liveness(ledger, network, samples, dtype=dtype, shards=shards, mask_bytes=masks, recomputed=recomputed)
+        walk = Liveness(
+            ledger,
+            network,
+            samples,
+            dtype=dtype,
+            device=device,
+            shards=shards,
+            mask_bytes=masks,
+            recomputed=recomputed,
+        )
     # All micro-batches after the first find what the second does.
     for _ in range(min(micro_batches, 2)):
-        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[dtype])
+        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[kept_dtype(dtype)])
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
@@ -95,7 +106,7 @@ def per_phase_memory(
         {
             **fixed_parts(held, optimizer, exchanged=exchanged),
             **({"optimizer": STATE_COPIES[optimizer] * largest_part_bytes(network, ranks)} if zero_stage == 1 else {}),
-            "input": network.input_bytes(local_batch, dtype),
+            "input": network.input_bytes(local_batch, kept_dtype(dtype)),
             **moving_parts(ledger, held, optimizer, device),
         }
     )

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.memory.liveness import Ledger, Storage, hold
+from paradl_bench.memory.ledger import Ledger, Storage, hold
 from paradl_bench.memory.parted_liveness import PartedLiveness
 from paradl_bench.memory.peak import MemoryUse, block_of_input, fixed_parts, mask_bytes, memory_use, moving_parts
 from paradl_bench.memory.repeated_passes import RepeatedPasses

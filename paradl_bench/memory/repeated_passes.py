@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from paradl_bench.memory.liveness import Gradient, Ledger, Pass, Storage
+from paradl_bench.memory.ledger import Gradient, Ledger, Storage
+from paradl_bench.memory.liveness import Pass
 from paradl_bench.memory.parted_liveness import PartedLiveness
 
 Part = Literal["whole", "input", "weight"]

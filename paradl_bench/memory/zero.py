@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from paradl_bench.memory.liveness import Gradient, Ledger, Liveness, Pass, Storage
+from paradl_bench.memory.ledger import Gradient, Ledger, Storage
+from paradl_bench.memory.liveness import Liveness, Pass
 from paradl_bench.spec.network import Network, Tensor
 from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import total_bytes

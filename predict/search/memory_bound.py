@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from calibrate.profile import Profile
-from paradl_bench.memory.liveness import Ledger, Liveness
+from paradl_bench.layers.autocast import kept_dtype
+from paradl_bench.memory.ledger import Ledger
+from paradl_bench.memory.liveness import Liveness
 from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.memory.peak import STATE_COPIES, MemoryUse
 from paradl_bench.schedules.catalog import schedule_of
@@ -76,7 +78,7 @@ class MemoryBounds:
             active = self._most_under_way(schedule, mesh.stages, int(count)) * (local // count) * kept / parts
         held = parameters * self._copies(mesh)
         gradients = parameters / (mesh.replicas if mesh.zero > 1 else 1)
-        active += local * self._model.network.input_bytes(1, self._model.dtype)
+        active += local * self._model.network.input_bytes(1, kept_dtype(self._model.dtype))
         return float(max((held + gradients).max(), held[0] + active))
 
     def _copies(self, mesh: Mesh) -> float:
@@ -106,6 +108,7 @@ class MemoryBounds:
             stage.network,
             1,
             dtype=self._model.dtype,
+            device=self._model.device_kind,
             outputs=stage.outputs,
             mask_bytes=None if self._model.device_kind == "cpu" else 1,
         )

@@ -114,7 +114,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
-            space = find_space(model.network, settings, ranks, caps, recomputed)
+            space = find_space(model.network, settings, ranks, caps, recomputed, dtype=model.dtype)
             predictor = Predictor(
                 model,
                 evaluator,

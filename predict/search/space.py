@@ -29,6 +29,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.catalog import axis_planners
+from paradl_bench.strategies.lower_precision import check_dtype
 from paradl_bench.strategies.pipeline.stages import most_stages
 from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import most_parts
@@ -146,6 +147,8 @@ def find_space(
     ranks: int,
     caps_mb: Sequence[float],
     recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
+    *,
+    dtype: str = "fp32",
 ) -> Space:
     """Every candidate.
 
@@ -153,6 +156,7 @@ def find_space(
         settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
         recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
             left out.
+        dtype: that is trained in.
 
     Raises:
         UserError: no candidate at all is possible; the message says why.
@@ -160,14 +164,14 @@ def find_space(
     impossible = RuledOut()
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
-    recomputed = _possible_segments(network, settings, recomputed, impossible)
+    recomputed = _possible_segments(network, settings, recomputed, impossible, dtype)
     finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
     mesh_of: list[int] = []
     rows = []
     for mesh in finder.meshes():
-        combinations = finder.combinations(mesh)
+        combinations = finder.combinations(mesh) if finder.trains_in(mesh, dtype) else ()
         if not len(combinations):
             continue
         for order in itertools.permutations(mesh.axes):
@@ -197,12 +201,18 @@ def find_space(
 
 
 def _possible_segments(
-    network: Network, settings: PlanSettings, recomputed: Sequence[tuple[str, ...]], impossible: RuledOut
+    network: Network,
+    settings: PlanSettings,
+    recomputed: Sequence[tuple[str, ...]],
+    impossible: RuledOut,
+    dtype: str,
 ) -> tuple[tuple[str, ...], ...]:
     found = []
     for chosen in recomputed:
         try:
-            segments_of(network, msgspec.structs.replace(settings, recompute=chosen))
+            tried = msgspec.structs.replace(settings, recompute=chosen)
+            segments_of(network, tried)
+            check_dtype(Strategy(), tried, dtype)
             found.append(chosen)
         except UserError as error:
             if len(recomputed) == 1:
@@ -252,6 +262,15 @@ class _Finder:
         else:
             return True
         return False
+
+    def trains_in(self, mesh: Mesh, dtype: str) -> bool:
+        """Whether a mesh can be trained in a dtype; else its placements are counted."""
+        try:
+            check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
+        except UserError as error:
+            self._impossible.add(str(error), math.factorial(len(mesh.axes)))
+            return False
+        return True
 
     def _can_shard(self, stage: int) -> bool:
         strategy = Strategy(axes=(Axis(kind="data", extents=(self._ranks,), zero_stage=stage),))

@@ -49,11 +49,13 @@ PROGRAM = """
 import json, sys
 import msgspec
 from paradl_bench.measure.process_groups import join_ranks
+from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.memory.peak import planned_memory
 from paradl_bench.memory.pipeline import pipelined_memory
@@ -67,11 +69,14 @@ def peaks(case, context):
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
-    trainer.prepare(network)
+    issued = trainer.prepare(network)
+    plan = planner_for(strategy).plan(network, strategy, request.settings)
+    # Gradients are exchanged in fp32, whatever is computed in.
+    assert not differences(issued, planned_collectives(plan, context.rank))
     of_ranks = context.gather(trainer.track_memory())
     predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
     tracked = max(of_ranks, key=lambda peak: peak.tracked_bytes)
-    expected = predict(network, strategy, request.settings)
+    expected = predict(network, strategy, request.settings, dtype=request.dtype)
     return [tracked.tracked_bytes, tracked.parts_bytes, expected.peak_bytes, expected.parts_bytes]
 
 sys.path.append(sys.argv[1])
@@ -86,6 +91,7 @@ OF_TWO += ["z1d2", "z2d2", "z3d2"]
 OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2", "z2d2", "z3d2")]
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
+OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 accumulate=4", "d2 optimizer=adam")]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}

@@ -6,7 +6,8 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network
 
-from paradl_bench.memory.liveness import Gradient, Ledger, Pass, Storage, hold
+from paradl_bench.memory.ledger import Gradient, Ledger, Storage, hold
+from paradl_bench.memory.liveness import Pass
 from paradl_bench.memory.parted_liveness import PartedLiveness
 from paradl_bench.memory.repeated_passes import RepeatedPasses
 from paradl_bench.spec.network import Network

@@ -120,7 +120,7 @@ def test_the_nearest_batch_and_ranks_on_the_host_count(tmp_path: Path) -> None:
     [
         ("nothing", "it does not exist"),
         ("file", "is a file: give a directory of paradl-bench layers"),
-        ("another model", "holds layers of other, none of chain"),
+        ("another model", "holds layers in fp32 of other, none of chain"),
         ("another shape", r"layer fc0 of chain is linear\(64;.* and it measured linear\(32;"),
     ],
 )
