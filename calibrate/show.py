@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrate.communication import CommunicationFit
+from calibrate.congestion_show import print_congestion
 from calibrate.explanation import ModelSums, model_sums, weaknesses
 from calibrate.input_show import print_input_side
 from calibrate.kernel_show import print_kernel_models
@@ -59,6 +60,7 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_copies(profile, console)
     if profile.communication:
         _print_communication(profile, console)
+    print_congestion(profile, console)
     for line in outlier_words(profile.communication)[:SHOWN_OUTLIERS]:
         console.print(line, markup=False)
     if profile.communication_choices:
