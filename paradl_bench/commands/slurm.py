@@ -140,14 +140,25 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     from paradl_bench.slurm.plan import plan_of
     from paradl_bench.slurm.script import Folders, script_of
     from paradl_bench.slurm.site import read_site
+    from paradl_bench.slurm.starts import load_torch, start_of
 
     site = read_site(site_path)
     folders = Folders(output=output, work=Path.cwd())
-    estimate = Estimate(request=request, site=site, works=trace_works(request))
+    start = start_of(site, output, load_torch())
+    estimate = Estimate(request=request, site=site, works=trace_works(request), start=start)
     jobs = chain_of(request, site, estimate)
     scripts = {job.name: script_of(job, site, folders) for job in jobs}
     command_line = ("paradl-bench", *(word for word in sys.argv[1:] if word not in ("--force", "--json", "--debug")))
-    plan = plan_of(request, site, jobs, scripts, work=folders.work, command_line=command_line, basis=estimate.basis)
+    plan = plan_of(
+        request,
+        site,
+        jobs,
+        scripts,
+        work=folders.work,
+        command_line=command_line,
+        basis=estimate.basis,
+        start_s=start.seconds,
+    )
     return plan, scripts
 
 

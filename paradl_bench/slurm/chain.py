@@ -102,7 +102,7 @@ def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> 
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
-        tasks = [] if inside else [_doctor(site, nodes)]
+        tasks = [] if inside else [_doctor(site, nodes, estimate)]
         tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0]))
         if site.nccl_tests:
             tasks.append(_nccl_sweep(request, site, nodes, estimate))
@@ -125,7 +125,7 @@ def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> 
         )
 
 
-def _doctor(site: Site, nodes: int) -> Task:
+def _doctor(site: Site, nodes: int, estimate: Estimate) -> Task:
     """First on the nodes of a sweep: what they differ in may explain what it finds."""
     name = f"{NODES}/sweep-{nodes}"
     return Task(
@@ -135,7 +135,7 @@ def _doctor(site: Site, nodes: int) -> Task:
         nodes=nodes,
         ranks=nodes,
         replaces=True,
-        estimate_s=site.estimate.start_s,
+        estimate_s=estimate.start.seconds,
     )
 
 

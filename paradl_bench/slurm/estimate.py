@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paradl_bench.slurm.request import CalibrationRequest, Configuration
 from paradl_bench.slurm.site import Site
+from paradl_bench.slurm.starts import ASSUMED, Start
 from paradl_bench.spec.units import parse_sample_shape, parse_size_sweep
 
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 1e13}
@@ -57,11 +58,16 @@ def trace_works(request: CalibrationRequest) -> dict[str, Work] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of commands; None where the models' work is not known."""
+    """Seconds of commands; None where the models' work is not known.
+
+    Attributes:
+        start: of every command.
+    """
 
     request: CalibrationRequest
     site: Site
     works: Mapping[str, Work] | None
+    start: Start = ASSUMED
 
     @property
     def flops_per_s(self) -> float:
@@ -79,7 +85,8 @@ class Estimate:
         without = (
             "" if self.works is not None else "; torch is not installed here: layers and runs count as their limit"
         )
-        return f"from the counts of iterations and calls at {rate} ({stated}), {rates.start_s:g} s a start{without}"
+        start = f"{self.start.seconds:.3g} s a start"
+        return f"from the counts of iterations and calls at {rate} ({stated}), {start} ({self.start.source}){without}"
 
     def iteration_s(self, model: str, batch: float) -> float | None:
         """An iteration of a rank that computes ``batch`` samples, without communication."""
@@ -91,7 +98,7 @@ class Estimate:
         if iteration_s is None:
             return None
         iterations = self.request.blocks * (2 * _PAIRS + 1) + 2
-        return self.site.estimate.start_s + iterations * iteration_s * (1 + shards)
+        return self.start.seconds + iterations * iteration_s * (1 + shards)
 
     def sweep_s(self, ranks: int, *, kinds: int) -> float:
         """A sweep; ``kinds`` counts what is measured of each point: alone, beside compute, behind it."""
@@ -99,7 +106,7 @@ class Estimate:
         sizes = parse_size_sweep(request.sizes)
         calls_s = sum(max(request.point_s, _LONGEST_CALL * self._all_reduce_s(size)) for size in sizes)
         operations = len(request.operations.split(","))
-        return self.site.estimate.start_s + _OVERHEAD * kinds * request.blocks * operations * calls_s
+        return self.start.seconds + _OVERHEAD * kinds * request.blocks * operations * calls_s
 
     def run_s(self, model: str, each: Configuration) -> float | None:
         """A training run; a rank is taken to compute its share of the mini-batch, and to exchange all parameters."""
@@ -110,7 +117,7 @@ class Estimate:
             iteration_s += self._all_reduce_s(self.works[model].gradient_bytes)
         # Recorded, warming up, one before every ten, timed.
         iterations = 3 + self.request.warmup + 1.1 * self.request.iterations
-        return self.site.estimate.start_s + iterations * iteration_s
+        return self.start.seconds + iterations * iteration_s
 
     def _all_reduce_s(self, size: float) -> float:
         return 2 * size / self.site.estimate.bytes_per_s

@@ -3,7 +3,7 @@
 plan.json        what was asked for, and the jobs that do it
 scripts/         one sbatch script a job; one that a user has edited is kept
 submitted.json   the id of each job, written as soon as Slurm has given it
-state/           what the scripts note of each command
+state/           what the scripts note of each command, its attempts before the last one included
 logs/            what jobs print
 """
 
@@ -101,8 +101,9 @@ def plan_of(
     work: Path,
     command_line: tuple[str, ...],
     basis: str,
+    start_s: float,
 ) -> Plan:
-    """The plan of jobs with their scripts, by the job's name."""
+    """The plan of jobs with their scripts, by the job's name; ``start_s``: what one that fits or predicts takes."""
     planned = (
         PlannedJob(
             name=job.name,
@@ -123,7 +124,7 @@ def plan_of(
                     nodes=task.nodes,
                     writes=task.writes,
                     measurement=task.is_measurement,
-                    estimate_s=task.estimate_s if job.measures else site.estimate.start_s,
+                    estimate_s=task.estimate_s if job.measures else start_s,
                 )
                 for task in job.tasks
             ),

@@ -76,12 +76,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         flops_per_s: that one rank sustains; a core of a CPU, or a GPU. None: a cautious figure of the device.
-        bytes_per_s: that a rank sends and receives. start_s: until the ranks of a command have met.
+        bytes_per_s: that a rank sends and receives.
+        start_s: until the ranks of a command have met. None: as :mod:`paradl_bench.slurm.starts` finds it.
     """
 
     flops_per_s: float | None = None
     bytes_per_s: float = 1e9
-    start_s: float = 20.0
+    start_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "bytes_per_s", "start_s"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes
+from paradl_bench.slurm.attempts import Spent, spent_on
 from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
 from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
@@ -54,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         done, commands: how many are done, of how many.
         missing: by job, what is not done and what the profile lacks without it.
         estimated_node_s: of all jobs that measure, where every command's time could be estimated.
-        spent_node_s: of the commands that ended; what was cut short is not known.
+        spent: by all attempts at commands that measure.
         accuracy: None without a validation.
         nodes: of jobs that compared theirs.
         go_on: the command that continues.
@@ -65,7 +66,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskState, ...]
     missing: dict[str, str]
     estimated_node_s: float | None
-    spent_node_s: float
+    spent: Spent
     accuracy: Accuracy | None
     nodes: tuple[JobDifferences, ...]
     go_on: str
@@ -81,7 +82,6 @@ def summarise(output: Path, plan: Plan) -> Summary:
     found = tuple(state for state in states(output, plan) if state.job != _LAST)
     measuring = [job for job in plan.jobs if job.use != "analysis"]
     estimates = [job.estimate_node_s for job in measuring]
-    names = {job.name for job in measuring}
     words = [*plan.command_line, *(() if "--submit" in plan.command_line else ("--submit",))]
     return Summary(
         done=sum(state.what == "done" for state in found),
@@ -89,9 +89,7 @@ def summarise(output: Path, plan: Plan) -> Summary:
         tasks=found,
         missing={job.name: _lack(job, found) for job in plan.jobs if _lack(job, found)},
         estimated_node_s=None if None in estimates else sum(each for each in estimates if each is not None),
-        spent_node_s=float(
-            sum(state.note.seconds * state.note.nodes for state in found if state.note and state.job in names)
-        ),
+        spent=spent_on(output, plan),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
         nodes=tuple(_nodes(output, found)),
         go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
@@ -174,7 +172,14 @@ def _node_lines(summary: Summary) -> Iterator[str]:
 
 
 def _minutes(summary: Summary) -> str:
-    spent = f"Measuring took {summary.spent_node_s / 60:.1f} node-minutes"
-    if summary.estimated_node_s is None:
-        return f"{spent}."
-    return f"{spent}; {summary.estimated_node_s / 60:.1f} were estimated."
+    spent = summary.spent
+    text = f"Measuring took {spent.node_s / 60:.1f} node-minutes"
+    if spent.source == "sacct":
+        text += " by Slurm's accounting"
+    if spent.attempts:
+        text += f", in {spent.attempts} attempts at its commands"
+    if summary.estimated_node_s is not None:
+        text += f"; {summary.estimated_node_s / 60:.1f} were estimated"
+    if spent.cut_short and spent.source != "sacct":
+        text += f". {spent.cut_short} attempts were killed, or run still: how long they took is not counted"
+    return f"{text}."

@@ -116,7 +116,7 @@ def test_a_command_that_fails_does_not_keep_the_next_ones_from_running(tmp_path:
     )
     assert done.returncode == 3
     codes = {
-        path.stem: json.loads(path.read_text())["exit_code"] for path in sorted((tmp_path / "out/state").glob("*"))
+        path.stem: json.loads(path.read_text())["exit_code"] for path in sorted((tmp_path / "out/state").glob("*.json"))
     }
     assert codes == {"layers-resnet18-r1": 3, "layers-resnet18-r2": 0}
 
