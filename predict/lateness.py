@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Communication, Plan, Role, Stream, Transfer
+from paradl_bench.spec.plan import BucketCopy, Communication, Plan, Role, Stream, Transfer
 from paradl_bench.spec.strategy import Strategy
 from predict.costs import Floats
 from predict.stragglers import RankSpread
@@ -44,7 +44,7 @@ class RoleLateness:
     Args:
         own_relative_sd: per work of the plan, how an event spreads by itself.
         end_s: per task of the role, when it ends where nobody is late.
-        slower: how many times longer than the others the rank computes that is simulated.
+        slower: how many times longer than the others the rank computes, and copies, that is simulated.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class RoleLateness:
     ) -> None:
         self._slower = slower
         self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
+        self._copying = copies_beside_compute(plan, role) if slower != 1.0 else np.zeros(0, np.int64)
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.tied_share
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
@@ -81,6 +82,7 @@ class RoleLateness:
             late += wait * self._late_by(done, squares, meeting)
         found = seconds.copy()
         found[self._computing] = self._slower * computed + late
+        found[self._copying] *= self._slower
         return found
 
     def _late_by(self, done: Floats, squares: Floats, meeting: _Meeting) -> Floats:
@@ -95,6 +97,12 @@ class RoleLateness:
         before = self._tied * since(done[:-1], done) ** 2 + since(squares[:-1], squares)
         # Differences of sums may come out a rounding below nothing.
         return np.asarray(np.sqrt(np.maximum(after, 0.0)) - np.sqrt(np.maximum(before, 0.0)))
+
+
+def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
+    """Tasks of a role that copy gradients or parameters on another stream than that of compute."""
+    copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+    return np.flatnonzero((role.stream != Stream.COMPUTE) & copies[role.work])
 
 
 def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:

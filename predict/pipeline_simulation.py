@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream, Transfer
+from paradl_bench.spec.plan import BucketCopy, Ints, Phase, Plan, Role, Stream, Transfer
 from predict.costs import Floats
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.simulator import Timeline, condense, couple, simulate
@@ -137,6 +137,8 @@ class _Line:
         self._task_lag = lag[self.task_work]
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
+        copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+        self._task_copies = copies[self.task_work]
         starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
         self._segment = np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
         first = [each.first for each in condensed]
@@ -147,8 +149,8 @@ class _Line:
         self._names = names_of_layer_communication(plan.works)
 
     def stretch_stages(self, factors: Sequence[float]) -> None:
-        """Let each stage compute so many times longer."""
-        self._task_lag *= np.where(self.task_computes, np.asarray(factors)[self.task_stage], 1.0)
+        """Let each stage compute and copy so many times longer."""
+        self._task_lag *= np.where(self.task_computes | self._task_copies, np.asarray(factors)[self.task_stage], 1.0)
 
     def run(
         self,

@@ -17,7 +17,7 @@ from predict.costs import Remark
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank whose compute takes ``factor`` times as long as measured, kernels and copies of gradients alike."""
+    """A rank whose compute takes ``factor`` times as long as measured, kernels and copies alike, on any stream."""
 
     factor: float
     rank: int = 0

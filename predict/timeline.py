@@ -7,6 +7,7 @@ lag of the slowest (:mod:`predict.evaluators.simulate`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,11 @@ from paradl_bench.spec.plan import Phase, Plan, Role, Stream
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import PricedPlan
 from predict.costs import Floats
-from predict.evaluators.simulate import lag_of, late_tasks
+from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulator import simulate, task_graph
+from predict.slow_rank import SlowRank
+from predict.slow_timeline import check_drawn, collectives_of, waiting_times
 from predict.timeline_actions import PlacedActions, place_actions
 from predict.timeline_use import StreamTimes, Use, use_of
 
@@ -30,6 +33,8 @@ class RoleTimeline:
         role: index in the plan.
         start_s, end_s: per task, seconds from the start of the iteration.
         actions: which forward or backward of a micro-batch each task belongs to; None without a pipeline.
+        rank: the slow one that this is of; None for all ranks of the role.
+        apart: a slow rank of the role that has a timeline of its own; None without one.
     """
 
     plan: Plan
@@ -37,6 +42,18 @@ class RoleTimeline:
     start_s: Floats
     end_s: Floats
     actions: PlacedActions | None = None
+    rank: int | None = None
+    apart: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The role's, or the slow rank's."""
+        return self.of_plan.name if self.rank is None else f"{self.of_plan.name}, slow rank {self.rank}"
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it is of."""
+        return 1 if self.rank is not None else self.of_plan.multiplicity - (self.apart is not None)
 
     @property
     def of_plan(self) -> Role:
@@ -86,8 +103,9 @@ class IterationTimeline:
 
     @property
     def roles(self) -> tuple[RoleTimeline, ...]:
-        """Those of all lines, in the plan's order."""
-        return tuple(sorted((role for line in self.lines for role in line.roles), key=lambda role: role.role))
+        """Those of all lines, in the plan's order; of a role the slow rank first."""
+        found = (role for line in self.lines for role in line.roles)
+        return tuple(sorted(found, key=lambda role: (role.role, role.rank is None)))
 
     @property
     def iteration_s(self) -> float:
@@ -100,29 +118,75 @@ class IterationTimeline:
         return degree_of(self.plan.strategy, "pipeline") > 1
 
 
-def timeline_of(priced: PricedPlan, schedule: str) -> IterationTimeline:
+def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None) -> IterationTimeline:
     """Simulate a priced plan, every task by itself.
 
     Args:
         schedule: of a pipeline, the one that it was planned with.
+        slow: a rank that computes slower, as the plan was priced with.
+
+    Raises:
+        UserError: a slow rank that not all others meet in the same collectives.
     """
-    plan, costs = priced.plan, priced.costs
-    of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+    plan = priced.plan
+    if not priced.slower:
+        slow = None
+    if slow is not None:
+        check_drawn(plan, slow)
     if degree_of(plan.strategy, "pipeline") > 1:
-        found = PipelineSimulation(plan, lag_of(priced), merge=False).timelines(*of_works)
+        found = PipelineSimulation(plan, lag_of(priced), merge=False, slower=priced.slower).timelines(
+            *_of_works(priced)
+        )
         lines = [
-            _line_of_stages(plan, roles, line.start_s, line.end_s, schedule)
+            _line_of_stages(plan, roles, line.start_s, line.end_s, schedule, slow)
             for roles, line in zip(lines_of_stages(plan), found, strict=True)
         ]
         return IterationTimeline(priced=priced, lines=tuple(lines))
-    alone = []
-    for index, (role, seconds) in enumerate(zip(plan.roles, late_tasks(priced), strict=True)):
-        line = simulate(task_graph(role), seconds, *(of_work[role.work] for of_work in of_works[1:]))
-        alone.append(RoleTimeline(plan=plan, role=index, start_s=line.start_s, end_s=line.end_s))
+    alone = list(_each_role(priced)) if slow is None else list(_beside_slow(priced, slow))
     return IterationTimeline(priced=priced, lines=tuple(LineTimeline(roles=(role,)) for role in alone))
 
 
-def _line_of_stages(plan: Plan, roles: tuple[int, ...], start_s: Floats, end_s: Floats, schedule: str) -> LineTimeline:
+def _each_role(priced: PricedPlan) -> Iterator[RoleTimeline]:
+    for index, seconds in enumerate(late_tasks(priced)):
+        yield _simulated(priced, index, seconds)
+
+
+def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None = None) -> RoleTimeline:
+    role = priced.plan.roles[index]
+    line = simulate(task_graph(role), seconds, *(of_work[role.work] for of_work in _of_works(priced)[1:]))
+    return RoleTimeline(plan=priced.plan, role=index, start_s=line.start_s, end_s=line.end_s, rank=rank)
+
+
+def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
+    """The slow rank, and all others as they wait for it; roles with other collectives than its at their own pace."""
+    plan, own = priced.plan, slow.role_in(priced.plan)
+    first = _simulated(priced, own, late_tasks_of(priced, plan.roles[own], priced.slower[own]), slow.rank)
+    yield first
+    met = collectives_of(plan, first.of_plan)
+    windows = StreamTimes(first.start_s[met], first.end_s[met])
+    late = late_tasks(priced)
+    for index, role in enumerate(plan.roles):
+        apart = slow.rank if index == own else None
+        if apart is not None and role.multiplicity == 1:
+            continue
+        if len(collectives_of(plan, role)) != len(met):
+            yield _simulated(priced, index, late[index])
+            continue
+        seconds, slowdown = (of_work[role.work] for of_work in _of_works(priced)[:2])
+        times = waiting_times(plan, role, seconds, slowdown, windows)
+        yield RoleTimeline(plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart)
+
+
+def _of_works(priced: PricedPlan) -> tuple[Floats, Floats, Floats]:
+    """Seconds, and slow-downs of compute and communication, per work."""
+    costs = priced.costs
+    return costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+
+
+def _line_of_stages(
+    plan: Plan, roles: tuple[int, ...], start_s: Floats, end_s: Floats, schedule: str, slow: SlowRank | None
+) -> LineTimeline:
+    of_slow = None if slow is None else slow.role_in(plan)
     borders = np.cumsum([plan.roles[index].tasks for index in roles])[:-1]
     found = tuple(
         RoleTimeline(
@@ -131,6 +195,7 @@ def _line_of_stages(plan: Plan, roles: tuple[int, ...], start_s: Floats, end_s: 
             start_s=starts,
             end_s=ends,
             actions=place_actions(plan, plan.roles[index], stage, len(roles), schedule),
+            rank=slow.rank if slow is not None and index == of_slow else None,
         )
         for stage, (index, starts, ends) in enumerate(
             zip(roles, np.split(start_s, borders), np.split(end_s, borders), strict=True)

@@ -8,9 +8,14 @@ import click
 
 from predict.command_options import point_options, refuse_missing
 
+_SLOW_HELP = (
+    "What if one rank (0 unless given) computes FACTOR times as long as measured: it, and the others that wait for it."
+)
+
 
 @click.command("timeline", context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
+@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
 @click.option("-o", "--output", metavar="FILE", help="Write the trace, as JSON; - for standard output.")
 @click.option(
     "--ranks-shown",

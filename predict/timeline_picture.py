@@ -84,7 +84,7 @@ def draw(timeline: IterationTimeline, width: int) -> Picture:
 
 
 def _labels(role: RoleTimeline, *, pipeline: bool) -> tuple[str, ...]:
-    name = role.of_plan.name
+    name = role.name
     return (name,) if pipeline else (f"{name} compute", f"{name} communication")
 
 

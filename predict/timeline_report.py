@@ -53,8 +53,8 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
     """The numbers of a timeline."""
     roles = tuple(
         RoleUse(
-            role=role.of_plan.name,
-            ranks=role.of_plan.multiplicity,
+            role=role.name,
+            ranks=role.ranks,
             finish_s=role.finish_s,
             **msgspec.structs.asdict(role.use(timeline.iteration_s)),
         )

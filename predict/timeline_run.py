@@ -47,7 +47,7 @@ def predict_timeline(
 
     evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)
     predictor = Predictor(model, evaluator, dataset_samples=dataset_samples, strong_scaling=strong_scaling)
-    return PredictedTimeline(timeline_of(priced, point.settings.schedule), predictor.predict(point))
+    return PredictedTimeline(timeline_of(priced, point.settings.schedule, model.slow_rank), predictor.predict(point))
 
 
 def show_timeline(options: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def trace_json(
     Raises:
         UserError: the ranks have more than :data:`MOST_TASKS` tasks; before the first piece.
     """
-    shown = ((role, role.of_plan.multiplicity if every_rank else 1) for role in timeline.roles)
+    shown = ((role, role.ranks if every_rank else 1) for role in timeline.roles)
     tasks = sum(ranks * role.of_plan.tasks for role, ranks in shown)
     if tasks > MOST_TASKS:
         fewer = ", --ranks-shown roles shows ranks that do the same once" if every_rank else ""
@@ -69,6 +69,7 @@ def _pieces(
 ) -> Iterator[bytes]:
     described = describe_works(timeline.priced)
     numbers = itertools.count(1)
+    # Lines of one role send none, so that a slow rank's may stand for that of its role.
     messages = {line.roles[0].role: line for line in timeline.lines}
     yield b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(other) + b',"traceEvents":[\n'
     separator = b""
@@ -101,6 +102,10 @@ def _lines_shown(timeline: IterationTimeline, *, every_rank: bool) -> Iterator[t
     for rank in range(plan.strategy.ranks) if every_rank else ranks_of_each_kind(plan):
         ranks_of[plan.role_of(rank)].append(rank)
     for line in timeline.lines:
+        first = line.roles[0]
+        if len(line.roles) == 1 and (first.rank, first.apart) != (None, None):
+            yield from _beside_slow(first, every_rank=every_rank)
+            continue
         # The n-th ranks of a line's roles stand at one place along the other axes.
         alike = zip(*(ranks_of[role.role] for role in line.roles), strict=every_rank)
         for ranks in alike if every_rank else itertools.islice(alike, 1):
@@ -108,6 +113,18 @@ def _lines_shown(timeline: IterationTimeline, *, every_rank: bool) -> Iterator[t
                 Process(rank, _process_name(rank, role, every_rank=every_rank), role)
                 for rank, role in zip(ranks, line.roles, strict=True)
             )
+
+
+def _beside_slow(role: RoleTimeline, *, every_rank: bool) -> Iterator[tuple[Process, ...]]:
+    """A slow rank by itself, or the others of its role: all of them, or the first."""
+    plan = role.plan
+    if role.rank is not None:
+        ranks: Iterable[int] = (role.rank,)
+    else:
+        others = range(plan.strategy.ranks)
+        ranks = (rank for rank in others if rank != role.apart and plan.role_of(rank) == role.role)
+    for rank in ranks if every_rank else itertools.islice(ranks, 1):
+        yield (Process(rank, _process_name(rank, role, every_rank=every_rank), role),)
 
 
 def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
@@ -121,9 +138,10 @@ def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
 
 
 def _process_name(rank: int, role: RoleTimeline, *, every_rank: bool) -> str:
-    alike = role.of_plan.multiplicity
+    alike = role.ranks
     for_all = f", stands for {alike} ranks" if alike > 1 and not every_rank else ""
-    return f"rank {rank} ({role.of_plan.name}{for_all})"
+    slow = ", slow" if role.rank is not None else ""
+    return f"rank {rank} ({role.of_plan.name}{slow}{for_all})"
 
 
 def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspec.Struct]:

@@ -122,7 +122,12 @@ def late_tasks(priced: PricedPlan) -> list[Floats]:
     if degree_of(plan.strategy, "pipeline") > 1:
         late = np.where(priced.costs.is_communication, seconds, seconds * priced.lag)
         return [late[role.work] for role in plan.roles]
-    return [_lateness(priced, role).of_tasks(seconds[role.work]) for role in plan.roles]
+    return [late_tasks_of(priced, role) for role in plan.roles]
+
+
+def late_tasks_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> Floats:
+    """Seconds of a role's tasks as the last rank is expected to take for them, which is so many times slower or not."""
+    return _lateness(priced, role, slower).of_tasks(priced.costs.seconds[role.work])
 
 
 def lag_of(priced: PricedPlan) -> Floats:
