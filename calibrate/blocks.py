@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 _OUTLIER = 5.0
 FEWEST_FOR_OUTLIERS = 4
-_MOST_OUTLIERS = 1 / 3
+MOST_OUTLIERS = 1 / 3
 _LEAST_RELATIVE_SD = 0.05
 
 
@@ -64,7 +64,7 @@ def far_from_the_rest(blocks: Sequence[Floats]) -> list[NDArray[np.bool_]]:
     middle = float(np.median(everything))
     sd = max(MAD_TO_SD * float(np.median(np.abs(everything - middle))), _LEAST_RELATIVE_SD * middle)
     far = [np.abs(block - middle) > _OUTLIER * sd for block in blocks]
-    if everything.size < FEWEST_FOR_OUTLIERS or np.concatenate(far).mean() > _MOST_OUTLIERS:
+    if everything.size < FEWEST_FOR_OUTLIERS or np.concatenate(far).mean() > MOST_OUTLIERS:
         return [np.zeros(len(block), bool) for block in blocks]
     return far
 

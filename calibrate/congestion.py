@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.blocks import FEWEST_FOR_OUTLIERS, block_sd, far_from_the_rest
+from calibrate.blocks import FEWEST_FOR_OUTLIERS, MOST_OUTLIERS, block_sd, far_from_the_rest
 from calibrate.communication import Congestion
 from calibrate.communication_curve import Floats, Mask, Point
 
@@ -61,7 +61,8 @@ def _of_group(group: Sequence[Call]) -> Congestion:
         blocks.setdefault(0 if alone else each.block, []).append(each)
     shares = [float(np.concatenate([each.far for each in own]).mean()) for own in blocks.values()]
     probability = float(np.median(shares))
-    if not probability:
+    # Single calls are held against the fit: where most of some sizes lie above it, it is the fit that misses them.
+    if not probability or probability > MOST_OUTLIERS:
         return Congestion(**about, probability=0.0, ratios=(), relative_sd=0.0, calls=total)
     ratios = np.sort(np.concatenate([each.relative[each.far] for each in group]))
     probability_sd = math.hypot(

@@ -109,6 +109,13 @@ def test_single_calls_are_held_against_the_fit_and_means_tell_nothing() -> None:
     assert congestion_of([point._replace(of_means=True) for point in points], usual_of(points)) == ()
 
 
+def test_sizes_that_the_fit_misses_are_not_congested() -> None:
+    single = [Point(2, size, (np.array([usual_s(size)]),)) for size in SIZES]
+    missed = usual_of(single)
+    missed[:4] /= 1.5
+    assert congestion_of(single, missed) == ()
+
+
 def samples(tool: str, points: list[Point]) -> list[CollectiveSamples]:
     return [
         CollectiveSamples(
