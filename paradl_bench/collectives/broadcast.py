@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
-from paradl_bench.collectives.hierarchies import chain_and_tree
+from paradl_bench.collectives.hierarchies import binomial_of_nodes, chain_and_tree
 from paradl_bench.collectives.pipelining import depth, piece_bytes, pieces, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
@@ -67,6 +67,11 @@ OPERATION = CollectiveOperation(
             name="tree_of_nodes",
             source="chain through each node, tree between nodes, in pieces: the message once over each link",
             level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
+        ),
+        Algorithm(
+            name="binomial_of_nodes",
+            source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.2) whose near steps stay inside nodes",
+            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
         ),
     ),
 )

@@ -45,6 +45,19 @@ def chain_and_tree(passes: int, message_bytes: Floats, ranks: Floats, ranks_per_
     )
 
 
+def binomial_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
+    """A binomial tree over ranks that stand side by side on nodes: far steps first, those inside nodes last.
+
+    The whole message at every step. Exact where nodes and the ranks of each are powers of two; else what the tree over
+    nodes and that in the last of them take, one after the other.
+    """
+    inside, between = depth(np.minimum(ranks_per_node, ranks)), depth(ranks / ranks_per_node)
+    return LevelTerms(
+        CostTerms(inside, inside * message_bytes, 0 * message_bytes),
+        CostTerms(between, between * message_bytes, 0 * message_bytes),
+    )
+
+
 def segmented(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
     """Reduce-scatter in the node, g concurrent ring all-reduces of m/g between nodes, all-gather in the node.
 

@@ -49,6 +49,28 @@ def test_hierarchies_are_told_from_flat_algorithms_and_hold_for_more_nodes(name:
     assert choice.candidates[0].held_out_ranks_relative_error is not None
 
 
+def reached_s(ranks: int, per_node: int, message_s: tuple[float, float]) -> float:
+    """When the last rank of a binomial tree holds the message, sent hop by hop: (inside a node, between nodes)."""
+    holds = {0: 0.0}
+    distance = 1 << (ranks - 1).bit_length() >> 1
+    while distance:
+        for sender, since in list(holds.items()):
+            if sender + distance < ranks:
+                between = sender // per_node != (sender + distance) // per_node
+                holds[sender] = holds[sender + distance] = since + message_s[between]
+        distance //= 2
+    assert len(holds) == ranks
+    return max(holds.values())
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (4, 4), (8, 4), (64, 4), (256, 8), (1024, 1)])
+def test_a_binomial_tree_of_nodes_takes_as_long_as_its_hops(ranks: int, per_node: int) -> None:
+    algorithm = operations()["broadcast"].algorithms["binomial_of_nodes"]
+    truth = Piece(algorithm, 1, 1e9, 2e-5, 1e-9, 0.0, 0.0, 1e-6, 5e-11)
+    hops = (1e-6 + 4096 * 5e-11, 2e-5 + 4096 * 1e-9)
+    assert float(truth.seconds(ranks, 4096, per_node)) == pytest.approx(reached_s(ranks, per_node, hops))
+
+
 def test_ranks_that_share_no_node_need_no_hierarchy() -> None:
     """Its terms are those of the flat ring then, and sweeps on one node say nothing of the links between."""
     flat, nested = (ALL_REDUCE.algorithms[name] for name in ("ring", "ring_of_nodes"))

@@ -1,0 +1,198 @@
+"""Predictions for 128 to 1,024 ranks against SimGrid, calibrated on 2 to 64 simulated ones.
+
+    python benchmarks/smpi/run.py -o results/smpi/DATE-COMMIT [--libraries smpi-ring] [--small]
+
+Sweeps on a fat tree are simulated by SMPI, written as a measurement directory, and fitted by `calibrate fit`;
+`predict`'s cost model then says what larger sweeps and iterations take, and SimGrid what they take. Every simulated
+case is kept under OUTPUT/simulated when it is done: called again, the run goes on. Writes report.md and pairs.csv.
+Simulated time does not depend on the host's load; simulating takes half an hour or so. Needs smpicc and smpirun
+(libsimgrid-dev).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import Extent, calibration, judged  # noqa: E402
+from fat_tree import FatTree  # noqa: E402
+from judging import Judge, Pair, toolkit, write_measurements  # noqa: E402
+from simulation import SELECTIONS, Simulator  # noqa: E402
+
+from paradl_bench.spec.errors import ParadlError, UserError  # noqa: E402
+from paradl_bench.spec.storage import write_text_atomically  # noqa: E402
+from paradl_bench.spec.strategy import parse_strategy  # noqa: E402
+
+LAYERS = ROOT / "results" / "cpu-2core" / "2026-11-21-ffbe79c" / "accuracy" / "profile.json"
+SMALL = {
+    "calibration_ranks": (2, 4, 8),
+    "calibration_sizes": (1 << 10, 1 << 13, 1 << 16, 1 << 19),
+    "judged_ranks": (16,),
+    "judged_sizes": (1 << 16,),
+    "large_ranks": (),
+    "models": ("resnet18",),
+    "iteration_ranks": (8,),
+}
+COLLECTIVE_GOAL = 0.15
+ITERATION_GOAL = 0.10
+
+
+def profiles(simulator: Simulator, extent: Extent, output: Path, layers: Path) -> Path:
+    """The profile of the simulated sweeps and of the layers' times, made as a user makes it."""
+    measurements, communication, profile = (
+        output / name for name in ("measurements", "communication.json", "profile.json")
+    )
+    cases = [case for case in calibration(extent, simulator.tree) if case.sizes]
+    for case in cases:
+        simulator.sweep(case)
+        say(case.name)
+    write_measurements(simulator, cases, measurements, ["python", *sys.argv])
+    toolkit("calibrate", "fit", str(measurements), "-o", str(communication), "--force")
+    # The machine that computed is not the one that is simulated: hence --force. Its own collectives keep their library.
+    toolkit("calibrate", "merge", str(layers), str(communication), "-o", str(profile), "--force")
+    return profile
+
+
+def pairs(judge: Judge, extent: Extent, tree: FatTree) -> Iterator[Pair]:
+    """Everything that was not fitted, from the quickest on."""
+    cases = list(judged(extent, tree))
+    for large in (False, True):
+        for case in cases:
+            if (case.ranks * case.groups in extent.large_ranks) == large:
+                yield from judge.collective(case)
+                say(case.name)
+        for library, model, ranks in (
+            (library, model, ranks)
+            for library in extent.libraries
+            for model in extent.models
+            for ranks in (extent.large_iteration_ranks if large else extent.iteration_ranks)
+        ):
+            inside = tree.ranks_per_node
+            for strategy, replicas in ((f"d{ranks}", ranks), (f"d{ranks // inside}f{inside}", ranks // inside)):
+                yield judge.iteration(model, parse_strategy(strategy), replicas * extent.replica_batch, library)
+                say(f"{library} {model} {strategy}")
+
+
+def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small: bool) -> str:
+    """Markdown: the figures, then medians by what was predicted."""
+    goals = {"collective": COLLECTIVE_GOAL, "iteration": ITERATION_GOAL}
+    tree = simulator.tree
+    lines = [
+        "# Predictions against SimGrid",
+        "",
+        f"SimGrid {simulator.version}, SMPI, its default network model; {tree.nodes} nodes of {tree.ranks_per_node}"
+        f" ranks, {tree.nodes_per_rack} to a rack and {tree.racks_per_pod} racks to a pod, 1:{tree.oversubscription:g}"
+        f" oversubscribed above racks; calibrated on {extent.calibration_ranks[0]} to {extent.calibration_ranks[-1]}"
+        " ranks. Error = (predicted - simulated) / simulated; `phi = 1` leaves contention out. Nothing is fitted to"
+        " what is predicted.",
+        "",
+        *(["A small run, as the tests make: it says nothing of accuracy.", ""] if small else []),
+        "| | pairs | median error | largest | phi = 1 | 90% interval holds | goal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+    def kind_and_ranks(pair: Pair) -> tuple[str, str, int]:
+        return pair.kind, pair.library, pair.ranks
+
+    for key, group in groupby(sorted(found, key=kind_and_ranks), key=kind_and_ranks):
+        lines.append(f"| {' '.join(map(str, key))} ranks | {_figures(list(group))} | {goals[key[0]]:.0%} |")
+    lines += [
+        "",
+        "## By operation or strategy",
+        "",
+        "| | pairs | median error | largest | phi = 1 | 90% interval holds |",
+    ]
+    lines.append("|---|---|---|---|---|---|")
+
+    def by_what(pair: Pair) -> tuple[str, str, int, int]:
+        return pair.library, pair.what, pair.ranks, pair.groups
+
+    for of, group in groupby(sorted(found, key=by_what), key=by_what):
+        groups = f", {of[3]} groups at once" if of[3] > 1 else ""
+        lines.append(f"| {of[0]} {of[1]}, {of[2]} ranks{groups} | {_figures(list(group))} |")
+    lines += ["", "How SMPI chooses algorithms:", ""]
+    lines += [f"- {library}: {', '.join(SELECTIONS[library])}" for library in extent.libraries]
+    return "\n".join([*lines, ""])
+
+
+def _figures(group: Sequence[Pair]) -> str:
+    errors, without = (
+        np.abs([getattr(pair, name) for pair in group]) for name in ("error", "error_without_contention")
+    )
+    held = sum(pair.held for pair in group)
+    worst = max(group, key=lambda pair: abs(pair.error)).error
+    return f"{len(group)} | {np.median(errors):.1%} | {worst:+.0%} | {np.median(without):.1%} | {held} of {len(group)}"
+
+
+def as_csv(found: Sequence[Pair]) -> str:
+    """Every pair."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*Pair._fields, "error", "error_without_contention", "held"])
+    for pair in found:
+        numbers = [f"{value:.6g}" if isinstance(value, float) else value for value in pair]
+        writer.writerow([*numbers, f"{pair.error:.4f}", f"{pair.error_without_contention:.4f}", pair.held])
+    return text.getvalue()
+
+
+def say(text: str) -> None:
+    """How far it is, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def extent_of(options: argparse.Namespace) -> Extent:
+    """Raises:
+    UserError: an unknown library.
+    """
+    libraries = tuple(options.libraries.split(","))
+    unknown = sorted(set(libraries) - set(SELECTIONS))
+    if unknown:
+        raise UserError(f"--libraries {options.libraries}: unknown {unknown[0]}; choose from {', '.join(SELECTIONS)}")
+    changes = SMALL if options.small else {}
+    if options.without_large:
+        changes = {**changes, "large_ranks": (), "large_iteration_ranks": ()}
+    return Extent(libraries=libraries, **changes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate, fit, predict and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, required=True, help="Folder; one begun before is gone on with.")
+    parser.add_argument("--libraries", default=",".join(SELECTIONS), help="Ways of choosing algorithms. [%(default)s]")
+    parser.add_argument("--layers", type=Path, default=LAYERS, help="Profile that layers' times are taken from.")
+    parser.add_argument("--small", action="store_true", help="2 to 8 ranks and few sizes: shows that it runs.")
+    parser.add_argument("--without-large", action="store_true", help="Nothing of 1,024 ranks, which takes longest.")
+    options = parser.parse_args(arguments)
+    try:
+        extent = extent_of(options)
+        with tempfile.TemporaryDirectory() as build:
+            simulator = Simulator(FatTree(), options.output / "simulated", Path(build))
+            profile = profiles(simulator, extent, options.output, options.layers)
+            judge = Judge(simulator, profile, simulator.tree.cluster())
+            found = list(pairs(judge, extent, simulator.tree))
+        text = report(found, simulator, extent, small=options.small)
+        write_text_atomically(options.output / "pairs.csv", as_csv(found))
+        write_text_atomically(options.output / "report.md", text)
+        write_text_atomically(options.output / "command.txt", shlex.join(["python", *sys.argv]) + "\n")
+    except ParadlError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return error.exit_code
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
