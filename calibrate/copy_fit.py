@@ -1,4 +1,4 @@
-"""Copies of gradients into and out of exchange buckets: seconds per tensor and per byte, over the models measured."""
+"""Gradients moved into and out of exchange buckets, or added up: seconds per tensor and per byte, over the models."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
     for copy in profile.copies:
         yield Weakness(
             kind="inaccurate",
-            text=f"copies {copy.direction} buckets, {copy.ranks_on_host} ranks on the host: blocks differ from the fit",
+            text=f"{copy.what}, {copy.ranks_on_host} ranks on the host: blocks differ from the fit",
             command=f"{_layers(profile, models)} --batch {batches} --ranks-on-host {copy.ranks_on_host} --blocks 10"
             f" -o layers-copies-r{copy.ranks_on_host}",
             size=copy.relative_sd,

@@ -174,7 +174,12 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of copying gradients into or out of exchange buckets: per tensor and per byte, fitted over models."""
+    """Seconds of moving gradients, per tensor and per byte, fitted over models.
+
+    Attributes:
+        direction: ``into`` or ``out`` of exchange buckets; ``add``, to those of earlier micro-batches, which older
+            measurements do not hold.
+    """
 
     direction: str
     ranks_on_host: int
@@ -185,6 +190,15 @@ class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         check_not_negative(self, "alpha_s", "beta_s_per_byte", "relative_sd")
+
+    @property
+    def what(self) -> str:
+        """What was timed, in words."""
+        return "sums of gradients" if self.direction == "add" else f"copies {self.direction} buckets"
+
+    def seconds(self, bytes_moved: float, tensors: int) -> float:
+        """Of gradients of so many bytes in so many tensors."""
+        return tensors * self.alpha_s + bytes_moved * self.beta_s_per_byte
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

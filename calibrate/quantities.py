@@ -110,8 +110,8 @@ def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
     shared: list[Network] = [profile.network[name] for name in sorted(profile.network.keys() & other.network.keys())]
     for copy in profile.copies:
         for network in shared:
-            seconds = copy.alpha_s * len(network.parameters) + copy.beta_s_per_byte * network.parameter_bytes
-            name = f"copies {copy.direction} buckets of {network.name} on {copy.ranks_on_host}"
+            seconds = copy.seconds(network.parameter_bytes, len(network.parameters))
+            name = f"{copy.what} of {network.name} on {copy.ranks_on_host}"
             yield name, Quantity(seconds, copy.relative_sd)
 
 

@@ -150,7 +150,9 @@ def _print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
 
 
 def _print_copies(profile: Profile, console: Console) -> None:
-    table = _table("Copies of gradients into and out of buckets", ("copy", "ranks on host", "a tensor", "a byte", "sd"))
+    table = _table(
+        "Copies of gradients into and out of buckets, and sums", ("copy", "ranks on host", "a tensor", "a byte", "sd")
+    )
     for copy in profile.copies:
         table.add_row(
             copy.direction,

@@ -39,7 +39,7 @@ from predict.backward_split import SPLIT_MODE
 from predict.behind_compute import calls_of
 from predict.communication_costs import Call, CommunicationCosts
 from predict.congestion import with_congestion
-from predict.copy_costs import measured_direction, nearest_copy, priced_copy
+from predict.copy_costs import alone_over_all, nearest_copy, priced_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
@@ -229,6 +229,8 @@ class CostModel:
         if isinstance(work, Between | WeightUpdate):
             phase = "WU" if isinstance(work, WeightUpdate) else work.phase
             return self._model.host_ratio(phase, on_host, 1) or 1.0, 0.0
+        if isinstance(work, BucketCopy):
+            return alone_over_all(self.profile, work, on_host)
         return 1.0, 0.0
 
     @property
@@ -387,7 +389,7 @@ class CostModel:
             return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
         if copy is None:
             raise UserError(
-                f"the profile holds no times of copying gradients {measured_direction(work)} buckets; measure a model "
+                "the profile holds no times of copying gradients into and out of buckets; measure a model "
                 f"anew: paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
             )
         return priced_copy(copy, work, count, ranks_on_host)

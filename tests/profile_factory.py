@@ -188,7 +188,12 @@ def ring_fit(operation: str = "all_reduce", **changes: object) -> CommunicationF
     return msgspec.structs.replace(fit, **changes)
 
 
-def free_copies(ranks_on_host: Sequence[int] = (1, 2), *, beta_s_per_byte: float = 0.0) -> tuple[CopyTime, ...]:
+def free_copies(
+    ranks_on_host: Sequence[int] = (1, 2),
+    *,
+    beta_s_per_byte: float = 0.0,
+    directions: Sequence[str] = ("into", "out"),
+) -> tuple[CopyTime, ...]:
     """Bucket copies that take no time, or so much a byte."""
     return tuple(
         CopyTime(
@@ -199,7 +204,7 @@ def free_copies(ranks_on_host: Sequence[int] = (1, 2), *, beta_s_per_byte: float
             relative_sd=0.0,
             models=("chain",),
         )
-        for direction in ("into", "out")
+        for direction in directions
         for on_host in ranks_on_host
     )
 

@@ -1,15 +1,19 @@
-"""What a gradient exchange copies: every gradient into its bucket, divided by the number of ranks, and back out.
+"""What becomes of gradients: copied into buckets, divided by the number of ranks, and back out; or added up.
 
 torch's reducer does this with one call a gradient (``mul_out`` into the bucket's view, ``copy_`` back); so does this,
-over gradients and buckets of the same sizes, in the order in which backward finishes them.
+over gradients and buckets of the same sizes, in the order in which backward finishes them. What autograd adds to the
+gradients of an earlier micro-batch, it adds in place, one call a gradient.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from paradl_bench.measure.clocks import Clock
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.spec.measurement import CopyDirection
 from paradl_bench.spec.network import Network
 
 
@@ -28,22 +32,24 @@ class GradientCopies:
             offset += gradient.numel()
 
     @torch.no_grad()
-    def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> tuple[list[float], list[float]]:
-        """Seconds to copy all gradients into the bucket, and out of it, ``repetitions`` of each, in turn."""
+    def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> dict[CopyDirection, list[float]]:
+        """Seconds to copy all gradients into the bucket, out of it, and to add them up, each ``repetitions`` times."""
         factor = torch.tensor(0.5)
-        into, out = [], []
+        calls: dict[CopyDirection, Callable[[torch.Tensor, torch.Tensor], object]] = {
+            "into": lambda gradient, view: torch.mul(gradient, factor, out=view),
+            "out": lambda gradient, view: gradient.copy_(view),
+            "add": lambda gradient, view: gradient.add_(view),
+        }
+        measured: dict[CopyDirection, list[float]] = {direction: [] for direction in calls}
         for _ in range(repetitions):
-            context.barrier()
-            begin = clock.stamp()
-            for gradient, view in zip(self._gradients, self._views, strict=True):
-                torch.mul(gradient, factor, out=view)
-            end = clock.stamp()
-            context.barrier()
-            out_begin = clock.stamp()
-            for gradient, view in zip(self._gradients, self._views, strict=True):
-                gradient.copy_(view)
-            out_end = clock.stamp()
+            stamps = []
+            for call in calls.values():
+                context.barrier()
+                begin = clock.stamp()
+                for gradient, view in zip(self._gradients, self._views, strict=True):
+                    call(gradient, view)
+                stamps.append((begin, clock.stamp()))
             clock.synchronise()
-            into.append(clock.seconds(begin, end))
-            out.append(clock.seconds(out_begin, out_end))
-        return into, out
+            for samples_s, (begin, end) in zip(measured.values(), stamps, strict=True):
+                samples_s.append(clock.seconds(begin, end))
+        return measured

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -336,10 +336,9 @@ class _About:
         )
 
     def copies(self, clock: Clock) -> list[CopySamples]:
-        """All gradients of a whole model copied into, and out of, buckets."""
+        """All gradients of a whole model copied into and out of buckets, and added up."""
         if self.subject.copies is None:
             return []
-        directions: tuple[Literal["into", "out"], ...] = ("into", "out")
         measured = self.subject.copies.measure(clock, self.context, repetitions=2)
         return [
             CopySamples(
@@ -352,7 +351,7 @@ class _About:
                 block=self.block,
                 samples_s=tuple(samples_s),
             )
-            for direction, samples_s in zip(directions, measured, strict=True)
+            for direction, samples_s in measured.items()
         ]
 
     def iterations(self, plain: list[tuple[float, float, float]], probed: list[ProbedIteration]) -> IterationSamples:

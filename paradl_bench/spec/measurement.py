@@ -231,16 +231,20 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         check_aligned(self, *lists)
 
 
+CopyDirection = Literal["into", "out", "add"]
+"""Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
+
+
 class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times of copying all gradients of a model into, or out of, the buckets of an exchange (file ``copies.jsonl``).
+    """Times of moving all gradients of a model: into or out of buckets, or added up (file ``copies.jsonl``).
 
     Attributes:
-        direction: ``into`` (with the division by the number of ranks) or ``out``.
+        direction: ``into`` (with the division by the number of ranks), ``out``, or ``add`` (to others).
         tensors, bytes: how many gradients, and their bytes in all.
     """
 
     model: str
-    direction: Literal["into", "out"]
+    direction: CopyDirection
     tensors: int
     bytes: int
     ranks_on_host: int
@@ -249,7 +253,7 @@ class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     samples_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_samples(self.samples_s, f"copy {self.direction} buckets")
+        check_samples(self.samples_s, f"gradients, {self.direction}")
 
 
 class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import CopyDirection
 from paradl_bench.spec.network import Layer
 from paradl_bench.spec.strategy import Strategy
 
@@ -89,7 +90,7 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="weight_update
 class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
     """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
 
-    direction: Literal["into", "out", "add"]
+    direction: CopyDirection
     bytes: int
     tensors: int
 

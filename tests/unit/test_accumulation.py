@@ -157,6 +157,15 @@ def test_adding_up_takes_as_long_as_copying_into_buckets() -> None:
         assert found.iteration_s - without.iteration_s == pytest.approx((count - 1) * size * beta)
 
 
+def test_adding_up_takes_what_was_measured_of_it() -> None:
+    copies = (*free_copies(beta_s_per_byte=7e-9), *free_copies(beta_s_per_byte=2e-9, directions=("add",)))
+    profile = make_profile(copies=copies)
+    found, free = (predicted("serial", each, accumulate=4) for each in (profile, make_profile(copies=free_copies())))
+    assert found.iteration_s - free.iteration_s == pytest.approx(3 * profile.network["chain"].parameter_bytes * 2e-9)
+    assert not any("adding up" in line for line in found.extrapolated)
+    assert not found.sources["scaled"]
+
+
 def test_adding_up_is_flagged_and_may_take_half_as_long_again() -> None:
     beta = 1e-9
     profile = make_profile(copies=free_copies(beta_s_per_byte=beta))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.schedules.catalog import schedule_of, schedules
 from paradl_bench.spec.network import Layer, Network, Tensor
-from paradl_bench.spec.plan import Between, Compute, Plan, PlanSettings, Transfer, WeightUpdate
+from paradl_bench.spec.plan import Between, BucketCopy, Compute, Plan, PlanSettings, Transfer, WeightUpdate
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.pipeline_closed_form import PipelineClosedForm
@@ -57,7 +57,7 @@ def seconds_of(plan: Plan, stage_s: float, transfer_s: float, update_s: float = 
             return transfer_s if work.direction == "send" else 0.0
         if isinstance(work, WeightUpdate):
             return update_s
-        assert isinstance(work, Between)
+        assert isinstance(work, Between | BucketCopy)
         return 0.0
 
     return np.array([of(work) for work in plan.works])

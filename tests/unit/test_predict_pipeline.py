@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from profile_factory import free_copies, linear_seconds, make_network, make_profile, ring_fit
 
-from paradl_bench.spec.plan import PlanSettings, Transfer
+from paradl_bench.spec.plan import BucketCopy, PlanSettings, Transfer, WeightUpdate
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
@@ -15,10 +15,45 @@ from predict.workload import Point, evaluator_named
 CHAIN = make_network()
 
 
-def predict(evaluator: str = "simulate", strategy: str = "p2", schedule: str = "gpipe", batch: int = 16) -> Prediction:
+@pytest.mark.parametrize(("schedule", "ranks"), [("gpipe", 2), ("1f1b", 2), ("interleaved", 2), ("zb", 3)])
+def test_each_stage_adds_up_its_own_gradients_of_all_micro_batches_but_the_first(schedule: str, ranks: int) -> None:
+    strategy, network = parse_strategy(f"p{ranks}"), make_network((64,) * 7)
+    plan = planner_for(strategy).plan(network, strategy, PlanSettings(batch=24, micro_batches=6, schedule=schedule))
+    added = [
+        sum(work.bytes for work in (plan.works[index] for index in role.work) if isinstance(work, BucketCopy))
+        for role in plan.roles
+    ]
+    held = [
+        4 * sum(work.elements for work in (plan.works[index] for index in role.work) if isinstance(work, WeightUpdate))
+        for role in plan.roles
+    ]
+    assert added == [5 * own for own in held]
+    assert sum(held) == network.parameter_bytes
+
+
+def test_a_pipeline_takes_longer_by_the_sums_of_its_slowest_stage() -> None:
+    """Of one micro-batch there is nothing to add up."""
+    for count, added in ((1, 0.0), (2, 1.0)):
+        free, slow = (
+            predict(micro_batches=count, batch=4 * count, beta_s_per_byte=beta).iteration_s for beta in (0.0, 1e-9)
+        )
+        assert slow - free <= added * CHAIN.parameter_bytes * 1e-9 + 1e-15
+        assert (slow > free) == bool(added)
+
+
+def predict(
+    evaluator: str = "simulate",
+    strategy: str = "p2",
+    schedule: str = "gpipe",
+    batch: int = 16,
+    *,
+    micro_batches: int = 4,
+    beta_s_per_byte: float = 0.0,
+) -> Prediction:
     # Micro-batches of 4, which the profile has times of.
-    settings = PlanSettings(batch=batch, micro_batches=4, schedule=schedule)
-    profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=free_copies())
+    settings = PlanSettings(batch=batch, micro_batches=micro_batches, schedule=schedule)
+    copies = free_copies(beta_s_per_byte=beta_s_per_byte, directions=("into", "out", "add"))
+    profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=copies)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named(evaluator)).predict(
         Point(strategy=parse_strategy(strategy), settings=settings)

@@ -5,7 +5,8 @@ its gradient comes back likewise. A send occupies the communication stream; a re
 waits for it, and takes no time of its own.
 
 A schedule may run backward in two parts (:func:`~paradl_bench.strategies.compute.parts_of_backward`); the first stage,
-whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does.
+whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does. Gradients of every
+micro-batch after the first are added to those before, where a layer's weights have theirs.
 
 Ranks that hold the same parameters of a stage (replicas; blocks of positions) exchange its gradients during its last
 backward, as torch's DistributedDataParallel does under ``no_sync`` until then. Its buffers are broadcast before the
@@ -42,6 +43,7 @@ from paradl_bench.spec.plan import (
     Work,
 )
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.accumulation import added_with
 from paradl_bench.strategies.axis_planner import SharedLayers, Shares, sharded_layers
 from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
@@ -178,7 +180,8 @@ class _RankPlan:
         is_forward, last = directions == "FW", micro_batches == self._count - 1
         completes = (directions == "BW") | (directions == "BW_weight")
         exchanging = completes & last & bool(self._exchange_axes)
-        kinds = 4 * stages + np.select([is_forward, completes], [0, 2 + exchanging], 1)
+        adding = completes & (micro_batches > 0)
+        kinds = 8 * stages + 4 * adding + np.select([is_forward, completes], [0, 2 + exchanging], 1)
         # Nothing is before the first one.
         kinds[0] = -1
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
@@ -256,16 +259,20 @@ class _RankPlan:
         received = self._receive(builder, action, near.source)
         # What the weights' part waits for, the input's part has waited for: it comes later on the same stream.
         last, exchange = received[-1] if received else builder.tasks - 1, None
+        own = compute.backward_parts[1].layers if action.direction == "BW_weight" else compute.backward_layers
+        added = added_with(share.network, own) if action.completes and action.micro_batch else {}
         if exchanging:
             exchange = GradientExchange(
                 builder,
                 share.network,
                 GradientBuckets(share.network, self._settings),
-                compute.backward_parts[1].layers if action.direction == "BW_weight" else compute.backward_layers,
+                own,
                 self._exchanging,
                 self._exchange_axes,
             )
         for layer, computed in self._backward_tasks(compute, action, received):
+            if layer in added:
+                computed = builder.add(added[layer], Phase.BW, Stream.COMPUTE, (computed,))
             if exchange is not None:
                 exchange.add_ready(layer, computed)
         if compute.backward_task >= 0:
