@@ -3,9 +3,9 @@
     python benchmarks/strategies.py -o DIR [--repetitions 2]
 
 A repetition profiles each model whole, as one rank of every strategy runs it, two ranks at once, and by micro-batches
-(a pipeline has as many as ranks), sweeps the collectives that the plans hold, alone, beside and behind compute, and
-trains serial and every strategy for real, in turn. One profile is then fitted from all of them and held against every
-run; memory too. An interrupted benchmark goes on when called again.
+(a pipeline has as many as ranks; one rank alone too, since stages wait for each other), sweeps the collectives that the
+plans hold, alone, beside and behind compute, and trains serial and every strategy for real, in turn. One profile is
+then fitted from all of them and held against every run; memory too. An interrupted benchmark goes on when called again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def commands(output: Path, repetition: int) -> Iterator[tuple[list[str], Path]]:
     base = output / f"r{repetition}"
     for model, (shape, batch, iterations) in MODELS.items():
         shards = ["--shards", ",".join(SHARDS)]
-        for name, ranks, local, more in (("1", 1, batch, []), ("2", 2, batch, shards), ("micro", 2, batch // 2, [])):
+        micro = batch // 2
+        measured = (("1", 1, batch, []), ("2", 2, batch, shards), ("micro-1", 1, micro, []), ("micro", 2, micro, []))
+        for name, ranks, local, more in measured:
             settings = f"--batch {local} --input-shape {shape} --ranks-on-host {ranks} --isolated none --blocks 3"
             yield ["layers", model, *settings.split(), "--iterations", "3", *more], base / f"layers-{model}-{name}"
         for strategy in STRATEGIES:

@@ -43,7 +43,7 @@ from predict.copy_costs import alone_over_all, nearest_copy, priced_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
-from predict.layer_costs import LayerCosts, kind_of
+from predict.layer_costs import LayerCosts
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
@@ -207,9 +207,6 @@ class CostModel:
     def alone_on_host(self, plan: Plan, place: Place) -> tuple[Floats, Floats] | None:
         """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
 
-        Of operations, over all of their kind and phase that were measured both ways: the ratio of a single one is lost
-        in noise.
-
         Returns:
             Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
             both ways.
@@ -218,13 +215,13 @@ class CostModel:
         if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
         for index, work in enumerate(plan.works):
-            ratios[index], sds[index] = self._alone(work, place.ranks_on_host)
+            ratios[index], sds[index] = self._alone(work, place)
         return ratios, sds
 
-    def _alone(self, work: Work, on_host: int) -> tuple[float, float]:
+    def _alone(self, work: Work, place: Place) -> tuple[float, float]:
+        on_host = place.ranks_on_host
         if isinstance(work, Compute):
-            found = self._layers.host_ratio(on_host, 1, kind_of(work.operation), work.way)
-            found = found or self._layers.host_ratio(on_host, 1)
+            found = self._layers.alone_on_host(on_host, work.operation, work.way, place.local_batch)
             return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
         if isinstance(work, Between | WeightUpdate):
             phase = "WU" if isinstance(work, WeightUpdate) else work.phase

@@ -63,6 +63,7 @@ class LayerCosts:
     def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
         self._profile = profile
         self._network = network
+        self._own_operations = frozenset(layer.operation for layer in network.layers)
         self._dtype = dtype
         self._in_situ: dict[Key, Series] = {}
         self._isolated: dict[Key, Series] = {}
@@ -74,7 +75,7 @@ class LayerCosts:
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
-        self._ratios: dict[tuple[int, int, str, str], HostRatio | None] = {}
+        self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
@@ -206,26 +207,52 @@ class LayerCosts:
             (*cost.remarks, Remark(text, True)),
         )
 
-    def host_ratio(self, measured: int, wanted: int, kind: str = "", phase: str = "") -> HostRatio | None:
+    def host_ratio(
+        self,
+        measured: int,
+        wanted: int,
+        kind: str = "",
+        phase: str = "",
+        *,
+        own: bool = False,
+        batch: int | None = None,
+    ) -> HostRatio | None:
         """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
 
         Args:
             kind, phase: of these operations alone; all of them where they are empty.
+            own: of this network's operations alone. batch: at this local batch alone.
 
         Returns:
             None where no such operation was measured with both, on one local batch.
         """
-        key = measured, wanted, kind, phase
+        key = measured, wanted, kind, phase, own, batch
         if key not in self._ratios:
             pairs = [
-                (series[measured][batch].time.typical_s, series[wanted][batch].time.typical_s)
+                (series[measured][at].time.typical_s, series[wanted][at].time.typical_s)
                 for (operation, of_phase, _), series in self._in_situ.items()
                 if measured in series and wanted in series
                 if (not kind or kind_of(operation) == kind) and (not phase or of_phase == phase)
-                for batch in series[measured].keys() & series[wanted].keys()
+                if not own or operation in self._own_operations
+                for at in series[measured].keys() & series[wanted].keys()
+                if batch in (None, at)
             ]
             self._ratios[key] = _ratio(pairs)
         return self._ratios[key]
+
+    def alone_on_host(self, ranks_on_host: int, operation: str, phase: str, batch: int) -> HostRatio | None:
+        """An operation's seconds while the host's other ranks do not compute over those while all do.
+
+        Of all operations of its kind and phase that were measured both ways, since the ratio of a single one is lost in
+        noise: of this network at this batch, else of this network, else of any; else of all kinds.
+        """
+        kind = kind_of(operation)
+        choices = (
+            self.host_ratio(ranks_on_host, 1, kind, phase, own=own, batch=at)
+            for own, at in ((True, batch), (True, None), (False, None))
+        )
+        found = next((choice for choice in choices if choice is not None), None)
+        return found or self.host_ratio(ranks_on_host, 1)
 
     def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
         if operation in self._learnt:

@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from calibrate.profile import LayerTime
+from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Compute, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
@@ -14,7 +16,7 @@ from predict.evaluators.simulate import EVALUATOR, price
 from predict.host_sharing import busy_beside, ranks_beside
 from predict.pipeline_simulation import Computing, PipelineSimulation
 from predict.workload import Point
-from tests.profile_factory import layer_times, make_network, make_profile, model_times, ring_fit, summary
+from tests.profile_factory import free_copies, layer_times, make_network, make_profile, model_times, ring_fit, summary
 
 NETWORK = make_network((64, 128, 128, 128, 32))
 TOGETHER = 1.6
@@ -45,6 +47,27 @@ def test_stages_that_take_turns_take_what_one_rank_takes() -> None:
     at = point("p2", 1)
     assert iteration_s(model(), at) == pytest.approx(iteration_s(model(together=1.0), at))
     assert any("stages that compute while others" in note for note in price(model(), at).remarks.notes())
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_batch(batch: int) -> None:
+    other = make_network((64, 32, 64), name="other")
+    together = {2: 1.2, 8: 3.0}
+
+    def measured(network: Network, at: int, factor: float) -> tuple[LayerTime, ...]:
+        return layer_times(network, batches=(at,), ranks_on_host={1: 1.0, 2: factor})
+
+    own = [time for at, factor in together.items() for time in measured(NETWORK, at, factor)]
+    alien = [time for time in measured(other, batch, 2.0) if time.operation not in {own.operation for own in own}]
+    communication = (ring_fit(), ring_fit("send_recv", alpha_s=0.0, beta_s_per_byte=0.0))
+    whole = model_times(NETWORK, batches=(2, 8), wu_s=0.0)
+    profile = make_profile(
+        NETWORK, layer_times=(*own, *alien), model_times=whole, communication=communication, copies=free_copies()
+    )
+    at = Point(strategy=parse_strategy("p2"), settings=PlanSettings(batch=batch, micro_batches=1))
+    found = iteration_s(CostModel(profile=profile, network=NETWORK), at)
+    assert alien
+    assert found == pytest.approx(iteration_s(model(together=1.0), at))
 
 
 def test_stages_that_overlap_in_part_lie_between_alone_and_together() -> None:
