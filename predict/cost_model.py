@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from calibrate.profile import Profile
@@ -149,8 +150,9 @@ class CostModel:
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
-        # A search asks whether a candidate fits, and predicts it later: the walk takes as long as the rest of that.
-        key = strategy, settings
+        # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
+        # many bytes together: the walk takes as long as the rest of that.
+        key = strategy, msgspec.structs.replace(settings, first_bucket_bytes=0, bucket_cap_bytes=0)
         if key not in self._memories:
             use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
             self._memories[key] = with_factor(self.profile, use)

@@ -61,6 +61,7 @@ class ModelCosts:
         self._own_name = network.name if known is network or known is None or known.digest == network.digest else ""
         self._times = [time for time in profile.model_times if time.dtype == dtype]
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
+        self._rank_spreads: dict[int, RankSpread] = {}
         if profile.model_times and not self._times:
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
@@ -152,9 +153,15 @@ class ModelCosts:
         near = self._near(batch, ranks_on_host)
         if near is None:
             return RankSpread()
-        quantiles = near.iteration_relative_quantiles
-        parting = part_spread(quantiles, *self._events(near))
-        return RankSpread(quantiles=quantiles, samples=near.iteration.samples, **parting._asdict())
+        # What its measurement says of every batch: going through its events takes as long as to price a plan.
+        key = id(near)
+        if key not in self._rank_spreads:
+            quantiles = near.iteration_relative_quantiles
+            parting = part_spread(quantiles, *self._events(near))
+            self._rank_spreads[key] = RankSpread(
+                quantiles=quantiles, samples=near.iteration.samples, **parting._asdict()
+            )
+        return self._rank_spreads[key]
 
     def relative_spread_of_update(self, batch: int, ranks_on_host: int) -> float:
         """How single weight updates spread (standard deviation over median), where :meth:`spread` reads; 0 unknown."""

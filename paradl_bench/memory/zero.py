@@ -87,6 +87,7 @@ class _ShardedUnits:
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
         self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
+        self._wholes = {unit.name: ranks * shard_bytes(unit.parameters, ranks) for unit in self._units}
         updated = set(gradient_order(network))
         self._updated = {
             unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
@@ -100,7 +101,7 @@ class _ShardedUnits:
 
     def _whole(self, unit: Unit) -> int:
         """Bytes of a unit's gathered parameters, padding included: also those of the buffer that receives them."""
-        return self._ranks * shard_bytes(unit.parameters, self._ranks)
+        return self._wholes[unit.name]
 
     def in_forward(self) -> list[int]:
         """Per layer, bytes of gathered parameters and of the buffer that they came in."""

@@ -13,10 +13,14 @@ exchanges one bucket after the other: no schedule that keeps the two halves of b
 parts them sends back before the second half, and takes the first maximum alone. What is left
 out only adds: interference, waiting within a schedule, latency behind compute. It is an estimate where shards were not
 measured, which may keep more or less of a layer's efficiency than their share of its FLOPs.
+
+Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
+together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -25,19 +29,20 @@ import numpy as np
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES
-from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.strategy import Axis, Strategy
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
-from predict.cost_model import CostModel, Place
+from predict.cost_model import CostModel
 from predict.costs import Floats, Ints
+from predict.search.exchange import Buckets, Exchanges
 from predict.search.groups import Group, GroupCosts, group_along
-from predict.search.layer_seconds import LayerSeconds, computed_again, layer_seconds, least_lag, least_of
-from predict.search.shared_work import SharedWork, SharedWorks
-from predict.search.space import Mesh, Space
-from predict.stragglers import RankSpread
+from predict.search.layer_seconds import WholeLayers, computed_again
+from predict.search.shared_work import SharedWorks
+from predict.search.space import Mesh, Space, alike
+from predict.search.waits import Waits
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
-_SMALLEST_BYTES = 4.0
+_AT_ONCE = 500_000
+"""Elements of an array at most: many for a call of numpy, and few for a cache."""
 
 
 class Cut(NamedTuple):
@@ -53,8 +58,42 @@ class Cut(NamedTuple):
     sent_bytes: Floats
 
 
+class _Rows(NamedTuple):
+    """Candidates that differ in bucket sizes alone: arrays with an entry each.
+
+    Attributes:
+        strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
+        turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
+        sent, exchanged: links that activations, and gradients, go over. waits: see :class:`Waits`.
+    """
+
+    strategy: Ints
+    mesh: Ints
+    shared: Ints
+    again: Ints
+    turns: Ints
+    samples: Ints
+    stages_per_rank: Ints
+    in_parts: Ints
+    sent: Ints
+    exchanged: Ints
+    waits: Ints
+
+    def take(self, chosen: Ints) -> _Rows:
+        """Some of them."""
+        return _Rows(*(column[chosen] for column in self))
+
+
+class _Links(NamedTuple):
+    """Of a strategy, by number: links that activations and gradients go over, and what compute waits for."""
+
+    sent: int
+    exchanged: int
+    waits: int
+
+
 class _Work(NamedTuple):
-    """Seconds of layers: arrays of shape (numbers of samples, layers), and of the weight update by samples."""
+    """Seconds of layers: arrays of shape (rows, layers), and of the weight update by rows."""
 
     forward: Floats
     backward: Floats
@@ -68,13 +107,11 @@ class Estimates:
         self._model, self._space, self._shared = model, space, shared
         self._groups = GroupCosts(model.communication)
         self._ranks = space.strategies[0].ranks
-        self._rows: dict[Place, LayerSeconds] = {}
-        self._spreads: dict[Place, RankSpread] = {}
-        self._works: dict[tuple[object, ...], _Work] = {}
-        self._filled: dict[tuple[object, ...], Ints] = {}
-        self._exchanges: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-        self._stages_per_rank = np.array([schedule_of(name).stages_per_rank for name in space.schedules])
-        self._splits_backward = np.array([schedule_of(name).splits_backward for name in space.schedules])
+        self._whole = WholeLayers(model, self._ranks)
+        self._waits = Waits(self._groups)
+        self._numbers: dict[Axis | None, int] = {}
+        # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
+        self._parts = np.zeros((len(space.strategies), 3))
         self._again = [
             computed_again(model.network, msgspec.structs.replace(space.settings, recompute=chosen))
             for chosen in space.recomputed
@@ -87,119 +124,133 @@ class Estimates:
         What it lacks is added to what the space counts as impossible.
         """
         space = self._space
-        found = np.full(len(space), np.inf)
-        # Candidates of a strategy stand together.
-        starts = np.searchsorted(space.strategy, np.arange(len(space.strategies) + 1))
-        for index, strategy in enumerate(space.strategies):
-            at = slice(starts[index], starts[index + 1])
+        rows, row = self._rows()
+        found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
+        works = [self._shared.of(axis) for axis in self._numbers]
+        self._share = np.array([work.share for work in works]).reshape(-1, len(self._model.network.layers))
+        gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
+        self._buckets = Buckets(self._groups, gradient_bytes, space.caps_mb)
+        self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
+        stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
+        zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
+        possible = self._possible[rows.strategy]
+        for key in self._cuts:
+            alike_cut = possible & (zero < 2) & (stages == key[0]) & (rows.stages_per_rank == key[1])
+            for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
+                found[chosen] = estimates
+        chosen = np.flatnonzero(possible & (zero > 1))
+        if len(chosen):
+            found[chosen] = self._sharded(rows.take(chosen))[:, None]
+        return np.asarray(found[row, space.cap])
+
+    def _rows(self) -> tuple[_Rows, Ints]:
+        """All rows, and the row of each candidate."""
+        space = self._space
+        schedules = [schedule_of(name) for name in space.schedules]
+        meshes = space.mesh_of[space.strategy]
+        piped = np.array([mesh.stages for mesh in space.meshes])[meshes] > 1
+        # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
+        per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[space.schedule], 1)
+        in_parts = piped & np.array([each.splits_backward for each in schedules])[space.schedule]
+        first, row = alike(space.strategy, space.micro_batches, per_rank, in_parts, space.again)
+        strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
+        local = space.settings.batch // np.array([each.replicas for each in space.meshes])[mesh]
+        samples, per_rank = local // turns, per_rank[first]
+        links = self._links(strategy, samples, per_rank)
+        numbers = np.array([self._numbers.get(each.shared, 0) for each in space.meshes])
+        of_strategies = np.array(links, np.int64).T[:, strategy]
+        found = _Rows(
+            strategy,
+            mesh,
+            numbers[mesh],
+            space.again[first],
+            turns,
+            samples,
+            per_rank,
+            in_parts[first],
+            *of_strategies,
+        )
+        return found, row
+
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[_Links]:
+        """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
+        space = self._space
+        self._possible = np.zeros(len(space.strategies), bool)
+        # Rows of a strategy stand together.
+        starts = np.searchsorted(strategy, np.arange(len(space.strategies) + 1)).tolist()
+        found = []
+        for index, each in enumerate(space.strategies):
+            own = slice(starts[index], starts[index + 1])
             mesh = space.meshes[space.mesh_of[index]]
             try:
-                found[at] = self._of_strategy(mesh, strategy, at)
+                for per_rank in sorted({*stages_per_rank[own].tolist()}):
+                    self._cut(mesh.stages, per_rank)
+                found.append(self._links_of(mesh, each, sorted({*samples[own].tolist()})))
+                self._parts[index] = self._part_seconds(mesh, each)
+                self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
+                found[index:] = [_Links(0, 0, 0)]
         return found
 
-    def _of_strategy(self, mesh: Mesh, strategy: Strategy, at: slice) -> Floats:
-        """Of a strategy's candidates, which stand there."""
-        space = self._space
-        counts, schedules, caps, again = space.micro_batches[at], space.schedule[at], space.cap[at], space.again[at]
-        local = space.settings.batch // mesh.replicas
-        if mesh.zero > 1:
-            turns, turn = np.unique(counts, return_inverse=True)
-            return self._sharded(mesh, strategy, turns, local // turns)[turn]
-        found = np.empty(len(counts))
-        sizes, size = np.unique(caps, return_inverse=True)
-        # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
-        piped = mesh.stages > 1
-        stages = self._stages_per_rank[schedules] if piped else np.ones(len(counts), np.int64)
-        split = self._splits_backward[schedules] & piped
-        kinds = zip(stages.tolist(), split.tolist(), again.tolist(), strict=True)
-        for stages_per_rank, in_parts, which in sorted({*kinds}):
-            own = (stages == stages_per_rank) & (split == in_parts) & (again == which)
-            turns, turn = np.unique(counts[own], return_inverse=True)
-            cut = self._cut(mesh.stages, stages_per_rank)
-            work = self._work(mesh, strategy, local // turns, which)
-            each = self._of_turns(mesh, strategy, cut, work, turns, tuple(sizes.tolist()), in_parts=in_parts)
-            found[own] = each[turn, size[own]]
-        return found
-
-    def _of_turns(
-        self,
-        mesh: Mesh,
-        strategy: Strategy,
-        cut: Cut,
-        work: _Work,
-        turns: Ints,
-        caps: tuple[int, ...],
-        *,
-        in_parts: bool,
-    ) -> Floats:
-        """Of shape (numbers of micro-batches, bucket sizes)."""
-        # Of shape (turns, stages a rank, ranks): the stages of a rank are as many ranks apart.
-        shape = len(turns), -1, mesh.stages
-        forward, backward = (
-            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(shape) for own in (work.forward, work.backward)
-        )
-        sent = self._transfers(mesh, strategy, cut, self._space.settings.batch // mesh.replicas // turns)
-        in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
-        done = in_front + turns[:, None] * (forward + backward).sum(axis=1)
-        last = backward[:, 0]
-        gradients = self._stage_gradients(mesh, cut)
-        update = work.update[:, None] * (gradients / max(gradients.sum(), 1))
-        exchanged = self._exchanged(mesh, strategy, cut, work.backward, caps)
-        of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
-        if in_parts:
-            # What a stage sends back does not wait for all of its backward, and how much of it is not known here.
-            return np.asarray(of_ranks + self._after(mesh, strategy))
-        first = (done + behind).max(axis=1) - last[:, 0] + update[:, 0]
-        found = np.maximum(of_ranks, first[:, None] + exchanged[:, :, 0])
-        return np.asarray(found + self._after(mesh, strategy))
-
-    def _work(self, mesh: Mesh, strategy: Strategy, samples: Ints, again: int) -> _Work:
-        """Layers on a rank of the mesh, with what their compute waits for, in backward what is computed again too."""
+    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
+        self._whole.learn(samples, alone=mesh.stages > 1)
+        self._numbers.setdefault(mesh.shared, len(self._numbers))
         group = group_along(strategy, mesh.shared.kind) if mesh.shared else Group(1, 1, 1, 1)
-        key = mesh.shared, mesh.zero, mesh.stages, group, tuple(samples.tolist()), again
-        if key not in self._works:
-            forward, backward, update, lag = self._whole(samples, mesh)
-            shared = self._shared.of(mesh.shared)
-            share = shared.share * lag[:, None]
-            update = update * lag * (shared.gradient_bytes.sum() / max(self._shared.of(None).gradient_bytes.sum(), 1))
-            sent_forward, sent_backward = self._waits(shared, group, samples)
-            forward = forward * share + sent_forward
-            backward = self._again[again].added(forward, backward * share + sent_backward)
-            self._works[key] = _Work(forward, backward, update / self._ranks if mesh.zero else update)
-        return self._works[key]
+        waits = self._waits.number(self._shared.of(mesh.shared), group)
+        sent = self._groups.link("send_recv", group_along(strategy, "pipeline")) if mesh.stages > 1 else 0
+        exchanges = mesh.exchanges and mesh.zero < 2
+        reduced = self._groups.link("all_reduce", group_along(strategy, "data", "spatial")) if exchanges else 0
+        return _Links(sent, reduced, waits)
 
-    def _whole(self, samples: Ints, mesh: Mesh) -> tuple[Floats, Floats, Floats, Floats]:
-        """Forward and backward of whole layers, of shape (numbers of samples, layers); weight update and lag."""
-        on_host = min(self._ranks, self._model.communication.cluster.ranks_per_node)
-        rows, lags = [], []
-        for number in samples.tolist():
-            place = Place(number, self._ranks, on_host)
-            # A stage may compute while the other ranks of its host wait.
-            rows.append(
-                least_of(self._row(place), self._row(Place(number, 1, 1))) if mesh.stages > 1 else self._row(place)
-            )
-            if place not in self._spreads:
-                self._spreads[place] = self._model.rank_spread(place)
-            lags.append(least_lag(self._spreads[place], self._ranks, mesh))
-        forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
-        return forward, backward, np.array([row.update for row in rows]), np.array(lags)
+    def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
+        """Of the chosen rows, whose pipelines are all cut so, some at a time."""
+        if not len(chosen):
+            return
+        ranks, own = cut.key[0], rows.take(chosen)
+        first, which = alike(own.shared, own.exchanged)
+        exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], own.shared[first], own.exchanged[first])
+        step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
+        for start in range(0, len(chosen), step):
+            some = np.arange(start, min(start + step, len(chosen)))
+            yield chosen[some], self._of_turns(cut, own.take(some), exchanges, which[some])
 
-    def _row(self, place: Place) -> LayerSeconds:
-        if place not in self._rows:
-            self._rows[place] = layer_seconds(self._model, place)
-        return self._rows[place]
+    def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
+        """Of shape (rows, bucket sizes)."""
+        ranks = cut.key[0]
+        work = self._work(rows, alone=ranks > 1)
+        # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
+        forward, backward = (
+            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(rows.turns), -1, ranks)
+            for own in (work.forward, work.backward)
+        )
+        sent = self._transfers(cut, rows)
+        in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
+        done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
+        last = backward[:, 0]
+        gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
+        update = work.update[:, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
+        exchanged = exchanges.seconds(work.backward, which)
+        of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
+        first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
+        # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here.
+        found = np.where(rows.in_parts[:, None], of_ranks, np.maximum(of_ranks, first))
+        # Under ZeRO's first stage each rank broadcasts what it changed after the update.
+        return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
 
-    def _waits(self, shared: SharedWork, group: Group, samples: Ints) -> tuple[Floats, Floats]:
-        """Seconds that layers communicate forward and backward; of shape (numbers of samples, layers)."""
-        found = {phase: np.zeros((len(shared.share), len(samples))) for phase in ("FW", "BW")}
-        for phase, operation in {(message.phase, message.operation) for message in shared.messages}:
-            own = [message for message in shared.messages if (message.phase, message.operation) == (phase, operation)]
-            sizes = np.outer([message.bytes_per_sample for message in own], samples)
-            seconds = self._groups.seconds(operation, group, np.rint(sizes))
-            np.add.at(found[phase], [message.layer for message in own], seconds)
-        return found["FW"].T, found["BW"].T
+    def _work(self, rows: _Rows, *, alone: bool) -> _Work:
+        """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
+        forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
+        lag = self._whole.lags(self._space.meshes, rows.mesh, rows.samples)
+        share = self._share[rows.shared] * lag[:, None]
+        sent_forward, sent_backward = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
+        forward = forward * share + sent_forward
+        backward = backward * share + sent_backward
+        for which in np.unique(rows.again).tolist():
+            own = rows.again == which
+            backward[own] = self._again[which].added(forward[own], backward[own])
+        parted = np.array([self._ranks if mesh.zero else 1 for mesh in self._space.meshes])
+        return _Work(forward, backward, update * lag * self._updated[rows.shared] / parted[rows.mesh])
 
     def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
         key = ranks, stages_per_rank
@@ -215,98 +266,36 @@ class Estimates:
             self._cuts[key] = Cut(key, bounds, np.array(sent, float) * _ELEMENT_BYTES)
         return self._cuts[key]
 
-    def _transfers(self, mesh: Mesh, strategy: Strategy, cut: Cut, samples: Ints) -> Floats:
-        """Seconds of what each rank but the last sends of a micro-batch; of shape (numbers of samples, ranks)."""
-        found = np.zeros((len(samples), mesh.stages))
-        if mesh.stages > 1:
+    def _transfers(self, cut: Cut, rows: _Rows) -> Floats:
+        """Seconds of what each rank but the last sends of a micro-batch; of shape (rows, ranks)."""
+        ranks = cut.key[0]
+        found = np.zeros((len(rows.turns), ranks))
+        if ranks > 1:
             # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
-            parts = mesh.shared.degree if mesh.shared else 1
-            sizes = np.outer(samples, cut.sent_bytes[: mesh.stages - 1]) / parts
-            found[:, :-1] = self._groups.seconds("send_recv", group_along(strategy, "pipeline"), np.rint(sizes))
+            parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
+            first, row = alike(rows.samples, parts, rows.sent)
+            sizes = rows.samples[first, None] * cut.sent_bytes[: ranks - 1] / parts[first, None]
+            found[:, :-1] = self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row]
         return found
 
-    def _stage_gradients(self, mesh: Mesh, cut: Cut) -> Floats:
-        """Bytes of gradients of each rank's first stage."""
-        of_stages = np.add.reduceat(self._shared.of(mesh.shared).gradient_bytes, cut.bounds[:-1])
-        return np.asarray(of_stages[: mesh.stages], float)
-
-    def _exchanged(self, mesh: Mesh, strategy: Strategy, cut: Cut, backward: Floats, caps: tuple[int, ...]) -> Floats:
-        """Seconds from the start of the last backward of a rank to the end of its exchange.
-
-        Args:
-            backward: seconds of layers, of shape (turns, layers).
-
-        Returns:
-            Of shape (turns, bucket sizes, ranks).
-        """
-        before = np.concatenate([np.zeros((len(backward), 1)), np.cumsum(backward, axis=1)], axis=1)
-        ends = cut.bounds[1 : mesh.stages + 1]
-        last = before[:, ends] - before[:, cut.bounds[: mesh.stages]]
-        found = np.repeat(last[:, None, :], len(caps), axis=1)
-        if not mesh.exchanges:
-            return found
-        filled = self._filled_by(mesh, cut, caps)
-        ready = before[:, ends][:, None, :] - before[:, filled]
-        every, final = self._buckets(mesh, strategy, cut, caps)
-        return np.asarray(np.maximum(found + final, ready + every))
-
-    def _filled_by(self, mesh: Mesh, cut: Cut, caps: tuple[int, ...]) -> Ints:
-        """The layer whose backward fills the first bucket, or ends the stage; of shape (bucket sizes, ranks)."""
-        key = mesh.shared, cut.key, caps
-        if key not in self._filled:
-            gradients = self._shared.of(mesh.shared).gradient_bytes
-            first = [bucket_limits(self._space.caps_mb[cap])[0] for cap in caps]
-            found = np.empty((len(caps), mesh.stages), np.int64)
-            for rank in range(mesh.stages):
-                start, end = cut.bounds[rank], cut.bounds[rank + 1]
-                place = np.searchsorted(np.cumsum(gradients[start:end][::-1]), first)
-                found[:, rank] = end - 1 - np.minimum(place, end - start - 1)
-            self._filled[key] = found
-        return self._filled[key]
-
-    def _buckets(self, mesh: Mesh, strategy: Strategy, cut: Cut, caps: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Seconds of all buckets of a rank's first stage, and of the last of them; of shape (bucket sizes, ranks)."""
-        group = group_along(strategy, "data", "spatial")
-        key = mesh.shared, cut.key, caps, group
-        if key not in self._exchanges:
-            sizes = self._stage_gradients(mesh, cut)
-            limits = np.array([bucket_limits(self._space.caps_mb[cap]) for cap in caps], float)
-            count, each, final = _bucket_bytes(sizes, limits)
-            of_one = np.stack([each, np.maximum(final, _SMALLEST_BYTES)])
-            seconds = np.where(sizes > 0, self._groups.seconds("all_reduce", group, np.rint(of_one)), 0.0)
-            self._exchanges[key] = count * seconds[0], seconds[1]
-        return self._exchanges[key]
-
-    def _after(self, mesh: Mesh, strategy: Strategy) -> float:
-        """What follows the update: under ZeRO's first stage each rank broadcasts what it changed."""
-        if mesh.zero != 1:
-            return 0.0
-        part = np.array([self._shared.of(None).gradient_bytes.sum() / self._ranks])
+    def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
+        """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""
+        wanted = {0: (), 1: ("broadcast",)}.get(mesh.zero, ("reduce_scatter", "all_gather"))
+        part = np.floor([self._shared.of(None).gradient_bytes.sum() / self._ranks])
         group = group_along(strategy, "data")
-        return float(self._ranks * self._groups.seconds("broadcast", group, np.floor(part))[0])
+        names = ("broadcast", "reduce_scatter", "all_gather")
+        return tuple(float(self._groups.seconds(name, group, part)[0]) if name in wanted else 0.0 for name in names)
 
-    def _sharded(self, mesh: Mesh, strategy: Strategy, turns: Ints, samples: Ints) -> Floats:
+    def _sharded(self, rows: _Rows) -> Floats:
         """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more."""
         # What these stages hold is never computed again.
-        work = self._work(mesh, strategy, samples, self._space.recomputed.index(()))
-        part = np.array([self._shared.of(None).gradient_bytes.sum() / self._ranks])
-        group = group_along(strategy, "data")
-        gathered, reduced = (
-            float(self._groups.seconds(name, group, np.floor(part))[0]) for name in ("all_gather", "reduce_scatter")
-        )
-        computed = turns * (work.forward.sum(axis=1) + work.backward.sum(axis=1))
-        sent = turns * ((mesh.zero - 1) * gathered + reduced)
-        return np.asarray(np.maximum(computed, sent) + work.update)
+        work = self._work(rows, alone=False)
+        gathers = np.array([mesh.zero - 1 for mesh in self._space.meshes])[rows.mesh]
+        computed = rows.turns * (work.forward.sum(axis=1) + work.backward.sum(axis=1))
+        _, reduced, gathered = self._parts[rows.strategy].T
+        return np.asarray(np.maximum(computed, rows.turns * (gathers * gathered + reduced)) + work.update)
 
 
 def _before(seconds: Floats) -> Floats:
-    """Per rank, the sum over those in front of it; of shape (turns, ranks)."""
+    """Per rank, the sum over those in front of it; of shape (rows, ranks)."""
     return np.asarray(np.cumsum(seconds, axis=1) - seconds)
-
-
-def _bucket_bytes(sizes: Floats, limits: Floats) -> tuple[Floats, Floats, Floats]:
-    """Number of buckets, bytes of one on average and of the last one; each of shape (bucket sizes, ranks)."""
-    first, cap = limits[:, :1], limits[:, 1:]
-    behind = np.maximum(sizes - first, 0.0)
-    more = np.ceil(behind / cap)
-    return 1 + more, sizes / (1 + more), np.where(more > 0, behind - (more - 1) * cap, sizes)

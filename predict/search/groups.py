@@ -11,7 +11,7 @@ from paradl_bench.spec.plan import Collective
 from paradl_bench.spec.strategy import AxisKind, Strategy
 from predict.communication_costs import CommunicationCosts
 from predict.communication_tables import evaluate
-from predict.costs import Floats
+from predict.costs import Floats, Ints
 
 
 class Group(NamedTuple):
@@ -43,11 +43,18 @@ def group_along(strategy: Strategy, *kinds: AxisKind) -> Group:
 
 
 class GroupCosts:
-    """Collectives of groups, unhindered by compute."""
+    """Collectives of groups, unhindered by compute.
+
+    A *link* is what decides the seconds of a group's collective of so many bytes: its fit at a level, how many ranks
+    take part, and how many of them share a node. Groups that stand in many places have few links between them.
+    """
 
     def __init__(self, communication: CommunicationCosts) -> None:
         self._communication = communication
-        self._pieces: dict[tuple[str, str, int], tuple[Piece, ...]] = {}
+        self._fits: dict[tuple[str, str, int], int] = {}
+        self._pieces: list[tuple[Piece, ...]] = []
+        # The first link is that of a rank by itself, which sends nothing.
+        self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
 
     def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
         """Of each message, by itself; of the shape of ``message_bytes``.
@@ -55,25 +62,45 @@ class GroupCosts:
         Raises:
             UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
         """
-        if group.ranks <= 1 or not message_bytes.size:
-            return np.zeros(message_bytes.shape)
+        return self.seconds_over(np.array(self.link(operation, group)), message_bytes)
+
+    def link(self, operation: str, group: Group) -> int:
+        """The number of the group's link; 0 of one rank.
+
+        Raises:
+            UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
+        """
+        if group.ranks <= 1:
+            return 0
         ranks = 2 if operation == "send_recv" else group.ranks
         per_node = max(1, min(ranks, self._communication.cluster.ranks_per_node // group.stride))
-        flat = message_bytes.reshape(1, -1)
-        every = np.ones(flat.shape[1], np.int64)
-        return evaluate(self._pieces_of(operation, group), ranks * every, flat, per_node * every).reshape(
-            message_bytes.shape
-        )
+        return self._links.setdefault((self._fit(operation, group), ranks, per_node), len(self._links))
 
-    def _pieces_of(self, operation: str, group: Group) -> tuple[Piece, ...]:
+    def seconds_over(self, links: Ints, message_bytes: Floats) -> Floats:
+        """Of messages that each go over a link of their own; both are broadcast against each other."""
+        links, sizes = np.broadcast_arrays(links, message_bytes)
+        fit, ranks, per_node = np.array(list(self._links), np.int64).T
+        found = np.zeros(sizes.shape)
+        for at in np.unique(fit[links]).tolist():
+            own = fit[links] == at
+            if at >= 0:
+                over = links[own]
+                found[own] = evaluate(self._pieces[at], ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
+        return found
+
+    def _fit(self, operation: str, group: Group) -> int:
         levels = self._communication.cluster.levels
         level = self._communication.level_of_span(group.span)
         unit = levels[max(levels.index(level) - 1, 0)].ranks
         crossing = group.span >= unit
         at_once = min(unit, group.others) if crossing else -(-unit * group.others // group.span)
         key = operation, level.name, at_once
-        if key not in self._pieces:
+        if key not in self._fits:
             work = Collective(operation=operation, message_bytes=1, ranks=2)
             phi = self._communication.contention.of_groups(work, level, at_once).factor
-            self._pieces[key] = self._communication.pieces(operation, level, phi)
-        return self._pieces[key]
+            pieces = self._communication.pieces(operation, level, phi)
+            # Of groups that as many others hinder as little, the fit is the same.
+            if pieces not in self._pieces:
+                self._pieces.append(pieces)
+            self._fits[key] = self._pieces.index(pieces)
+        return self._fits[key]

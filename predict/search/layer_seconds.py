@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from paradl_bench.strategies.compute import backward_layers, layers_with_gradien
 from paradl_bench.strategies.recomputation import segments_of
 from predict.cost_model import CostModel, Place
 from predict.costs import Floats, Ints
-from predict.search.space import Mesh
+from predict.search.space import Mesh, alike
 from predict.stragglers import RankSpread
 
 
@@ -80,6 +81,60 @@ def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
     """Whichever of each is less."""
     forward, backward = np.minimum(one.forward, other.forward), np.minimum(one.backward, other.backward)
     return LayerSeconds(forward, backward, min(one.update, other.update))
+
+
+class WholeLayers:
+    """Layers that a rank runs whole, of every number of samples that candidates have.
+
+    Args:
+        ranks: of every candidate.
+    """
+
+    def __init__(self, model: CostModel, ranks: int) -> None:
+        self._model, self._ranks = model, ranks
+        self._on_host = min(ranks, model.communication.cluster.ranks_per_node)
+        self._rows: dict[Place, LayerSeconds] = {}
+
+    def learn(self, samples: Sequence[int], *, alone: bool) -> None:
+        """Look up as many samples.
+
+        Args:
+            alone: also as a stage runs them, which may compute while the other ranks of its host wait.
+
+        Raises:
+            UserError: the profile has nothing for an operation, or no update by the optimizer.
+        """
+        for number in samples:
+            for place in (self._place(number), *((Place(number, 1, 1),) if alone else ())):
+                if place not in self._rows:
+                    self._rows[place] = layer_seconds(self._model, place)
+
+    def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
+        """Forward and backward, of shape (numbers of samples, layers), and weight update; all of them known.
+
+        Args:
+            alone: the least of what they are, and what they are on a rank whose host has no other.
+        """
+        distinct, place = np.unique(samples, return_inverse=True)
+        rows = [self._rows[self._place(number)] for number in distinct.tolist()]
+        if alone:
+            rows = [
+                least_of(row, self._rows[Place(number, 1, 1)])
+                for row, number in zip(rows, distinct.tolist(), strict=True)
+            ]
+        forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
+        return forward[place], backward[place], np.array([row.update for row in rows])[place]
+
+    def lags(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
+        """:func:`least_lag` of ranks of the meshes with those indices."""
+        first, kind = alike(mesh, samples)
+        spreads = [self._model.rank_spread(self._place(number)) for number in samples[first].tolist()]
+        own = (meshes[index] for index in mesh[first].tolist())
+        found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
+        return np.array(found)[kind]
+
+    def _place(self, samples: int) -> Place:
+        return Place(samples, self._ranks, self._on_host)
 
 
 def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:

@@ -8,6 +8,8 @@ else memory goes to is left out, so that nothing is ruled out that fits.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
@@ -19,40 +21,59 @@ from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.memory.peak import STATE_COPIES, MemoryUse
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import unknown_choice
-from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.strategy import Axis, Strategy
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.cost_model import CostModel
 from predict.costs import Floats, Ints
 from predict.memory_estimate import with_factor
 from predict.search.shared_work import SharedWorks
-from predict.search.space import Mesh, Space
+from predict.search.space import Mesh, Space, alike
 
 _ENOUGH = 4
 """A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
 
 
+class _OfStages(NamedTuple):
+    """Bytes of a pipeline's ranks; one without a pipeline is the first.
+
+    Attributes:
+        parameters: of every rank. kept: what the first stage keeps of a sample from forward to backward.
+    """
+
+    parameters: Floats
+    kept: float
+
+
 class MemoryBounds:
-    """Bytes of tensors on the rank that is looked at, at least."""
+    """Bytes of tensors on the rank that is looked at, at least.
+
+    Attributes:
+        plan_of: a number for each candidate: those with the same one hold the same, whatever bound or walk finds it.
+            Neither the order of axes nor buckets change it.
+    """
 
     def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
         self._model, self._space, self._shared = model, space, shared
         if model.optimizer not in STATE_COPIES:
             raise unknown_choice("optimizer", model.optimizer, STATE_COPIES)
         self._states = STATE_COPIES[model.optimizer]
-        self._of_first_stage: dict[tuple[int, int], tuple[Ints, float]] = {}
+        self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
+        self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
+        self._input_bytes = model.network.input_bytes(1, kept_dtype(model.dtype))
         self._under_way: dict[tuple[str, int, int], int] = {}
         self._whole = [self._activations_of_all(chosen) for chosen in space.recomputed]
+        mesh_of = space.mesh_of[space.strategy]
+        self._first, self.plan_of = alike(mesh_of, space.micro_batches, space.schedule, space.again)
 
     def bytes(self) -> Floats:
         """Of every candidate."""
         space = self._space
-        mesh_of = space.mesh_of[space.strategy]
-        keys = np.stack([mesh_of, space.micro_batches, space.schedule, space.again])
-        distinct, place = np.unique(keys, axis=1, return_inverse=True)
+        columns = space.mesh_of[space.strategy], space.micro_batches, space.schedule, space.again
+        plans = zip(*(column[self._first].tolist() for column in columns), strict=True)
         found = [
-            self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in distinct.T
+            self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in plans
         ]
-        return np.array(found)[np.ravel(place)]
+        return np.array(found)[self.plan_of]
 
     def _activations_of_all(self, recompute: tuple[str, ...]) -> tuple[float, float]:
         """Bytes of activations when most are held: of one sample, and of every other."""
@@ -69,17 +90,16 @@ class MemoryBounds:
     def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
         local = self._space.settings.batch // mesh.replicas
         parts = mesh.shared.degree if mesh.shared else 1
+        parameters, kept = self._of_stages(mesh, schedule)
         if mesh.stages == 1:
-            parameters = np.array([float(self._shared.of(mesh.shared).gradient_bytes.sum())])
             first, other = self._whole[again]
             active = max(first + (local // count - 1) * other, 0.0) / parts
         else:
-            parameters, kept = self._stages(mesh, schedule)
-            active = self._most_under_way(schedule, mesh.stages, int(count)) * (local // count) * kept / parts
-        held = parameters * self._copies(mesh)
-        gradients = parameters / (mesh.replicas if mesh.zero > 1 else 1)
-        active += local * self._model.network.input_bytes(1, kept_dtype(self._model.dtype))
-        return float(max((held + gradients).max(), held[0] + active))
+            active = self._most_under_way(schedule, mesh.stages, count) * (local // count) * kept / parts
+        copies = self._copies(mesh)
+        gradients = 1 / (mesh.replicas if mesh.zero > 1 else 1)
+        active += local * self._input_bytes
+        return max(float(parameters.max()) * (copies + gradients), float(parameters[0]) * copies + active)
 
     def _copies(self, mesh: Mesh) -> float:
         """Of parameters, with the optimizer's state and exchange buckets."""
@@ -87,18 +107,26 @@ class MemoryBounds:
             return (1 + self._states) / mesh.replicas
         return 1 + self._states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
 
-    def _stages(self, mesh: Mesh, schedule: str) -> tuple[Floats, float]:
-        """Bytes of parameters of every rank, and what the first stage keeps of a sample from forward to backward."""
-        own = schedule_of(schedule)
-        key = mesh.stages, own.stages_per_rank
-        settings = msgspec.structs.replace(self._space.settings, schedule=schedule)
-        stages = cut_into_stages(self._model.network, mesh.stages, settings)
-        if key not in self._of_first_stage:
-            bounds = np.array([stage.layers.start for stage in stages])
-            self._of_first_stage[key] = bounds, self._kept_by(stages[0])
-        bounds, kept = self._of_first_stage[key]
-        of_stages = np.add.reduceat(self._shared.of(mesh.shared).gradient_bytes, bounds)
-        return of_stages.reshape(-1, mesh.stages).sum(axis=0).astype(float), kept
+    def _of_stages(self, mesh: Mesh, schedule: str) -> _OfStages:
+        stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
+        key = mesh.shared, mesh.stages, stages_per_rank
+        if key not in self._stages:
+            gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
+            bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank)
+            of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
+            self._stages[key] = _OfStages(of_stages.sum(axis=0).astype(float), kept)
+        return self._stages[key]
+
+    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int) -> tuple[Ints, float]:
+        """The first layers of stages, and what the first of them keeps of a sample."""
+        if ranks == 1:
+            return np.zeros(1, np.int64), 0.0
+        key = ranks, stages_per_rank
+        if key not in self._kept:
+            settings = msgspec.structs.replace(self._space.settings, schedule=schedule)
+            stages = cut_into_stages(self._model.network, ranks, settings)
+            self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
+        return self._kept[key]
 
     def _kept_by(self, stage: Stage) -> float:
         """Bytes of activations of one sample after its forward."""

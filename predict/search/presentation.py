@@ -57,6 +57,8 @@ def _account(searched: Searched) -> list[str]:
     if len(reasons) > _REASONS:
         rest = sum(count for _, count in reasons[_REASONS:])
         lines.append(f"  ruled out, {rest:,}: {len(reasons) - _REASONS} other reasons, in --json")
+    if searched.not_searched:
+        lines.append(f"  not searched: {'; '.join(searched.not_searched)}")
     return lines
 
 

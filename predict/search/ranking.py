@@ -90,13 +90,11 @@ class Ranker:
         self._most, self._rows = most, rows
         shared = SharedWorks(model.network, space.settings)
         self._estimates = Estimates(model, space, shared).seconds()
-        self._bounds = MemoryBounds(model, space, shared).bytes()
+        memory_bounds = MemoryBounds(model, space, shared)
+        self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
         self._waiting = np.isfinite(self._estimates)
         self._factors = np.ones(len(space.meshes))
-        # The peak is that of all candidates with the same number here: neither the order of axes nor buckets change it.
-        keys = np.stack([self._mesh_of, space.micro_batches, space.schedule, space.again])
-        self._plan_of = np.ravel(np.unique(keys, axis=1, return_inverse=True)[1])
         self._memory: dict[int, EstimatedMemory] = {}
         self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
         self._done: list[Exact] = []

@@ -59,7 +59,8 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
         too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
         estimates_off: predictions over estimates less 1, the least and the most.
-        impossible: strategies or settings that there are not, counted by why.
+        impossible: strategies or settings that there are not, counted by why. not_searched: those that there are, and
+            of which no candidate was made.
     """
 
     ranks: int
@@ -72,6 +73,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     open_from_s: float | None
     estimates_off: tuple[float, float]
     impossible: dict[str, int]
+    not_searched: tuple[str, ...]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +165,7 @@ def _searched(ranking: Ranking) -> Searched:
         open_from_s=ranking.below_s,
         estimates_off=ranking.off,
         impossible=dict(space.impossible.counts.most_common()),
+        not_searched=space.not_searched,
     )
 
 

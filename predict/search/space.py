@@ -6,8 +6,8 @@ exchange crosses. A *candidate* is a placement with micro-batches, a schedule, a
 instead of keeping it; without a pipeline micro-batches are those whose gradients a rank adds up before they are
 exchanged.
 
-Left out of what could be asked for: ZeRO stages beside other axes and two axes that share layers, which have no plan;
-more than ``MOST_MICRO_BATCHES`` micro-batches.
+ZeRO stages beside other axes and two axes that share layers have no plan. What else could be asked for and is left out
+is said in ``Space.not_searched``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.catalog import axis_planners
 from paradl_bench.strategies.lower_precision import check_dtype
-from paradl_bench.strategies.pipeline.stages import most_stages
+from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import most_parts
 from paradl_bench.strategies.zero.plan import check_zero
@@ -98,7 +98,7 @@ class Space:
         recomputed: of ``PlanSettings.recompute``.
         strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``recomputed``) but for
             micro-batches.
-        impossible: what was left out, counted.
+        impossible: what cannot be, counted. not_searched: what could, and has no candidates.
     """
 
     settings: PlanSettings
@@ -114,6 +114,7 @@ class Space:
     cap: Ints
     again: Ints
     impossible: RuledOut
+    not_searched: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.strategy)
@@ -197,7 +198,21 @@ def find_space(
         cap=columns[3],
         again=columns[4],
         impossible=impossible,
+        not_searched=tuple(_left_out(settings, meshes, recomputed)),
     )
+
+
+def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """What could be asked for of the meshes and has no candidates."""
+    locally = {settings.batch // mesh.replicas for mesh in meshes}
+    if any(_divisors(local)[-1] > MOST_MICRO_BATCHES for local in locally):
+        yield f"more than {MOST_MICRO_BATCHES} micro-batches"
+    if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
+        yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
+    if any(mesh.stages > 1 for mesh in meshes):
+        yield "stages that do not balance FLOPs (--stages)"
+    if len(recomputed) > 1:
+        yield "activations of some blocks computed again (--recompute)"
 
 
 def _possible_segments(
@@ -235,7 +250,7 @@ class _Finder:
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
         self._schedules = [schedules()[name] for name in names]
-        self._most_stages = most_stages(network)
+        self._most_stages, self._why = most_stages(network), widest_share(network)
 
     def meshes(self) -> Iterator[Mesh]:
         """Those within the limits of their axes and of the batch."""
@@ -256,7 +271,7 @@ class _Finder:
         elif stages > self._most_stages:
             name = self._network.name
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
-            self._impossible.add(f"pipeline: {text}", placements)
+            self._impossible.add(f"pipeline: {text}{self._why}", placements)
         elif self._settings.batch % replicas:
             self._impossible.add(f"batch {self._settings.batch} does not part over {replicas} replicas", placements)
         else:
@@ -353,6 +368,22 @@ class _Finder:
         else:
             return True
         return False
+
+
+def alike(*columns: Ints) -> tuple[Ints, Ints]:
+    """Which entries of columns of whole numbers from 0 on are equal in all of them.
+
+    Returns:
+        The first of each kind, ordered by the columns, and the kind of each entry.
+    """
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        several = int(column.max(initial=0)) + 1
+        if int(key.max(initial=0)) >= np.iinfo(np.int64).max // several - 1:
+            key = np.unique(key, return_inverse=True)[1]
+        key = key * several + column
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind
 
 
 @functools.lru_cache(maxsize=1024)

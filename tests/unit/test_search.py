@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -280,3 +281,22 @@ def test_steps_lead_from_the_fastest_to_the_smallest() -> None:
 def test_memory_is_compared_as_the_profile_has_it() -> None:
     made = profile_of(NETWORK)
     assert tensors_within(made, 1000.0) == pytest.approx(1000.0, abs=1.0)
+
+
+def test_what_could_be_asked_for_and_is_not_searched_is_said(profile: Path) -> None:
+    said = asked(profile, "--ranks", "4", "--batch", "4096", "--predictions", "2", "--top", "1").output
+    assert "not searched: more than 512 micro-batches; gradients exchanged by leaders of nodes" in said
+    (searched,) = found(profile, "--ranks", "1", "--batch", "8", "--predictions", "1")["searched"]
+    assert searched["not_searched"] == []
+
+
+def test_a_parameter_that_keeps_stages_together_is_named(tmp_path: Path) -> None:
+    network = convolutional()
+    first, *others = network.layers
+    owner, last = first.parameters[0], others[-2]
+    tied = msgspec.structs.replace(last, parameters=(owner, *last.parameters[1:]))
+    network = msgspec.structs.replace(network, layers=(first, *others[:-2], tied, others[-1]))
+    write_profile(tmp_path / "p.json", profile_of(network))
+    (searched,) = found(tmp_path / "p.json", "--ranks", "2", "--batch", "8", model=network.name)["searched"]
+    (reason,) = (text for text in searched["impossible"] if text.startswith("pipeline: p <= 1"))
+    assert f"since {owner} is used by {first.name} and by {last.name}" in reason

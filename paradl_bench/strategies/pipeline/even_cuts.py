@@ -26,9 +26,9 @@ def cut_evenly(
         places: where stages may start and end. above: weight of all layers before each. trained: how many of those
             have a parameter; a stage needs one. sent: elements that cross at each.
     """
-    # Stages far above the mean are rarely part of the answer. Where one has to be, the bound is raised, which no cut
-    # that stays below it can be worse for.
-    bound = 2.0 * float(above[-1] - above[0]) / stages
+    # Stages far above the mean are rarely part of the answer, but for one that has what no cut can part. Where one has
+    # to be, the bound is raised, which no cut that stays below it can be worse for.
+    bound = max(2.0 * float(above[-1] - above[0]) / stages, float(np.diff(above).max(initial=0.0)))
     while True:
         spans = _spans(above, trained, bound)
         found = _cut(spans, np.array(sent, np.int64), len(places), stages)

@@ -352,12 +352,12 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     if cut is None:
         raise UserError(
             f"{network.name} cannot be cut into {stages} stages that each have a parameter: {most_stages(network)} is"
-            f" the most{_widest_share(network)}"
+            f" the most{widest_share(network)}"
         )
     return cut
 
 
-def _widest_share(network: Network) -> str:
+def widest_share(network: Network) -> str:
     """Which parameter keeps the most layers together, where one does, and what could be trained instead."""
     trained = {parameter.name for parameter in network.parameters}
     spans = {name: span for name, span in _shared_spans(network).items() if name in trained and span[0] < span[1]}

@@ -38,6 +38,7 @@ class TensorPlanner:
 
     def __init__(self) -> None:
         self._latest: Latest[Pairs] = Latest()
+        self._shared: Latest[SharedLayers] = Latest()
 
     def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
@@ -63,6 +64,18 @@ class TensorPlanner:
     ) -> SharedLayers:
         """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis].degree
+        atoms = {piece.atoms for piece in self._pairs(network, settings).pieces.values()}
+        # Ranks with as many heads and features of each pair run the same, wherever these are.
+        extents = tuple((each, cut(each, parts)[position].extent) for each in sorted(atoms))
+        key = strategy.axes[axis], axis, local_batch, settings, extents
+        return self._shared.get(
+            network, key, lambda: self._share(network, strategy, axis, position, local_batch, settings)
+        )
+
+    def _share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
+        parts, label = strategy.axes[axis].degree, shard_label(strategy.axes[axis], settings)
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
         shards = {}
@@ -76,7 +89,7 @@ class TensorPlanner:
             leads = piece.part == "column" and piece.leader == index and differentiated[index]
             shards[index] = LayerShard(
                 shard_layer(layer, piece, cut(piece.atoms, parts)[position]),
-                shard_label(strategy.axes[axis], settings),
+                label,
                 after_fw=all_reduce(layer.output_shape) if piece.part == "row" else (),
                 after_bw=all_reduce(layer.input_shapes[0]) if leads else (),
                 leader=piece.leader if piece.leader != index else None,

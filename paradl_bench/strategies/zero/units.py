@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paradl_bench.spec.network import DTYPE_BYTES, Network, Tensor
+from paradl_bench.strategies.axis_planner import Latest
 
 _SMALL = 1 / 8
 _BLOCK = 1 / 2
@@ -35,8 +36,16 @@ class Unit(NamedTuple):
     layers: tuple[int, ...]
 
 
+_LATEST: Latest[tuple[Unit, ...]] = Latest()
+"""The plan and the memory model ask for the units of one network, with every number of micro-batches."""
+
+
 def units_of(network: Network) -> tuple[Unit, ...]:
     """The units in registration order, the whole model last; that one may have no parameters."""
+    return _LATEST.get(network, None, lambda: _find_units(network))
+
+
+def _find_units(network: Network) -> tuple[Unit, ...]:
     found = list(_units_below(network, ""))
     taken = {parameter.name for unit in found for parameter in unit.parameters}
     inside = {layer for unit in found for layer in unit.layers}
