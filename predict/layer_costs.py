@@ -78,6 +78,7 @@ class LayerCosts:
         self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
         self._kernels = KernelCosts(profile.kernel_models, dtype)
         self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
+        self._neighbours: dict[tuple[str, PhaseName, str], Layer | None] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
         self._measured: dict[tuple[str, PhaseName], tuple[Layer, ...]] = {}
 
@@ -311,14 +312,17 @@ class LayerCosts:
 
         For a shard that is the operation that it is a shard of, or one that is as like it.
         """
-        return min(
-            (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
-            key=lambda other: (
-                _unlike_settings(layer, other),
-                abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
-            ),
-            default=None,
-        )
+        key = layer.operation, phase, without
+        if key not in self._neighbours:
+            self._neighbours[key] = min(
+                (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
+                key=lambda other: (
+                    _unlike_settings(layer, other),
+                    abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
+                ),
+                default=None,
+            )
+        return self._neighbours[key]
 
     def _measured_of(self, kind: str, phase: PhaseName) -> tuple[Layer, ...]:
         """Operations of a kind that were measured whole, each once: shards that are learnt later are none of them."""
