@@ -173,15 +173,16 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="no collectives: only serial training can be predicted",
-            command=f"{sweep_command('gloo', 2, NODE)} -o collectives-gloo-2",
+            command=f"{sweep_command(profile, 'gloo', 2, NODE)} -o collectives-gloo-2",
         )
     groups: dict[tuple[str, str, int], list[CommunicationFit]] = {}
     for fit in profile.communication:
         groups.setdefault((fit.library, fit.level, fit.ranks_range[1]), []).append(fit)
+        sizes = ":".join(map(spell_size, fit.bytes_range))
         yield Weakness(
             kind="inaccurate",
             text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes not fitted on",
-            command=f"{_sweep(fit)} --sizes {':'.join(map(spell_size, fit.bytes_range))}:1.4 {_output(fit)}-sizes",
+            command=f"{_sweep(profile, fit)} --sizes {sizes}:1.4 {_output(fit)}-sizes",
             size=fit.held_out_relative_error,
         )
     for (library, level, ranks), fits in groups.items():
@@ -190,7 +191,7 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             kind="inaccurate",
             text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}; "
             "more blocks, on a quieter machine, differ less",
-            command=f"{_sweep(worst)} --blocks 10 {_output(worst)}-again",
+            command=f"{_sweep(profile, worst)} --blocks 10 {_output(worst)}-again",
             size=worst.block_relative_sd,
         )
         alone = sorted({fit.operation for fit in fits if fit.held_out_ranks_relative_error is None})
@@ -203,8 +204,8 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
             )
 
 
-def _sweep(fit: CommunicationFit) -> str:
-    return f"{sweep_command(fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
+def _sweep(profile: Profile, fit: CommunicationFit) -> str:
+    return f"{sweep_command(profile, fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
 
 
 def _output(fit: CommunicationFit) -> str:
@@ -218,7 +219,7 @@ def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
     count = 2 * ranks
     if level == NODE and most and count > most:
         count, level = (ranks // 2, level) if ranks >= 4 else (count, "system")
-    return f"{sweep_command(fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
+    return f"{sweep_command(profile, fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
@@ -234,7 +235,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
-        command = f"{sweep_command(library, libraries[library], NODE)} --beside-compute -o beside-{library}"
+        command = f"{sweep_command(profile, library, libraries[library], NODE)} --beside-compute -o beside-{library}"
         yield Weakness(
             kind="missing",
             text=f"{library}: interference of compute and communication was not measured; overlap would be free",
@@ -249,7 +250,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
-            command=f"{sweep_command(library, ranks, NODE)} --beside-compute -o beside-{library}",
+            command=f"{sweep_command(profile, library, ranks, NODE)} --beside-compute -o beside-{library}",
             size=spread,
         )
     models = sorted({time.model for time in profile.model_times}) or ["MODEL"]

@@ -9,6 +9,8 @@ import msgspec
 
 from calibrate.profile import Profile
 from paradl_bench.spec.cluster import NODE
+from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes
+from paradl_bench.spec.units import spell_bandwidth
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
 
@@ -28,11 +30,30 @@ class Weakness(msgspec.Struct, frozen=True, kw_only=True):
     size: float | None = None
 
 
-def sweep_command(library: str, ranks: int, level: str) -> str:
-    """The command that sweeps collectives; on several hosts ranks are started by srun."""
+def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str:
+    """The command that sweeps collectives; on several hosts ranks are started by srun, or on emulated nodes again."""
+    emulated = _emulated(profile)
+    if emulated is not None:
+        on_node = max(nodes.ranks_per_node for nodes in emulated)
+        if level == NODE:
+            on_node = ranks
+        elif ranks <= on_node or ranks % on_node:
+            on_node = 1
+        return _sweep_on_nodes(emulated[0], ranks // on_node, on_node)
     if level == NODE:
         return f"paradl-bench collectives --ranks {ranks} --backend {library}"
     return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {library}"
+
+
+def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
+    """Nodes of every sweep of an emulated cluster; None where nodes were real."""
+    found = tuple(nodes for each in profile.environments if (nodes := emulated_nodes(each.emulated)) is not None)
+    return found or None
+
+
+def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
+    rate = spell_bandwidth(like.link_bytes_per_s)
+    return f"paradl-bench collectives --nodes {nodes} --ranks-per-node {on_node} --link-bandwidth {rate}"
 
 
 def never_measured(profile: Profile) -> Iterator[Weakness]:
@@ -68,13 +89,17 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="collectives behind compute were not measured; those between layers count as in a loop",
-            command=f"{sweep_command(library, 2, NODE)} --behind-compute -o collectives-behind-{library}",
+            command=f"{sweep_command(profile, library, 2, NODE)} --behind-compute -o collectives-behind-{library}",
         )
     if profile.contention:
         return
     # Two groups of two; under srun --ntasks counts the ranks of both.
     enough = max((device.devices_per_host for device in profile.devices), default=4) >= 4
-    sweep = sweep_command(library, 2, NODE) if enough else sweep_command(library, 4, "system")
+    emulated = _emulated(profile)
+    if emulated is not None:
+        sweep = _sweep_on_nodes(emulated[0], 2, 2)
+    else:
+        sweep = sweep_command(profile, library, 2 if enough else 4, NODE if enough else "system")
     yield Weakness(
         kind="missing",
         text="groups at once were not measured; without a cluster file that states it, they share no link",

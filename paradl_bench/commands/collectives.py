@@ -271,7 +271,7 @@ def _layout(
     layout = layout_of_options(nodes, per_node, rate, ranks=None if ranks is None else ranks * concurrent)
     if layout is not None:
         refuse_emulation(place)
-        if layout.ranks % concurrent or layout.ranks == concurrent:
+        if concurrent > 1 and (layout.ranks % concurrent or layout.ranks == concurrent):
             raise UserError(
                 f"--concurrent {concurrent}: {layout.ranks} ranks do not make so many equal groups of 2 or more"
             )

@@ -9,6 +9,7 @@ from paradl_bench.spec.units import parse_bandwidth
 
 INTERFACE = "eth0"
 """Of a node's link, as the ranks on it see it."""
+_LEAST_BYTES_PER_S, _MOST_BYTES_PER_S = 1e3, 100e9
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +71,11 @@ def layout_of_options(
     if ranks_per_node is None:
         of = "" if ranks is None else f", which {ranks} ranks do not fill equally"
         raise UserError(f"--nodes {nodes}{of}: say with --ranks-per-node how many ranks each holds")
-    layout = NodeLayout(
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        link_bytes_per_s=parse_bandwidth(link_bandwidth, "--link-bandwidth"),
-    )
+    rate = parse_bandwidth(link_bandwidth, "--link-bandwidth")
+    if not _LEAST_BYTES_PER_S <= rate <= _MOST_BYTES_PER_S:
+        # A token bucket cannot be told less; a loopback does not move more.
+        raise UserError(f"--link-bandwidth {link_bandwidth}: give a rate from 1kB/s to 100GB/s")
+    layout = NodeLayout(nodes=nodes, ranks_per_node=ranks_per_node, link_bytes_per_s=rate)
     if ranks is not None and layout.ranks != ranks:
         raise UserError(
             f"--nodes {nodes} --ranks-per-node {ranks_per_node} hold {layout.ranks} ranks; the run takes {ranks}"

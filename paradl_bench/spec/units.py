@@ -220,6 +220,15 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{rounded:g} B/s"
 
 
+def spell_bandwidth(bytes_per_s: float) -> str:
+    """A rate as an option takes it: ``1Gbit/s``; :func:`parse_bandwidth` gives the same back, to nine digits."""
+    bits = bytes_per_s * 8
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= scale:
+            return f"{bits / scale:.9g}{unit}"
+    return f"{bits:.9g}bit/s"
+
+
 def format_seconds(seconds: float) -> str:
     """Three significant digits with the unit that suits: ``12.3 ms``."""
     if not math.isfinite(seconds):

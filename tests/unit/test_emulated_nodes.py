@@ -12,6 +12,7 @@ from rich.console import Console
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, write_collectives, write_layers
 
 from calibrate.diff import compare
+from calibrate.explanation import weaknesses
 from calibrate.fit import fit_profile
 from calibrate.profile import Profile
 from calibrate.show import print_profile
@@ -82,6 +83,19 @@ def test_layers_of_the_host_join_emulated_nodes_by_force_alone_and_the_profile_s
     print_profile(profile, Console(file=out, width=250))
     assert "emulated: 2 x 2 ranks, nodes with links of 125 MB/s (tbf)" in out.getvalue()
     assert "merged by --force" in out.getvalue()
+
+
+def test_what_would_help_an_emulated_profile_is_a_sweep_of_the_same_emulated_cluster(tmp_path: Path) -> None:
+    commands = {
+        each.command.split(" --ops")[0].split(" -o")[0] for each in weaknesses(fit(*sweeps_of_one_cluster(tmp_path)))
+    }
+    sweeps = {command for command in commands if command.startswith("paradl-bench collectives")}
+    assert sweeps
+    assert all("--link-bandwidth 1Gbit/s" in command for command in sweeps)
+    assert "paradl-bench collectives --nodes 2 --ranks-per-node 2 --link-bandwidth 1Gbit/s --concurrent 2" in sweeps
+    assert "paradl-bench collectives --nodes 1 --ranks-per-node 2 --link-bandwidth 1Gbit/s" in sweeps
+    assert "paradl-bench collectives --nodes 4 --ranks-per-node 2 --link-bandwidth 1Gbit/s" in sweeps
+    assert not any("srun" in command for command in commands)
 
 
 def test_two_profiles_differ_in_what_was_emulated(tmp_path: Path) -> None:

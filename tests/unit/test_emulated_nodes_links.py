@@ -49,6 +49,8 @@ def test_no_nodes_are_emulated_where_none_are_asked_for() -> None:
         ((2, None, "1Gbit/s", None), "--nodes 2: say with --ranks-per-node how many"),
         ((2, 3, "1Gbit/s", 4), "--nodes 2 --ranks-per-node 3 hold 6 ranks; the run takes 4"),
         ((2, 2, "1", 4), "--link-bandwidth: '1' is no rate"),
+        ((2, 2, "1bit/s", 4), "--link-bandwidth 1bit/s: give a rate from 1kB/s to 100GB/s"),
+        ((2, 2, "999999999Gbit/s", 4), "give a rate from 1kB/s to 100GB/s"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -24,6 +24,7 @@ from paradl_bench.spec.units import (
     parse_shape,
     parse_size,
     parse_size_sweep,
+    spell_bandwidth,
 )
 
 counts = st.integers(1, MAX_COUNT)
@@ -116,6 +117,7 @@ def test_the_last_power_is_not_lost_to_rounding() -> None:
 def test_rates_of_links_say_their_unit(text: str, bytes_per_s: float, shown: str) -> None:
     assert parse_bandwidth(text, "--link-bandwidth") == pytest.approx(bytes_per_s)
     assert format_bandwidth(bytes_per_s) == shown
+    assert parse_bandwidth(spell_bandwidth(bytes_per_s), "--link-bandwidth") == pytest.approx(bytes_per_s, rel=1e-8)
 
 
 @pytest.mark.parametrize("text", ["1", "1G", "1Gbit", "0Gbit/s", "-1Gbit/s", "1iB/s", "1Tbps", "nan", "1e3Gbit/s", ""])
