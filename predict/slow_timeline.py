@@ -2,8 +2,8 @@
 
 A collective of theirs starts and ends when that of the slow rank does, the n-th with the n-th. Between, tasks run as in
 :mod:`predict.simulator`: a stream runs its own in the plan's order, each starts when all that it waits for is done, and
-while a collective is under way compute progresses at 1/compute_slowdown. No task of a rank that computes faster ends
-later than the slow rank's, so none is late for a collective.
+while a collective is under way compute progresses at 1/compute_slowdown. No task of a rank of the same role ends
+later than the slow rank's, so none is late for a collective; where blocks differ, :func:`comes_late` looks.
 """
 
 from __future__ import annotations
@@ -62,6 +62,15 @@ def waiting_times(plan: Plan, role: Role, seconds: Floats, compute_slowdown: Flo
             end[task] = worked.after(begin, lasting) if stream == Stream.COMPUTE else begin + lasting
         free[stream] = float(end[task])
     return StreamTimes(start, end)
+
+
+def comes_late(plan: Plan, role: Role, times: StreamTimes) -> bool:
+    """Whether a role would come to a collective after that had begun: it has more to do than the slow rank."""
+    for task in collectives_of(plan, role).tolist():
+        awaited = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
+        if float(times.end_s[awaited].max(initial=0.0)) > times.start_s[task] * (1 + 1e-9):
+            return True
+    return False
 
 
 class _Progress:

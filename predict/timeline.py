@@ -20,7 +20,7 @@ from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulator import simulate, task_graph
 from predict.slow_rank import SlowRank
-from predict.slow_timeline import check_drawn, collectives_of, waiting_times
+from predict.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline_actions import PlacedActions, place_actions
 from predict.timeline_use import StreamTimes, Use, use_of
 
@@ -158,7 +158,7 @@ def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None
 
 
 def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
-    """The slow rank, and all others as they wait for it; roles with other collectives than its at their own pace."""
+    """The slow rank, and all others as they wait for it; roles that do not wait for it at their own pace."""
     plan, own = priced.plan, slow.role_in(priced.plan)
     first = _simulated(priced, own, late_tasks_of(priced, plan.roles[own], priced.slower[own]), slow.rank)
     yield first
@@ -166,15 +166,23 @@ def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
     windows = StreamTimes(first.start_s[met], first.end_s[met])
     late = late_tasks(priced)
     for index, role in enumerate(plan.roles):
-        apart = slow.rank if index == own else None
-        if apart is not None and role.multiplicity == 1:
+        if index == own:
+            if role.multiplicity > 1:
+                yield _waiting(priced, index, windows, apart=slow.rank)
             continue
-        if len(collectives_of(plan, role)) != len(met):
-            yield _simulated(priced, index, late[index])
-            continue
-        seconds, slowdown = (of_work[role.work] for of_work in _of_works(priced)[:2])
-        times = waiting_times(plan, role, seconds, slowdown, windows)
-        yield RoleTimeline(plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart)
+        own_pace = _simulated(priced, index, late[index])
+        waits = len(collectives_of(plan, role)) == len(met) and own_pace.finish_s <= first.finish_s
+        waiting = _waiting(priced, index, windows) if waits else own_pace
+        # Where blocks or messages are larger than those of the slow rank it is not this role that waits.
+        late_for_one = waits and comes_late(plan, role, StreamTimes(waiting.start_s, waiting.end_s))
+        yield own_pace if late_for_one else waiting
+
+
+def _waiting(priced: PricedPlan, index: int, windows: StreamTimes, apart: int | None = None) -> RoleTimeline:
+    plan, role = priced.plan, priced.plan.roles[index]
+    seconds, slowdown = (of_work[role.work] for of_work in _of_works(priced)[:2])
+    times = waiting_times(plan, role, seconds, slowdown, windows)
+    return RoleTimeline(plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart)
 
 
 def _of_works(priced: PricedPlan) -> tuple[Floats, Floats, Floats]:

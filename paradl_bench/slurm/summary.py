@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes
+from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes, calendar_lines
 from paradl_bench.slurm.attempts import Spent, spent_on
 from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
 from paradl_bench.slurm.plan import Plan, PlannedJob
@@ -41,11 +41,16 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDifferences(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes that a job ran on, and in what they differ, as ``doctor`` found."""
+    """The nodes that a job ran on, and in what they differ, as ``doctor`` found.
+
+    Attributes:
+        calendars: a line for each node whose calendar is seconds off.
+    """
 
     job: str
     hosts: tuple[str, ...]
     differences: tuple[Difference, ...]
+    calendars: tuple[str, ...] = ()
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +122,8 @@ def _nodes(output: Path, found: tuple[TaskState, ...]) -> Iterator[JobDifference
         with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
             job = msgspec.json.decode((output / state.name / NODES_NAME).read_bytes(), type=JobNodes)
             hosts = tuple(node.host for node in job.nodes)
-            yield JobDifferences(job=state.job, hosts=hosts, differences=job.differences)
+            calendars = tuple(calendar_lines(job.nodes))
+            yield JobDifferences(job=state.job, hosts=hosts, differences=job.differences, calendars=calendars)
 
 
 def markdown(output: Path, plan: Plan, summary: Summary) -> str:
@@ -169,6 +175,7 @@ def _node_lines(summary: Summary) -> Iterator[str]:
         for each in own.differences:
             sides = "; ".join(f"{'missing' if value is None else value} on {', '.join(at)}" for value, at in each.found)
             yield f"  - {each.name}: {sides}"
+        yield from (f"  - {line}" for line in own.calendars)
 
 
 def _minutes(summary: Summary) -> str:

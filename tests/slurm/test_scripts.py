@@ -311,6 +311,10 @@ def test_the_summary_names_what_nodes_differ_in(tmp_path: Path) -> None:
     assert "  - eth0: up 25000 Mb/s on n0, n2; missing on n1\n" in text
     kept.write_bytes(msgspec.json.encode(JobNodes(nodes=nodes[::2], differences=())))
     assert "2 nodes of sweep-2 (n0, n2) agree" in run_in_process(tmp_path, "slurm-status", "out").stdout
+    away = msgspec.structs.replace(nodes[2], clock=RankHost(rank=2, host="n2", wall_offset_s=90.0, clock_error_s=1e-4))
+    kept.write_bytes(msgspec.json.encode(JobNodes(nodes=(nodes[0], away), differences=())))
+    told = run_in_process(tmp_path, "slurm-status", "out").stdout
+    assert "  - the calendar of n2 is 90.0 s ahead of rank 0's (within 100 us)" in told
     kept.write_bytes(b"{")
     assert "## Nodes" not in run_in_process(tmp_path, "slurm-status", "out").stdout
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from network_factory import NetworkFactory
 from profile_factory import free_copies, interference, make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile import write_profile
@@ -19,8 +20,8 @@ from predict.cost_model import CostModel
 from predict.evaluators.simulate import price
 from predict.osf import Fusion
 from predict.slow_rank import SlowRank
-from predict.slow_timeline import collectives_of, waiting_times
-from predict.timeline import timeline_of
+from predict.slow_timeline import collectives_of, comes_late, waiting_times
+from predict.timeline import IterationTimeline, timeline_of
 from predict.timeline_run import PredictedTimeline, predict_timeline
 from predict.timeline_use import StreamTimes
 from predict.workload import Point
@@ -118,6 +119,39 @@ def test_a_slow_rank_copies_slowly_on_the_stream_of_the_exchange_too() -> None:
     assert copies
     lasted = [role.end_s[copies] - role.start_s[copies] for role in (slow, others)]
     assert lasted[0] == pytest.approx(2 * lasted[1])
+
+
+def test_ranks_with_larger_blocks_than_the_slow_one_keep_their_own_pace() -> None:
+    """The outer blocks of an image have one neighbour, the inner ones two, and more rows to compute."""
+    factory = NetworkFactory(4, 24, 4)
+    for index in range(3):
+        factory.conv(f"conv{index}", 8)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    network = factory.network("tall")
+    profile = make_profile(network, communication=tuple(ring_fit(operation) for operation in OPERATIONS))
+
+    def timeline(slow: SlowRank | None) -> IterationTimeline:
+        model = CostModel(profile=profile, network=network, slow_rank=slow)
+        return predict_timeline(model, point("s4", batch=4)).timeline
+
+    plain, little, much = (timeline(slow) for slow in (None, SlowRank(factor=1.001), SlowRank(factor=3.0)))
+    outer, inner = plain.roles
+    assert outer.ranks == inner.ranks == 2
+    for found in (little, much):
+        assert [(role.role, role.ranks) for role in found.roles] == [(outer.role, 1), (outer.role, 1), (inner.role, 2)]
+        for role in found.roles:
+            met = collectives_of(found.plan, role.of_plan)
+            starts = role.start_s[met]
+            assert not comes_late(found.plan, role.of_plan, StreamTimes(role.start_s, role.end_s))
+            assert np.all(np.diff(starts) >= 0)
+    # Two messages take longer than one.
+    assert inner.finish_s > little.roles[0].finish_s
+    assert little.roles[2].end_s == pytest.approx(inner.end_s)
+    assert little.iteration_s == pytest.approx(inner.finish_s)
+    assert much.roles[2].finish_s > inner.finish_s
+    assert much.iteration_s == much.roles[0].finish_s
 
 
 @pytest.mark.parametrize("text", ["d2f2", "d2p2", "p2f2"])
