@@ -141,6 +141,17 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
 class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-call]
     """Of modules whose parameters are sharded."""
 
+    def _fsdp_param_group_post_backward(
+        self, fsdp_mod: FSDPModule, orig_fsdp_param_group_post_backward: Callable[..., Any]
+    ) -> Callable[..., None]:
+        tracked = super()._fsdp_param_group_post_backward(fsdp_mod, orig_fsdp_param_group_post_backward)
+
+        def inner(*args: Any, **kwargs: Any) -> None:
+            # At the end of backward torch calls it of modules that did not run too, which the tracker does not know.
+            (tracked if fsdp_mod in self.memory_tracking else orig_fsdp_param_group_post_backward)(*args, **kwargs)
+
+        return inner
+
 
 class _Tracker(_RealMoments):
     """Keeps what stood before the iteration apart from what is made in it."""

@@ -1,10 +1,11 @@
 """Peak memory of one rank in an iteration, and what it consists of.
 
-Held throughout: parameters, buffers, optimizer state, the input, exchange buckets (DDP holds gradients a second time;
-``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive into. Activations and gradients
-come and go as :mod:`paradl_bench.memory.liveness` walks the plan's layers; gradients of parameters stay until the
-weight update, which releases them (``zero_grad``). Adam's update makes tensors of its own: two of the size of the
-largest parameter on a CPU, where it goes through parameters one by one, one of the size of all of them on a GPU.
+Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input, exchange buckets
+(DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive
+into. Activations and gradients come and go as :mod:`paradl_bench.memory.liveness` walks the plan's layers; gradients of
+parameters stay until the weight update, which releases them (``zero_grad``). Adam's update makes tensors of its own:
+two of the size of the largest parameter on a CPU, where it goes through parameters one by one, one of the size of all
+of them on a GPU.
 
 Where ranks differ, the one that needs most is the answer. Pipelines are put together in
 :mod:`paradl_bench.memory.pipeline`.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.memory.ledger import Ledger
 from paradl_bench.memory.liveness import Liveness
-from paradl_bench.memory.zero import ShardedLiveness, held_network, largest_part_bytes
+from paradl_bench.memory.zero import ShardedLiveness, held_network, largest_part_bytes, updated_parameters
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.partition import box_elements, cut_box
@@ -26,6 +27,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import LayerShard
+from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.zero.plan import zero_stage
@@ -128,7 +130,7 @@ def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[st
     parameters = network.parameter_bytes
     return {
         "parameters": parameters,
-        "optimizer": STATE_COPIES[optimizer] * parameters,
+        "optimizer": STATE_COPIES[optimizer] * total_bytes(updated_parameters(network)),
         "buckets": parameters if exchanged else 0,
         "buffers": sum(buffer.bytes for buffer in network.buffers),
     }
@@ -136,7 +138,7 @@ def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[st
 
 def moving_parts(ledger: Ledger, network: Network, optimizer: str, device: str) -> dict[str, int]:
     """Activations and gradients when they are largest, the weight update included."""
-    sizes = [parameter.bytes for parameter in network.parameters]
+    sizes = [parameter.bytes for parameter in updated_parameters(network)]
     update = 0
     if optimizer == "adam":
         update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)

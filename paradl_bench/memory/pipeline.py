@@ -71,7 +71,7 @@ def _parts(
         network,
         parameters=tuple(parameter for share in own for parameter in share.network.parameters),
         buffers=tuple(buffer for share in own for buffer in share.network.buffers),
-        gradient_order=(),
+        gradient_order=tuple(name for share in own for name in share.network.gradient_order),
     )
     received = [
         share.message_bytes(cut, micro_batch) for share in own for cut in (share.stage.receives, share.stage.sends)

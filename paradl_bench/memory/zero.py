@@ -30,9 +30,16 @@ def held_network(network: Network, ranks: int) -> Network:
     return msgspec.structs.replace(network, parameters=parameters)
 
 
+def updated_parameters(network: Network) -> tuple[Tensor, ...]:
+    """Those that get a gradient, which alone the optimizer keeps state of."""
+    updated = set(gradient_order(network))
+    return tuple(parameter for parameter in network.parameters if parameter.name in updated)
+
+
 def largest_part_bytes(network: Network, ranks: int) -> int:
     """Bytes of the parameters whose state the rank with most keeps under stage 1."""
-    return max(map(total_bytes, optimizer_parts(network, ranks)))
+    updated = set(updated_parameters(network))
+    return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
 
 
 class ShardedLiveness(Liveness):

@@ -42,6 +42,7 @@ CASES = {
         "transformer_networks.bert:t2 transformer_networks.gpt2:t2 transformer_networks.t5:t2 "
         "Plain:z1d2 Plain:z2d2 Plain:z3d2 Grouped:z3d2 Normed:z1d2:sync Normed:z2d2 Normed:z3d2 Volume:z2d2 "
         "transformer_networks.bert:z2d2 transformer_networks.bert:z3d2 transformer_networks.gpt2:z3d2 "
+        "transformer_networks.t5:z2d2 transformer_networks.t5:z3d2 "
         "Woven:d2 Woven:z1d2 Woven:z2d2 Woven:z3d2 "
         "Plain:d2:accumulate=3 Plain:f2:accumulate=3 Plain:c2:accumulate=3 Plain:s2:accumulate=3 "
         "Normed:d2:accumulate=3 Normed:s2:accumulate=3:sync Normed:f2:accumulate=3 Woven:d2:accumulate=3 "

@@ -43,6 +43,14 @@ class Plain(nn.Module):
         self.hidden, self.head = nn.Linear(9 * 4 * 3, 40), nn.Linear(40, 10)
     def forward(self, x):
         return self.head(torch.relu(self.hidden(self.features(x).flatten(1))))
+
+class Unread(Plain):
+    "Two modules that never run share their parameter, as T5's embeddings do where it is given embedded tokens."
+    def __init__(self):
+        super().__init__()
+        del self.head
+        self.unread, self.twin = nn.Linear(40, 200), nn.Linear(40, 200, bias=False)
+        self.twin.weight, self.head = self.unread.weight, nn.Linear(40, 10)
 """
 
 PROGRAM = """
@@ -105,7 +113,7 @@ def test_the_tracked_peak_of_the_rank_that_needs_most_is_predicted(tmp_path: Pat
     program = tmp_path / "program_of_test.py"
     program.write_text(PROGRAM)
     cases = [f"{name} {case}" for name in ("Residual", "Plain") for case in CASES[ranks]]
-    cases += ["Plain t2"] if ranks == 2 else []
+    cases += ["Plain t2", *(f"Unread {case}" for case in ("d2", "z1d2", "z2d2", "z3d2", "f2"))] if ranks == 2 else []
     launch_ranks([sys.executable, str(program), str(tmp_path), *cases], ranks=ranks, device="cpu", timeout_s=600)
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == cases

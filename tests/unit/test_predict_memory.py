@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from profile_factory import make_network
 from paradl_bench.memory.paradl import paradl_memory
 from paradl_bench.memory.peak import per_phase_memory
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import Layer, Network, Tensor
 
 # 64 -> 128 -> 32, with relu in place after both.
 SMALL = make_network((64, 128, 32), buffers=True)
@@ -44,6 +45,15 @@ def test_a_tiny_batch_peaks_at_the_weight_update_or_after_backward() -> None:
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 2)])
 def test_optimizers_hold_state(optimizer: str, copies: int) -> None:
     assert per_phase_memory(SMALL, 1, optimizer, exchanged=False).parts_bytes["optimizer"] == copies * PARAMETERS
+
+
+def test_parameters_without_a_gradient_have_no_state() -> None:
+    read = tuple(reversed([parameter.name for parameter in SMALL.parameters]))
+    unread = Tensor(name="unread.weight", shape=(100, 10))
+    network = msgspec.structs.replace(SMALL, parameters=(*SMALL.parameters, unread), gradient_order=read)
+    parts = [per_phase_memory(network, 1, "adam", exchanged=True, zero_stage=z, ranks=2).parts_bytes for z in (0, 1, 3)]
+    assert [of["optimizer"] for of in parts] == [2 * PARAMETERS, 2 * (4 * 128 * 64), PARAMETERS]
+    assert [of["buckets"] for of in parts] == [PARAMETERS + 4000, PARAMETERS + 4000, 0]
 
 
 def test_data_parallelism_holds_gradients_twice() -> None:

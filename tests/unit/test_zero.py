@@ -15,7 +15,7 @@ from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import Collective, Compute, Phase, Plan, PlanSettings, Role, WeightUpdate
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.zero.units import optimizer_parts, units_of
+from paradl_bench.strategies.zero.units import Unit, optimizer_parts, units_of
 from predict.cost_model import CostModel
 from predict.prediction import Predictor
 from predict.workload import Point, evaluator_named
@@ -217,6 +217,22 @@ def test_parameters_that_torch_cannot_shard_are_named() -> None:
         planner_for(parse_strategy("z2d2")).plan(
             CHAIN, parse_strategy("z2d2"), PlanSettings(batch=8, batch_norm="sync")
         )
+
+
+def test_modules_that_share_a_parameter_which_none_of_them_reads_are_sharded_together() -> None:
+    torch = pytest.importorskip("torch")
+    from paradl_bench.strategies.zero.module import other_holders
+
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False) for name in ("a", "b", "other")})
+    model["b"].weight = model["a"].weight
+    idle = Unit("a", (), ())
+    assert other_holders(model, idle, model["a"]) == [model["b"]]
+    assert other_holders(model, Unit("", (), ()), model) == []
+    with pytest.raises(ValueError, match="its weight is held by b too"):
+        other_holders(model, idle._replace(layers=(0,)), model["a"])
+    model["b"].bias = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="its weight is held by b too"):
+        other_holders(model, idle, model["a"])
 
 
 def test_memory_falls_stage_by_stage() -> None:

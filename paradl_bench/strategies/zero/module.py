@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, Reduc
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.strategies.group_functions import Group
-from paradl_bench.strategies.zero.units import units_of
+from paradl_bench.strategies.zero.units import Unit, units_of
 
 
 def shard_parameters(module: torch.nn.Module, network: Network, stage: int, device: torch.device, group: Group) -> None:
@@ -27,14 +27,18 @@ def shard_parameters(module: torch.nn.Module, network: Network, stage: int, devi
 
     Raises:
         UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
-            two units, since one module stands under two names.
+            two units, since one module stands under two names or two modules hold it.
     """
     mesh = DeviceMesh.from_group(group.process_group, device.type)
     # What is gathered for the whole model's own parameters, the last unit, would be gathered again at once.
     for unit in units_of(network):
         try:
             part = module.get_submodule(unit.name)
-            fully_shard(part, mesh=mesh, reshard_after_forward=stage == 3 and part is not module)
+            fully_shard(
+                [part, *other_holders(module, unit, part)],
+                mesh=mesh,
+                reshard_after_forward=stage == 3 and part is not module,
+            )
         except ValueError as error:
             what = unit.name or "what is in no other unit"
             raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
@@ -45,6 +49,32 @@ def shard_parameters(module: torch.nn.Module, network: Network, stage: int, devi
             part.set_custom_reduce_scatter(_ReduceScatter(group))
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
+
+
+def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules outside of a unit that hold parameters of it too, which none of their operations reads.
+
+    torch takes a parameter in one group of modules alone, and frees a group when all of them have run: a module that
+    runs can't be in one with a module that never does.
+
+    Raises:
+        ValueError: the unit runs, or the other module has parameters that the unit has not.
+    """
+    inside = set(part.modules())
+    own = {id(parameter): name for name, parameter in part.named_parameters()}
+    found = []
+    for name, other in module.named_modules():
+        held = {id(parameter) for parameter in other.parameters(recurse=False)}
+        shared = held & own.keys()
+        if other in inside or not shared:
+            continue
+        if unit.layers or not held <= own.keys():
+            raise ValueError(
+                f"its {own[min(shared)]} is held by {name} too, which torch would shard a second time;"
+                " give that a parameter of its own, or none, or take z1 or d"
+            )
+        found.append(other)
+    return found
 
 
 class _Buffers(Comm):
