@@ -1,8 +1,8 @@
 """Memory of ZeRO's stages: parts of the optimizer's state, shards, gathered units, and gradients on their way.
 
-Stages 2 and 3 as torch's ``fully_shard`` holds them (torch/distributed/fsdp/_fully_shard, torch 2.13): each rank
-its shard of parameters, gradients and state; forward the unit at work, whole, and the buffer that it was received in,
-which is freed when the next is copied out; backward the unit at work, the buffer of the one in front of it (stage 3),
+Stages 2 and 3 as torch's ``fully_shard`` holds them (torch/distributed/fsdp/_fully_shard, torch 2.13): each rank its
+shard of parameters, gradients and state; forward the unit at work, whole, and the buffer that it was received in, which
+is freed when the next has been copied out; backward the unit at work, the buffer of the one in front of it (stage 3),
 its gradients, and the gradients of the last unit as they were sent. While a unit's gradients are reduced they are there
 twice. Stage 2 keeps units whole from forward to backward. The rank with the largest shards is taken.
 """
@@ -52,11 +52,12 @@ class ShardedLiveness(Liveness):
     def __init__(self, ledger: Ledger, network: Network, samples: int, ranks: int, *, reshard: bool, **rest: Any):
         super().__init__(ledger, network, samples, **rest)
         self._units = _ShardedUnits(network, ranks, reshard=reshard)
-        self._in_forward = self._units.in_forward()
+        self._in_forward, self._entering = self._units.in_forward()
         self._in_backward, self._in_reduction = self._units.in_backward()
         self._held = 0
 
     def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
+        self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
         self._ledger.gradients = self._held + self._in_forward[i]
         return super()._run(i, read, saved)
 
@@ -110,20 +111,26 @@ class _ShardedUnits:
         """Bytes of a unit's gathered parameters, padding included: also those of the buffer that receives them."""
         return self._wholes[unit.name]
 
-    def in_forward(self) -> list[int]:
-        """Per layer, bytes of gathered parameters and of the buffer that they came in."""
+    def in_forward(self) -> tuple[list[int], dict[int, int]]:
+        """Per layer, bytes of gathered parameters and of the buffer that they came in.
+
+        And, by the layer that a unit is gathered for, those while it is copied out: the last unit's buffer is still
+        there (a variable of ``FSDPParamGroup.wait_for_unshard`` holds it to the end of that).
+        """
         root = self._whole(self._units[-1])
         gathered, buffer, entered = root, root, set[str]()
-        found = []
+        found, entering = [], {}
         for layer in range(len(self._network.layers)):
-            unit = self._unit_of.get(layer)
+            unit, before = self._unit_of.get(layer), 0
             if unit is not None and unit.name not in entered:
                 entered.add(unit.name)
-                buffer = self._whole(unit)
+                before, buffer = buffer, self._whole(unit)
                 gathered += buffer
             kept = root + (self._whole(unit) if unit else 0) if self._reshard else gathered
             found.append(kept + buffer)
-        return found
+            if before:
+                entering[layer] = found[-1] + before
+        return found, entering
 
     def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
         """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced.

@@ -257,8 +257,15 @@ def test_stage_3_holds_one_unit_and_the_buffer_of_the_next() -> None:
     # Backward of the middle unit: it, the buffer of the first, its gradients, those of the last as sent and as kept.
     assert found["gradients"] == pytest.approx(w + w + w + w + w / 4, rel=0.02)
     kept = per_phase_memory(network, 1, "sgd", exchanged=False, zero_stage=2, ranks=4).parts_bytes
-    # Backward of the last unit: all three and its gradients; of the middle one: two, its gradients, the last's as sent.
-    assert kept["gradients"] == pytest.approx(4 * w + w / 4, rel=0.02)
+    # Forward, while the last unit is copied out: all three, its buffer and that of the one before.
+    assert kept["gradients"] == pytest.approx(5 * w, rel=0.02)
+
+
+def test_stage_2_holds_gradients_twice_while_they_are_reduced() -> None:
+    """A last unit of more than four times the one before, which forward then holds less of than backward."""
+    first, second, last = (E * (x * y + y) for x, y in ((400, 40), (40, 40), (40, 800)))
+    found = per_phase_memory(make_network((400, 40, 40, 800)), 1, "sgd", exchanged=False, zero_stage=2, ranks=4)
+    assert found.parts_bytes["gradients"] == pytest.approx(first + second + 2 * last + last / 4, rel=0.02)
 
 
 def test_predictions_know_the_stages() -> None:
