@@ -8,18 +8,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from profile_factory import ENVIRONMENT as TEST_HOST
+from profile_factory import make_network, make_profile, model_times, write_training_run
 from rich.console import Console
 from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, write_collectives, write_layers
 
 from calibrate.diff import compare
 from calibrate.explanation import weaknesses
 from calibrate.fit import fit_profile
-from calibrate.profile import Profile
+from calibrate.profile import Profile, write_profile
 from calibrate.show import print_profile
 from paradl_bench.measure.collective_summary import print_collectives, summarise_collectives
 from paradl_bench.spec.emulation import EmulatedNodes, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment, read_manifest
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+from predict.cost_model import CostModel
+from predict.prediction import Predictor
+from predict.validation import validate_runs
+from predict.workload import Point, evaluator_named
 
 
 def nodes(count: int, per_node: int, *, rate: float = 125e6, one_level: str = "") -> Environment:
@@ -132,3 +140,24 @@ def test_an_emulation_has_to_say_what_it_was() -> None:
     for both in ({}, {"shaping": "tbf", "one_level": "not root"}):
         with pytest.raises(ValueError, match="links that are shaped, or say why"):
             EmulatedNodes(nodes=1, ranks_per_node=1, link_bytes_per_s=1e6, **both)
+
+
+def test_predictions_and_validations_of_an_emulated_cluster_name_it(tmp_path: Path) -> None:
+    emulated = Emulation(nodes=EmulatedNodes(nodes=2, ranks_per_node=1, link_bytes_per_s=125e6, shaping="tbf"))
+    environment = msgspec.structs.replace(TEST_HOST, emulated=emulated)
+    chain = make_network()
+    profile = make_profile(model_times=model_times(chain, common_sd=0.02), environments=(environment,))
+    model = CostModel(profile=profile, network=chain)
+    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    notes = Predictor(model, evaluator_named("simulate")).predict(point).notes
+    assert "measured on an emulated cluster: nodes with links of 125 MB/s (tbf)" in notes
+    write_profile(tmp_path / "profile.json", profile)
+    rows = [[(1.0, 2.0, 0.5, 0.1)] * 12] * 2
+    on_nodes = write_training_run(
+        tmp_path / "on-nodes", chain, strategy="d2", batch=8, phases_s=rows, environment=environment
+    )
+    report = validate_runs(tmp_path / "profile.json", [on_nodes], cluster_path=None, force=False)
+    assert f"emulated, 2 x 1 ranks, nodes with links of 125 MB/s (tbf): {on_nodes}" in report.notes
+    real = write_training_run(tmp_path / "real", chain, strategy="d2", batch=8, phases_s=rows)
+    with pytest.raises(UserError, match="was run in another environment than the profile's: emulated 'nodes with"):
+        validate_runs(tmp_path / "profile.json", [real], cluster_path=None, force=False)
