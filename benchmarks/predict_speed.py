@@ -82,6 +82,8 @@ def synthetic_profile(path: Path, model: str, batch: int, operations: Sequence[s
 def run_once(arguments: list[str]) -> tuple[float, dict[str, object]]:
     """Seconds of a whole process, and what it says of itself."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    # To compile all modules anew each time is not what a user waits for.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     begin = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", _REPORTING, *arguments], env=environment, capture_output=True, text=True, check=False
