@@ -177,7 +177,7 @@ class Judge:
                 "; ".join(f"{fit.algorithm} {fit.regime}" for fit in forms),
             )
 
-    def iteration(self, model: str, strategy: Strategy, batch: int, library: str) -> Pair:
+    def iteration(self, model: str, strategy: Strategy, batch: int, library: str) -> tuple[Pair]:
         """An iteration of a model of the profile."""
         point = Point(strategy=strategy, settings=PlanSettings(batch=batch))
         of = self._model(self._profile, model, library)
@@ -189,7 +189,7 @@ class Judge:
         bounds = interval(workload)
         timing = workload.timing()
         exposed = timing.exposed_communication_s / timing.iteration_s
-        return Pair(
+        pair = Pair(
             "iteration",
             library,
             f"{model} {strategy}",
@@ -203,6 +203,7 @@ class Judge:
             bounds.high_s,
             f"{exposed:.0%} of it communication that compute does not hide",
         )
+        return (pair,)
 
     def _model(self, profile: Profile, model: str, library: str) -> CostModel:
         network = profile.network[model]

@@ -17,8 +17,9 @@ import io
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import Extent, calibration, judged  # noqa: E402
 from fat_tree import FatTree  # noqa: E402
 from judging import Judge, Pair, toolkit, write_measurements  # noqa: E402
-from simulation import SELECTIONS, Simulator  # noqa: E402
+from simulation import MODEL, SELECTIONS, NotSimulatedError, Simulator  # noqa: E402
 
+from calibrate.profile import read_profile  # noqa: E402
 from paradl_bench.spec.errors import ParadlError, UserError  # noqa: E402
 from paradl_bench.spec.storage import write_text_atomically  # noqa: E402
 from paradl_bench.spec.strategy import parse_strategy  # noqa: E402
@@ -66,27 +68,34 @@ def profiles(simulator: Simulator, extent: Extent, output: Path, layers: Path) -
     return profile
 
 
-def pairs(judge: Judge, extent: Extent, tree: FatTree) -> Iterator[Pair]:
-    """Everything that was not fitted, from the quickest on."""
+def pairs(judge: Judge, extent: Extent, tree: FatTree) -> tuple[list[Pair], int]:
+    """Everything that was not fitted, from the quickest on; and how many cases were to be kept and are not."""
+    found: list[Pair] = []
+    missing = 0
+    for name, predict in _to_judge(judge, extent, tree):
+        try:
+            found += predict()
+            say(name)
+        except NotSimulatedError:
+            missing += 1
+    return found, missing
+
+
+def _to_judge(judge: Judge, extent: Extent, tree: FatTree) -> Iterator[tuple[str, Callable[[], Iterable[Pair]]]]:
     cases = list(judged(extent, tree))
+    inside = tree.ranks_per_node
     for large in (False, True):
         for case in cases:
             if (case.ranks * case.groups in extent.large_ranks) == large:
-                yield from judge.collective(case)
-                say(case.name)
-        for library, model, ranks in (
-            (library, model, ranks)
-            for library in extent.libraries
-            for model in extent.models
-            for ranks in (extent.large_iteration_ranks if large else extent.iteration_ranks)
-        ):
-            inside = tree.ranks_per_node
+                yield case.name, partial(judge.collective, case)
+        counts = extent.large_iteration_ranks if large else extent.iteration_ranks
+        for library, model, ranks in product(extent.libraries, extent.models, counts):
             for strategy, replicas in ((f"d{ranks}", ranks), (f"d{ranks // inside}f{inside}", ranks // inside)):
-                yield judge.iteration(model, parse_strategy(strategy), replicas * extent.replica_batch, library)
-                say(f"{library} {model} {strategy}")
+                point = model, parse_strategy(strategy), replicas * extent.replica_batch, library
+                yield f"{library} {model} {strategy}", partial(judge.iteration, *point)
 
 
-def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small: bool) -> str:
+def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small: bool, missing: int = 0) -> str:
     """Markdown: the figures, then medians by what was predicted."""
     goals = {"collective": COLLECTIVE_GOAL, "iteration": ITERATION_GOAL}
     tree = simulator.tree
@@ -100,6 +109,7 @@ def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small
         " what is predicted.",
         "",
         *(["A small run, as the tests make: it says nothing of accuracy.", ""] if small else []),
+        *([f"{missing} of what is judged is not simulated yet.", ""] if missing else []),
         "| | pairs | median error | largest | phi = 1 | 90% interval holds | goal |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -123,7 +133,11 @@ def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small
     for of, group in groupby(sorted(found, key=by_what), key=by_what):
         groups = f", {of[3]} groups at once" if of[3] > 1 else ""
         lines.append(f"| {of[0]} {of[1]}, {of[2]} ranks{groups} | {_figures(list(group))} |")
-    lines += ["", "How SMPI chooses algorithms:", ""]
+    lines += [
+        "",
+        "Ranks are those of all groups; of groups of one rank a node, the first one alone counts among those alone.",
+    ]
+    lines += ["", f"SMPI's settings ({', '.join(MODEL)}), and how it chooses algorithms:", ""]
     lines += [f"- {library}: {', '.join(SELECTIONS[library])}" for library in extent.libraries]
     return "\n".join([*lines, ""])
 
@@ -162,9 +176,21 @@ def extent_of(options: argparse.Namespace) -> Extent:
     if unknown:
         raise UserError(f"--libraries {options.libraries}: unknown {unknown[0]}; choose from {', '.join(SELECTIONS)}")
     changes = SMALL if options.small else {}
+    if options.models:
+        changes = {**changes, "models": tuple(options.models.split(","))}
     if options.without_large:
         changes = {**changes, "large_ranks": (), "large_iteration_ranks": ()}
     return Extent(libraries=libraries, **changes)
+
+
+def check_models(extent: Extent, layers: Path) -> None:
+    """Raises:
+    UserError: the profile of layers lacks a model.
+    """
+    known = read_profile(layers).network
+    for model in extent.models:
+        if model not in known:
+            raise UserError(f"--models {model}: {layers.name} holds {', '.join(known)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,23 +199,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, help="Folder; one begun before is gone on with.")
     parser.add_argument("--libraries", default=",".join(SELECTIONS), help="Ways of choosing algorithms. [%(default)s]")
     parser.add_argument("--layers", type=Path, default=LAYERS, help="Profile that layers' times are taken from.")
+    parser.add_argument("--models", help="Whose iterations are judged, of the profile's. [resnet18,vgg11]")
     parser.add_argument("--small", action="store_true", help="2 to 8 ranks and few sizes: shows that it runs.")
+    parser.add_argument("--only-kept", action="store_true", help="Report what is there; simulate nothing.")
     parser.add_argument("--without-large", action="store_true", help="Nothing of 1,024 ranks, which takes longest.")
     options = parser.parse_args(arguments)
     try:
         extent = extent_of(options)
         with tempfile.TemporaryDirectory() as build:
-            simulator = Simulator(FatTree(), options.output / "simulated", Path(build))
+            kept = options.output / "simulated"
+            simulator = Simulator(FatTree(), kept, Path(build), only_kept=options.only_kept)
+            check_models(extent, options.layers)
             profile = profiles(simulator, extent, options.output, options.layers)
             judge = Judge(simulator, profile, simulator.tree.cluster())
-            found = list(pairs(judge, extent, simulator.tree))
-        text = report(found, simulator, extent, small=options.small)
+            found, missing = pairs(judge, extent, simulator.tree)
+        text = report(found, simulator, extent, small=options.small, missing=missing)
         write_text_atomically(options.output / "pairs.csv", as_csv(found))
         write_text_atomically(options.output / "report.md", text)
         write_text_atomically(options.output / "command.txt", shlex.join(["python", *sys.argv]) + "\n")
     except ParadlError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return error.exit_code
+    except NotSimulatedError as error:
+        print(f"run.py: {error} is not simulated yet, and the fit needs it: leave out --only-kept", file=sys.stderr)
+        return UserError.exit_code
     print(text)
     return 0
 

@@ -102,20 +102,25 @@ def installed_version() -> str:
     return found.group() if found else "unknown"
 
 
+class NotSimulatedError(Exception):
+    """A case that is not at hand, where nothing new is to be simulated."""
+
+
 class Simulator:
     """The compiled judge on one platform, and where results are kept.
 
     Args:
         results: folder of a file a case. build: of what is made anew each time: program, platform and plan files.
+        only_kept: raise :class:`NotSimulatedError` for a case that is not at hand.
 
     Raises:
         WorkError: SimGrid is missing, or does not compile the judge.
     """
 
-    def __init__(self, tree: FatTree, results: Path, build: Path) -> None:
+    def __init__(self, tree: FatTree, results: Path, build: Path, *, only_kept: bool = False) -> None:
         self.version = installed_version()
         self.tree = tree
-        self._results, self._build = results, build
+        self._results, self._build, self._only_kept = results, build, only_kept
         self._platform = build / "platform.xml"
         write_text_atomically(self._platform, tree.platform_xml())
         self._program = self._build / "judge"
@@ -144,6 +149,8 @@ class Simulator:
             kept = msgspec.json.decode(path.read_bytes(), type=Result)
             if kept.platform == digest:
                 return kept
+        if self._only_kept:
+            raise NotSimulatedError(name)
         rows = self._run(settings, arguments, ranks, processes)
         result = Result(name=name, simgrid=self.version, platform=digest, settings=settings, rows=rows)
         path.parent.mkdir(parents=True, exist_ok=True)

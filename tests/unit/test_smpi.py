@@ -191,6 +191,9 @@ def test_a_small_run_reports_and_goes_on(tmp_path: Path) -> None:
     # One case is lost, as after an interruption: it alone is simulated again.
     lost = next(iter(sorted(kept)))
     (output / "simulated" / lost).unlink()
+    refused = run_judge("-o", str(output), "--small", "--libraries", "smpi-ring", "--only-kept")
+    assert refused.returncode == 2
+    assert "is not simulated yet" in refused.stderr.splitlines()[-1]
     assert run_judge("-o", str(output), "--small", "--libraries", "smpi-ring").returncode == 0
     again = {path.name: path.stat().st_mtime_ns for path in (output / "simulated").iterdir()}
     assert [name for name in kept if kept[name] != again[name]] == [lost]
