@@ -57,6 +57,8 @@ def read_memory_runs(
     notes: list[str] = []
     for directory in (run for path in paths for run in _runs_in(path)):
         manifest, about = _read(directory)
+        if about is not None and about.ghost is not None:
+            raise UserError(f"{directory} is emulated: its layers slept, and held no memory of a real run's")
         if about is None or not about.memory:
             notes.append(f"{directory}: no memory was tracked (interrupted, or out of memory); left out")
             continue

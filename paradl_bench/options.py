@@ -153,6 +153,22 @@ schedule_options = together(
 )
 """How a pipeline takes turns."""
 
+emulation_options = together(
+    click.option(
+        "--emulate",
+        metavar="PROFILE",
+        help="Let layers sleep for the seconds of a profile instead of computing; parameters, gradients and messages"
+        " are the real run's.",
+    ),
+    click.option(
+        "--dilate",
+        metavar="K",
+        type=float,
+        help="Of --emulate: sleep K times as long, so that the host's own time is small beside it. Default: 1.",
+    ),
+)
+"""How a run is emulated."""
+
 input_options = together(
     click.option(
         "--preset",

@@ -13,6 +13,7 @@ import click
 from paradl_bench.terminal import run_command
 from predict.buckets_command import buckets
 from predict.command_options import point_options, refuse_missing
+from predict.ghost_command import ghost
 from predict.search.command import search_command
 from predict.timeline_command import timeline
 from predict.what_if_command import what_if_command
@@ -25,19 +26,21 @@ if TYPE_CHECKING:
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
+_DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.group(
     invoke_without_command=True,
     context_settings=_CONTEXT,
-    subcommand_metavar="[search|validate|what-if|timeline|buckets ...]",
+    subcommand_metavar="[search|validate|what-if|timeline|buckets|ghost ...]",
 )
 @click.version_option(package_name="paradl", prog_name="predict")
 @point_options
 @click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
 @click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
 @click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
+@click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
 @click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -66,11 +69,13 @@ def _predict(options: dict[str, Any]) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.spec.errors import UserError
     from paradl_bench.terminal import refuse_overwrite, say
+    from predict.emulation import check_dilation
     from predict.request import predict_request
     from predict.scaling import check_fraction, with_knees
     from predict.utilisation import check_price
 
     check_price(options["price"])
+    check_dilation(options["dilate"])
     check_fraction(options["knee"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
@@ -128,6 +133,7 @@ group.add_command(what_if_command)
 group.add_command(timeline)
 group.add_command(buckets)
 group.add_command(search_command)
+group.add_command(ghost)
 
 
 def main() -> None:

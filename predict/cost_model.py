@@ -38,10 +38,11 @@ from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
 from predict.backward_split import SPLIT_MODE
 from predict.behind_compute import calls_of
-from predict.communication_costs import Call, CommunicationCosts
+from predict.communication_costs import ALONE_ON_ITS_STREAM, Call, CommunicationCosts
 from predict.congestion import with_congestion
 from predict.copy_costs import alone_over_all, nearest_copy, priced_copy
 from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
+from predict.emulation import LEVEL_RANKS, NO_SPREAD, computes, sleeping_parts
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
 from predict.layer_costs import LayerCosts
@@ -110,6 +111,7 @@ class CostModel:
         hardware: factors on the links and the device that were measured.
         fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
         slow_rank: one rank that computes slower, for evaluators that know ranks.
+        dilate: how many times as long compute sleeps, of an emulated run; None for a real one.
     """
 
     profile: Profile
@@ -123,6 +125,7 @@ class CostModel:
     hardware: Hardware = AS_MEASURED
     fusion: Fusion | None = None
     slow_rank: SlowRank | None = None
+    dilate: float | None = None
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
@@ -191,17 +194,18 @@ class CostModel:
             priced, added = with_congestion(priced)
             remarks.add(*added)
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
-        rank_spread = self._model.rank_spread(place.local_batch, place.ranks_on_host)
+        rank_spread = self.rank_spread(place)
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place)
         costs = assemble(priced, spread.common_relative_sd)
         on_host = place.local_batch, place.ranks_on_host
+        own_relative_sd = relative_spreads(plan.works, costs.total_s, self._layers, self._model, *on_host)
         return PricedPlan(
             plan=plan,
             place=place,
             costs=costs,
             rank_spread=rank_spread,
-            own_relative_sd=relative_spreads(plan.works, costs.total_s, self._layers, self._model, *on_host),
+            own_relative_sd=own_relative_sd if self.dilate is None else np.zeros(len(plan.works)),
             spread=spread,
             remarks=remarks,
         )
@@ -211,10 +215,13 @@ class CostModel:
 
         Returns:
             Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
-            both ways.
+            both ways, or compute sleeps.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
         if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
+            return None
+        if self.dilate is not None:
+            # What sleeps takes nothing from the others.
             return None
         for index, work in enumerate(plan.works):
             ratios[index], sds[index] = self._alone(work, place)
@@ -259,12 +266,16 @@ class CostModel:
         priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
         (update,) = (work for work in self._serial.works if isinstance(work, WeightUpdate))
         priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
-        parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        parts = self._slept(
+            (*works.values(), update), self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        )
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
 
     def rank_spread(self, place: Place) -> RankSpread:
         """How single iterations of a rank spread."""
+        if self.dilate is not None:
+            return LEVEL_RANKS
         return self._model.rank_spread(place.local_batch, place.ranks_on_host)
 
     def sums(self, place: Place) -> PricedSums:
@@ -294,10 +305,36 @@ class CostModel:
     def _on_device(self, plan: Plan, place: Place) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = self._priced_works(plan, place)
-        return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        return self._slept(plan.works, parts)
+
+    def _slept(self, works: Sequence[Work], parts: list[Priced]) -> list[Priced]:
+        return parts if self.dilate is None else sleeping_parts(works, parts, self.dilate)
+
+    def compute_costs(self, plan: Plan) -> dict[int, Cost]:
+        """What computes of a plan's works (layers, time between them, weight update), by its index, as measured.
+
+        Raises:
+            UserError: the profile has nothing for a layer; the message names the command that would measure it.
+        """
+        self._layers.learn(plan.sharded)
+        place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
+        about, counts = self._about(plan, place)
+        chosen = [index for index, work in enumerate(plan.works) if computes(work)]
+        works = [plan.works[index] for index in chosen]
+        priced = [self._priced(plan.works[index], counts[index], about, ALONE_ON_ITS_STREAM) for index in chosen]
+        parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        return {index: part.cost for index, part in zip(chosen, parts, strict=True)}
+
+    @property
+    def overlap_is_free(self) -> bool:
+        """Whether compute and collectives side by side count as not slowing each other for want of a measurement."""
+        return self.dilate is None and not self.communication.interferes
 
     def _spread(self, place: Place) -> Spread:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
+        if self.dilate is not None:
+            return NO_SPREAD
         spread = self._model.spread(place.local_batch, place.ranks_on_host)
         measured = self._model.nearest(place.local_batch, place.ranks_on_host)
         if measured is None or not measured.iteration.median_s:
@@ -311,6 +348,14 @@ class CostModel:
 
     def _priced_works(self, plan: Plan, place: Place) -> list[Priced]:
         """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks."""
+        about, counts = self._about(plan, place)
+        calls = calls_of(plan)
+        return [
+            self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
+        ]
+
+    def _about(self, plan: Plan, place: Place) -> tuple[_About, list[int]]:
+        """What a plan's works share, and how often each occurs."""
         # Where roles differ, a work counts as often as in the role that has it most.
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
         counts = np.max(of_roles, axis=0).tolist()
@@ -324,10 +369,7 @@ class CostModel:
             shard="" if self.proportional else _shard_of(plan),
             updated_elements=_updated_elements(plan),
         )
-        calls = calls_of(plan)
-        return [
-            self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
-        ]
+        return about, counts
 
     def _priced(self, work: Work, count: float, about: _About, call: Call) -> Priced:
         batch, on_host, strategy = about.place.local_batch, about.place.ranks_on_host, about.strategy

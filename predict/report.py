@@ -174,6 +174,7 @@ def _run_rows(report: Report) -> list[list[str]]:
 def _configured(pair: Pair) -> str:
     """The strategy, with what tells runs of it apart."""
     told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
+    told += ["emulated"] if pair.emulated else []
     return pair.strategy + (f" ({'; '.join(told)})" if told else "")
 
 

@@ -84,6 +84,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),
         slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
+        dilate=options.get("dilate"),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Manifest, read_manifest, read_records, torn_rows
 from paradl_bench.spec.strategy import parse_strategy
@@ -50,7 +51,9 @@ class Run:
     def configuration(self) -> tuple[object, ...]:
         """What two runs share that repeat each other."""
         run = self.description
-        return (*(run.model, run.input_shape, run.strategy, run.settings, run.dtype, run.backend, run.network_digest),)
+        emulated = kind_of_emulation(self.manifest.environment.emulated)
+        of_model = run.model, run.input_shape, run.network_digest
+        return *of_model, run.strategy, run.settings, run.dtype, run.backend, emulated
 
     @property
     def median_s(self) -> float:

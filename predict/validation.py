@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.spec.units import format_seconds
+from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
+from predict.ghost import slept_seconds
 from predict.input_terms import InputOptions
 from predict.inputs import choose_network, read_cluster
 from predict.memory_validation import memory_pair
@@ -23,6 +27,8 @@ from predict.validation_scores import overall_score, pairs_of, rerun_of, scores_
 from predict.workload import Point, evaluators
 
 _NO_BACKEND = "none"
+_SAME_SECONDS = 1e-6
+"""Relative difference of sums of equal seconds, that were added up in other orders."""
 
 
 def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Path | None, force: bool) -> Report:
@@ -40,11 +46,13 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     without_times = {run.path for run in unfit if not has_iterations(run.path)}
     comparable = [path for path in dict.fromkeys(paths) if path not in without_times]
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
-    differences = list(dict.fromkeys(line for run in (*runs, *unfit) for line in _unlike(profile, run)))
+    predictors = _Predictors(profile, cluster)
+    differences = list(
+        dict.fromkeys(line for run in (*runs, *unfit) for line in (*_unlike(profile, run), *predictors.unslept(run)))
+    )
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
-    predictors = _Predictors(profile, cluster)
     pairs = tuple(
         _pair(run, runs, profile, predictors.predict(run, evaluator))
         for run in runs
@@ -97,7 +105,7 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
 
 def _unlike(profile: Profile, run: Run) -> list[str]:
     """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
-    environment = run.manifest.environment
+    environment = run.manifest.environment.computing
     found = min((known.differences(environment) for known in profile.environments), key=len, default=[])
     lines = [f"{run.path} was run in another environment than the profile's: {'; '.join(found)}"] if found else []
     network = profile.network.get(run.description.model)
@@ -115,7 +123,7 @@ class _Predictors:
         self._profile = profile
         self._cluster = cluster
         self._evaluators = evaluators()
-        self._models: dict[tuple[str, ...], CostModel] = {}
+        self._models: dict[tuple[str | float | None, ...], CostModel] = {}
 
     def covers(self, run: Run, evaluator: str) -> bool:
         """Whether the evaluator has something to say on a run's strategy and settings."""
@@ -133,9 +141,31 @@ class _Predictors:
         except UserError as error:
             raise UserError(f"{run.path}: {error}") from error
 
-    def _predict(self, run: Run, evaluator: str) -> Prediction:
+    def unslept(self, run: Run) -> list[str]:
+        """What an emulated run slept other than this profile says; nothing of a real run."""
         about = run.description
-        key = about.model, about.optimizer, about.dtype, about.backend
+        if about.ghost is None:
+            return []
+        model = self._model_of(run)
+        strategy = parse_strategy(about.strategy)
+        plan = planner_for(strategy).plan(model.network, strategy, about.settings)
+        said_s = about.ghost.dilate * sum(slept_seconds(plan, model.compute_costs(plan)).values())
+        slept_s = sum(about.ghost.slept_s.values())
+        if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
+            return []
+        return [
+            f"{run.path} slept {format_seconds(slept_s)} an iteration, and would sleep {format_seconds(said_s)} by this"
+            " profile: it was emulated by another one"
+        ]
+
+    def _predict(self, run: Run, evaluator: str) -> Prediction:
+        point = Point(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+        return Predictor(self._model_of(run), self._evaluators[evaluator]).predict(point)
+
+    def _model_of(self, run: Run) -> CostModel:
+        about = run.description
+        dilate = about.ghost.dilate if about.ghost else None
+        key = about.model, about.optimizer, about.dtype, about.backend, dilate
         if key not in self._models:
             self._models[key] = CostModel(
                 profile=self._profile,
@@ -146,9 +176,9 @@ class _Predictors:
                 backend=None if about.backend == _NO_BACKEND else about.backend,
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
                 input_options=InputOptions(io_s=0.0, h2d_s=0.0),
+                dilate=dilate,
             )
-        point = Point(strategy=parse_strategy(about.strategy), settings=about.settings)
-        return Predictor(self._models[key], self._evaluators[evaluator]).predict(point)
+        return self._models[key]
 
 
 def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction) -> Pair:
@@ -190,6 +220,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         memory=memory_pair(profile, run, prediction),
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
+        emulated=words_of_emulation(run.manifest.environment.emulated),
     )
 
 

@@ -30,6 +30,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         explained_by: the phase whose difference has the error's sign and is largest.
         issued_equals_plan: whether the run issued the plan's collectives.
         memory: None where the run did not track it.
+        emulated: what of the run was not real, in words; empty for a real one.
     """
 
     run: str
@@ -62,6 +63,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPair | None
     sources: dict[str, float]
     extrapolated: tuple[str, ...]
+    emulated: str = ""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

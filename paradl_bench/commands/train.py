@@ -13,6 +13,7 @@ from paradl_bench.options import (
     batch_norm_option,
     bucket_option,
     dtype_option,
+    emulation_options,
     exchange_options,
     hang_option,
     link_option,
@@ -71,6 +72,7 @@ class Limits(NamedTuple):
     metavar="DIR",
     help="Cut a pipeline's stages so that the seconds balance that paradl-bench layers measured into DIR.",
 )
+@emulation_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
@@ -110,6 +112,8 @@ def COMMAND(  # noqa: N802
     schedule: str,
     stages: str | None,
     balance: str | None,
+    emulate: str | None,
+    dilate: float | None,
     device: str,
     dtype: str,
     backend: str | None,
@@ -126,6 +130,8 @@ def COMMAND(  # noqa: N802
 
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
+
+    With --emulate nothing is computed: layers sleep for their profiled time, and communication is real.
     """
     from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
@@ -155,6 +161,8 @@ def COMMAND(  # noqa: N802
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),
         balance=balance,
+        emulate=emulate,
+        dilate=dilate,
         iterations=iterations,
         warmup=warmup,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.rank_place import cluster_or_host
-from paradl_bench.spec.emulation import Emulation
+from paradl_bench.spec.emulation import EmulatedLayers, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
 
@@ -26,12 +26,13 @@ _PREFIXES_OF_MPI = ("OMPI_MCA_", "UCX_", "FI_", "I_MPI_")
 _VOLATILE_VARIABLES = {"TORCHELASTIC_RUN_ID"}
 
 
-def capture_environment(device: str, *, settings: dict[str, str]) -> Environment:
+def capture_environment(device: str, *, settings: dict[str, str], layers: EmulatedLayers | None = None) -> Environment:
     """Describe this process's device, host and software.
 
     Args:
         device: ``cpu`` or ``cuda``.
         settings: what else changes a kernel, as the command chose it (threads, layout, TF32, pinning).
+        layers: that slept; None where they computed.
 
     Raises:
         UserError: torch is missing, or the device is not there.
@@ -57,7 +58,7 @@ def capture_environment(device: str, *, settings: dict[str, str]) -> Environment
         settings={**_torch_settings(device), **settings, **_allocator_settings()},
         variables=recorded_variables(),
         commit=_commit(),
-        emulated=False if nodes is None else Emulation(nodes=nodes),
+        emulated=Emulation(nodes=nodes, layers=layers) if nodes or layers else False,
     )
 
 

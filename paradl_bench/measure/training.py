@@ -8,6 +8,7 @@ starts from a barrier and one iteration that is not timed, since rank 0 writes t
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
+from paradl_bench.measure.ghosts import Ghost, HostTime, describe_run, emulate, measure_host_time
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
@@ -39,6 +42,7 @@ from paradl_bench.measure.training_request import RECORDED, TrainingRequest
 from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.ghost_record import GhostRun, GhostTable
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Plan
 from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
@@ -84,16 +88,17 @@ def measure_training(
     network = trace_network(model)
     request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    ghost = emulate(request, network, context)
     trainer: Trainer | None = None
     try:
-        trainer = Trainer(model, request, context)
-        _measure(trainer, request, context, network, plan, output, command_line)
+        trainer = Trainer(model, request, context, ghost.twin if ghost else None)
+        _measure(trainer, request, context, network, plan, output, command_line, ghost)
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
         phase = trainer.phase if trainer else "setting up the batch"
         found = shortage(error, context.rank, phase, context.device)
-        keep_shortage(found, network, request, context, output, command_line)
+        keep_shortage(found, network, request, context, output, command_line, ghost.emulated if ghost else None)
         raise WorkError(describe_shortage(found)) from error
 
 
@@ -105,21 +110,29 @@ def _measure(
     plan: Plan,
     output: Path,
     command_line: tuple[str, ...],
+    ghost: Ghost | None,
 ) -> None:
     trainer.try_alone(network)
-    writer = TrainingWriter.open(request, context, output, command_line) if context.rank == 0 else None
+    layers, first = ghost.emulated if ghost else None, context.rank == 0
+    writer = TrainingWriter.open(request, context, output, command_line, layers=layers) if first else None
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
     hosts_noted = note_hosts(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
+    host = trainer.host_time(network) if ghost else None
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
     cores = tuple(core for core in context.gather(context.core) if core is not None)
-    peaks = context.gather(msgspec.to_builtins(trainer.track_memory()))
+    # Ghosts hold other tensors than layers do: their memory says nothing of a real run's.
+    peaks = [] if ghost else context.gather(msgspec.to_builtins(trainer.track_memory()))
+    about = trainer.describe_ghosts(ghost.table, host) if ghost and host else None
     if writer is not None:
-        writer.describe(network, context, cores, issued, planned, msgspec.convert(peaks, tuple[MemoryPeak, ...]))
+        memory = msgspec.convert(peaks, tuple[MemoryPeak, ...])
+        writer.describe(network, context, cores, issued, planned, memory, about)
+        if ghost:
+            writer.keep_table(ghost.table)
         writer.write(found)
     with progress(f"{request.model} {request.strategy}, batch {request.batch}", request.iterations) as bar:
         bar.advance(done)
@@ -186,6 +199,9 @@ class _Arrival:
 class Trainer:
     """One rank's model, data and optimizer, and its iterations.
 
+    Args:
+        twin: of an emulated run: what stands for the model's compute.
+
     Attributes:
         recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
             backend does not count.
@@ -195,8 +211,12 @@ class Trainer:
 
     _optimizer: torch.optim.Optimizer
 
-    def __init__(self, model: LoadedModel, request: TrainingRequest, context: RankContext) -> None:
+    def __init__(
+        self, model: LoadedModel, request: TrainingRequest, context: RankContext, twin: GhostTwin | None = None
+    ) -> None:
         self._model = model
+        self._twin = twin
+        self._loss = twin.loss(model.loss) if twin else model.loss
         self._request = request
         self._context = context
         self.phase = "setting up"
@@ -230,20 +250,27 @@ class Trainer:
         self.phase = "building the parallel module"
         with CollectiveRecorder() as recorder:
             built = build_parallel(
-                model, network, request.strategy, request.settings, self._context.device, self._model.loss
+                model,
+                network,
+                request.strategy,
+                request.settings,
+                self._context.device,
+                self._loss,
+                self._twin.layers if self._twin else None,
             )
         self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
         self._groups = built.groups
         if built.pipeline is None:
-            self._steps = MicroSteps(
-                built, self._model.loss, self._inputs, self._targets, request.accumulate, self._entered
-            )
+            self._steps = MicroSteps(built, self._loss, self._inputs, self._targets, request.accumulate, self._entered)
         if built.pipeline is not None and built.pipeline.stages[0].receives:
             # Only the first stage reads samples.
             self._inputs = self._inputs.new_empty(0)
         self._counter = SequenceCounter(built.groups)
         # Only now: parameters may have been replaced by shards of them.
-        self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
+        if self._twin:
+            self._optimizer = self._twin.optimizer(model.parameters(), built.optimizer_group)
+        else:
+            self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
         issued = list(recorder.issued("setup"))
         last: str | None = None
         for when in RECORDED:
@@ -289,15 +316,29 @@ class Trainer:
             self._model.module.to(self._context.device)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
-            with self._entered():
-                loss = self._model.loss(self._model.module(self._inputs[:at_once]), self._targets[:at_once])
-            loss.backward()  # type: ignore[no-untyped-call]
+            module = self._twin.alone(self._model.module) if self._twin else self._model.module
+            with self._twin.sleeper.awake() if self._twin else contextlib.nullcontext():
+                with self._entered():
+                    loss = self._loss(module(self._inputs[:at_once]), self._targets[:at_once])
+                loss.backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError) as error:
             if ran_out(error):
                 raise
             where = f"model {self._request.model} does not train on a local batch of {at_once}"
             raise UserError(f"{where}: {error}") from error
         self._model.module.zero_grad(set_to_none=True)
+
+    def host_time(self, network: Network) -> HostTime:
+        """What ghosts take rank 0's host; only before :meth:`prepare`, which makes the module one of several ranks'."""
+        assert self._twin is not None
+        self.phase = "measuring what ghosts take the host"
+        batch = self._inputs, self._targets
+        return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
+
+    def describe_ghosts(self, table: GhostTable, host: HostTime) -> GhostRun:
+        """What an emulated run says of itself; the host's time is known to rank 0 alone."""
+        assert self._twin is not None
+        return describe_run(self._twin, table, host, self.iterate, self._context)
 
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
@@ -384,7 +425,7 @@ class Trainer:
             fw_communication_s=self._communication([item.fw_communication for item in stamps]),
             bw_communication_s=self._communication([self._in_backward(item) for item in stamps]),
             collectives_issued=known if len(known) == len(counts) else (),
-            losses=losses,
+            losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
             attempt=self.attempt,
         )

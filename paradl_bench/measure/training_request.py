@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -36,6 +38,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.stage_balance`.
+        emulate: profile whose seconds layers sleep instead of computing; None for a real run.
+        dilate: how many times as long; None for once.
     """
 
     model: str
@@ -62,6 +66,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     layout: NodeLayout | None = None
     iterations: int = 30
     warmup: int = 5
+    emulate: str | None = None
+    dilate: float | None = None
 
     @property
     def settings(self) -> PlanSettings:
@@ -106,6 +112,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         self._check_balance()
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
+        self._check_emulation()
         if self.warmup < len(RECORDED):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
@@ -117,6 +124,29 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"{given} is for the stages of a pipeline; strategy {self.strategy} has none")
         if self.balance is not None and self.stages:
             raise UserError("--balance finds the stages that --stages gives: give one of them")
+
+    def _check_emulation(self) -> None:
+        if self.emulate is None:
+            if self.dilate is not None:
+                raise UserError("--dilate is for layers that sleep: give it with --emulate PROFILE")
+            return
+        if self.dilate is not None and not 0 < self.dilate < math.inf:
+            raise UserError(f"--dilate {self.dilate:g} has to be a positive number: 20 sleeps twenty times as long")
+        if not Path(self.emulate).is_file():
+            raise UserError(f"--emulate {self.emulate}: there is no such file; give a profile of calibrate fit")
+        if self.device != "cpu":
+            raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
+        unlike = sorted({axis.kind for axis in self.strategy.axes if axis.degree > 1} - {"data"})
+        if unlike or zero_stage(self.strategy) > 1:
+            what = f"{unlike[0]} parallelism" if unlike else f"ZeRO stage {zero_stage(self.strategy)}"
+            raise UserError(f"--emulate knows serial and data parallel runs (d4, z1d4), not {what} of {self.strategy}")
+        if self.dtype != "fp32":
+            raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
+        if self.batch_norm == "sync":
+            raise UserError(
+                "--emulate knows batch norm of each rank's own samples, not --batch-norm sync, whose"
+                " statistics ranks compute between its messages"
+            )
 
     def arguments(self, context: RankContext) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""

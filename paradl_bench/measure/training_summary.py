@@ -12,6 +12,7 @@ import msgspec
 
 from paradl_bench.measure.directory import emulation_noted
 from paradl_bench.measure.stragglers import TrainingPace, training_pace
+from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.statistics import Summary, summarise
@@ -101,6 +102,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     for line in summary.pace.lines():
         console.print(line, style="yellow", soft_wrap=True)
     run = summary.run
+    if run.ghost is not None:
+        console.print(_ghost_line(run.ghost), soft_wrap=True)
     if run.losses:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
     if run.issued:
@@ -124,6 +127,15 @@ def _phase_table(summary: TrainingSummary) -> Table:
         core = "-" if rank.core is None else str(rank.core)
         table.add_row(str(rank.rank), core, str(rank.phases["iteration"].samples), *cells)
     return table
+
+
+def _ghost_line(ghost: GhostRun) -> str:
+    framework, oversleep = (sum(phases.values()) for phases in (ghost.framework_s, ghost.oversleep_s))
+    return (
+        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; beside it rank 0's host takes"
+        f" {format_seconds(framework)} for the framework and {format_seconds(oversleep)} for what sleeps take too long"
+        f" ({ghost.overhead:.1%}); without sleep an iteration takes {format_seconds(ghost.without_compute_s)}"
+    )
 
 
 def _cell(item: Summary | None) -> str:

@@ -13,6 +13,8 @@ from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.spec.emulation import EmulatedLayers
+from paradl_bench.spec.ghost_record import GHOST_FILE, GhostRun, GhostTable
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.training_record import (
@@ -50,11 +52,13 @@ class TrainingWriter:
         command_line: tuple[str, ...],
         *,
         alone: bool = True,
+        layers: EmulatedLayers | None = None,
     ) -> TrainingWriter:
         """Start in a new directory, or go on in one of the same command.
 
         Args:
             alone: as of :meth:`MeasurementDirectory.open`.
+            layers: that slept, of an emulated run.
 
         Raises:
             UserError: the directory holds something else.
@@ -64,7 +68,9 @@ class TrainingWriter:
             kind="training",
             arguments=request.arguments(context),
             command_line=command_line,
-            environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
+            environment=capture_environment(
+                request.device, settings={"dtype": request.dtype, **context.settings}, layers=layers
+            ),
             alone=alone,
         )
         records = directory.records(TRAINING_FILE, TrainingIterations)
@@ -98,6 +104,7 @@ class TrainingWriter:
         issued: tuple[IssuedCollective, ...],
         planned: tuple[IssuedCollective, ...],
         memory: tuple[MemoryPeak, ...],
+        ghost: GhostRun | None = None,
     ) -> None:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
@@ -133,7 +140,12 @@ class TrainingWriter:
             issued=issued,
             planned=planned,
             memory=memory,
+            ghost=ghost,
         )
+
+    def keep_table(self, table: GhostTable) -> None:
+        """Keep what an emulated run's layers sleep."""
+        write_bytes_atomically(self.directory.path / GHOST_FILE, encode_pretty(table))
 
     def append(self, chunks: list[TrainingIterations]) -> None:
         """Keep a chunk of every rank."""
@@ -160,6 +172,7 @@ def keep_shortage(
     context: RankContext,
     output: Path,
     command_line: tuple[str, ...],
+    layers: EmulatedLayers | None = None,
 ) -> None:
     """Note in ``run.json`` that memory ran out on this rank; any rank writes it, since the others may wait for ever.
 
@@ -171,7 +184,7 @@ def keep_shortage(
     try:
         # Ranks run out together.
         fcntl.flock(directory, fcntl.LOCK_EX)
-        writer = TrainingWriter.open(request, context, output, command_line, alone=False)
+        writer = TrainingWriter.open(request, context, output, command_line, alone=False, layers=layers)
         if (output / RUN_NAME).exists():
             run = read_run(output)
         else:

@@ -1,4 +1,4 @@
-"""What of a measurement was emulated, which its environment records: nodes that share one host."""
+"""What of a measurement was emulated, which its environment records: nodes that share one host, layers that sleep."""
 
 from __future__ import annotations
 
@@ -52,37 +52,68 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return f"{self.nodes} x {self.ranks_per_node} ranks, {self.kind}"
 
 
+class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers that slept instead of computing (:mod:`paradl_bench.emulate`).
+
+    Attributes:
+        profile_sha256: of the profile's file that said for how long.
+        dilate: how many times as long as it said.
+
+    Raises:
+        ValueError: a dilation that is not positive.
+    """
+
+    profile_sha256: str
+    dilate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "dilate")
+
+    @property
+    def kind(self) -> str:
+        """What measurements have to share to be alike, in words."""
+        return f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says"
+
+
 class Emulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was emulated.
 
     Attributes:
         nodes: that shared a host.
+        layers: that slept.
 
     Raises:
         ValueError: nothing was.
     """
 
     nodes: EmulatedNodes | None = None
+    layers: EmulatedLayers | None = None
 
     def __post_init__(self) -> None:
-        if self.nodes is None:
-            raise ValueError("an emulation says what was emulated: nodes")
+        if self.nodes is None and self.layers is None:
+            raise ValueError("an emulation says what was emulated: nodes, layers")
 
     @property
     def kind(self) -> str:
         """What measurements have to share to be alike, in words."""
-        return "" if self.nodes is None else self.nodes.kind
+        return "; ".join(part.kind for part in (self.nodes, self.layers) if part is not None)
 
     @property
     def words(self) -> str:
         """In a line."""
-        return "" if self.nodes is None else self.nodes.words
+        words = ["" if self.nodes is None else self.nodes.words, "" if self.layers is None else self.layers.kind]
+        return "; ".join(filter(None, words))
 
 
 def emulated_nodes(emulated: Emulation | bool) -> EmulatedNodes | None:
     """The nodes that were emulated apart from each other; None where there were none, or one level alone."""
     nodes = emulated.nodes if isinstance(emulated, Emulation) else None
     return None if nodes is None or nodes.one_level else nodes
+
+
+def emulated_layers(emulated: Emulation | bool) -> EmulatedLayers | None:
+    """The layers that slept; None where layers computed."""
+    return emulated.layers if isinstance(emulated, Emulation) else None
 
 
 def words_of_emulation(emulated: Emulation | bool) -> str:

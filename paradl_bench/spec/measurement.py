@@ -77,6 +77,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.emulated is True:
             raise ValueError("emulated has to say what was emulated, or be false")
 
+    @property
+    def computing(self) -> Environment:
+        """The same with layers that compute: what of it was real, or emulated in another way."""
+        nodes = self.emulated.nodes if isinstance(self.emulated, Emulation) else None
+        return msgspec.structs.replace(self, emulated=Emulation(nodes=nodes) if nodes else False)
+
     def differences(self, other: Environment) -> list[str]:
         """What differs and makes measurements unlike: device, host, versions, settings; empty if they may be merged."""
         found = [

@@ -12,6 +12,7 @@ import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.plan import PlanSettings, library_blocks
 
 TRAINING_FILE = "training.jsonl"
@@ -141,6 +142,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         exchange, ranks_per_node: of gradients, as there.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
+        ghost: of an emulated run, whose layers slept; None where they computed. Its losses and memory mean nothing, and
+            are left out.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
     """
 
@@ -178,6 +181,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     losses: tuple[float, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
     did_not_fit: tuple[MemoryShortage, ...] = ()
+    ghost: GhostRun | None = None
 
     @property
     def settings(self) -> PlanSettings:

@@ -30,7 +30,7 @@ from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_c
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.recomputed_module import recompute_segments
-from paradl_bench.strategies.sharded_module import AxisRunner, ShardedModule, Sharding
+from paradl_bench.strategies.sharded_module import AxisRunner, RunLayer, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.zero.module import shard_parameters
 from paradl_bench.strategies.zero.plan import zero_stage
@@ -75,6 +75,7 @@ def build_parallel(
     settings: PlanSettings,
     device: torch.device,
     loss: Loss | None = None,
+    run_layer: RunLayer | None = None,
 ) -> ParallelModule:
     """The module as this rank trains it; a collective over all ranks where there are several.
 
@@ -82,6 +83,7 @@ def build_parallel(
         module: the whole model on ``device``, with the same values on every rank; its parameters may be replaced.
         network: its traced network.
         loss: a mean over samples; what a pipeline's last stage needs, and nothing else does.
+        run_layer: what runs the model's layers, whatever the strategy; None for torch's own functions.
 
     Raises:
         UserError: a limit is exceeded, bucket limits that torch cannot be given, or a run of children of what is no
@@ -89,13 +91,15 @@ def build_parallel(
     """
     recompute_segments(module, network, settings)
     if not strategy.axes:
+        if run_layer is not None:
+            module = ShardedModule(module, Sharding({}, network, run_layer=run_layer))
         return ParallelModule(module, network, Spans())
     mesh = ProcessMesh(strategy)
     if degree_of(strategy, "pipeline") > 1:
         assert loss is not None
-        return _build_pipeline(module, network, mesh, settings, device, loss)
-    sharding = _sharding(module, network, strategy, settings, mesh)
-    if sharding.rules:
+        return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
+    sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
+    if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
     optimizer_group: dist.ProcessGroup | None = None
@@ -137,11 +141,12 @@ def _build_pipeline(
     settings: PlanSettings,
     device: torch.device,
     loss: Loss,
+    run_layer: RunLayer | None,
 ) -> ParallelModule:
     strategy = mesh.strategy
     # The stages know each other's operations by their whole shapes.
     calls = record_calls(module, network, samples_at_once(strategy, settings))
-    sharding = _sharding(module, network, strategy, settings, mesh)
+    sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
     replicating = group_axes(strategy, *REPLICATING)
     pipeline = RankPipeline(
         module,

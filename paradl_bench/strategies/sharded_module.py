@@ -24,6 +24,9 @@ from paradl_bench.strategies.operations import function_name, is_operation
 from paradl_bench.strategies.own_randomness import OwnRandomness
 
 Call = Callable[..., Any]
+RunLayer = Callable[[int, Call], Call]
+"""From the index of a layer in the network and the torch function that the model calls there, what is called instead;
+the function itself where the call is no layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Sharding(NamedTuple):
         receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
             earlier stage of a pipeline made it.
         randomness: of layers that draw other numbers on each rank.
+        run_layer: what runs layers, below all rules; None for torch's own functions.
     """
 
     rules: Mapping[int, Rule]
@@ -60,6 +64,7 @@ class Sharding(NamedTuple):
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
     receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
     randomness: OwnRandomness | None = None
+    run_layer: RunLayer | None = None
 
 
 @runtime_checkable
@@ -150,12 +155,14 @@ class Walk(TorchFunctionMode):
         ruled = rule is not None and function_name(function)[0] in rule.functions
         # What a rule calls is no layer: modes that are entered further out do not see it.
         with torch._C.DisableTorchFunction():
+            run_layer = self._sharding.run_layer
+            called = function if run_layer is None else run_layer(self.index, function)
             if rule is not None and ruled:
-                result = rule.run(function, args, given)
+                result = rule.run(called, args, given)
             elif self._sharding.whole_shape is not None and function in _SHAPE_QUESTIONS:
                 return self._shape(function, args, given)
             else:
-                result = function(*args, **given)
+                result = called(*args, **given)
         if is_operation(function, result):
             if rule is not None and not ruled:
                 layer = self._sharding.network.layers[self.index].name

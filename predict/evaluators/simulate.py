@@ -112,7 +112,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
         lag=by_phase[slowest].lag(costs.seconds),
-        overlap_is_free=not model.communication.interferes,
+        overlap_is_free=model.overlap_is_free,
     )
 
 
@@ -164,7 +164,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
         lag=priced.lag,
-        overlap_is_free=not model.communication.interferes,
+        overlap_is_free=model.overlap_is_free,
     )
 
 

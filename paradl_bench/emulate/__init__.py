@@ -1,0 +1,1 @@
+"""Real strategies on ghost layers, which sleep for their profiled time instead of computing."""

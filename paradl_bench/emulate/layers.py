@@ -1,0 +1,304 @@
+"""Ghost layers: a model's own operations with their parameters, shapes and gradients, and sleep in the place of work.
+
+A ghost stands where torch's function stands, below everything that a strategy does: what runs sharded hands its shard's
+arguments to the ghost, and moves what the ghost returns. Outputs have the shape, strides and type that the function
+gives on the meta device; their memory is taken and not written. Backward of a ghost sleeps once, for all its gradients,
+and gives
+
+    to a leaf (a parameter)         zeros of its shape: one block of memory that all parameters' gradients share
+    to what is no ghost's           zeros of its shape without memory of their own, for a strategy to send on
+    to what another ghost made      nothing: autograd runs that one's backward none the less, and adds up no zeros
+
+Gradients of a layer's parameters arrive in the order in which tracing saw them arrive, which fills buckets.
+
+Operations without a floating point output (masks, indices, counters) run for real beside their sleep: control flow may
+hang on them, and they are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from paradl_bench.emulate.sleeper import Sleeper
+from paradl_bench.layers.kind import layer_kinds
+from paradl_bench.spec.ghost_record import GhostRole
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
+from paradl_bench.strategies.operations import function_name
+from paradl_bench.strategies.sharded_module import Call
+
+
+class _Output(NamedTuple):
+    """One leaf of what a function returns.
+
+    Attributes:
+        argument: of a function that works in place: which tensor argument it is.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+
+    @property
+    def floats(self) -> bool:
+        """Whether it may have a gradient."""
+        return self.dtype.is_floating_point
+
+
+class _Form(NamedTuple):
+    """What a function returns of arguments of certain shapes.
+
+    Attributes:
+        outputs: its tensors; None where it runs for real.
+        structure, leaves: of what it returns, where that is more than one tensor; what is no tensor stays as it was.
+    """
+
+    outputs: tuple[_Output, ...] | None
+    structure: TreeSpec | None = None
+    leaves: tuple[Any, ...] = ()
+
+    def returned(self, made: Sequence[torch.Tensor]) -> Any:
+        """What the function returns, with these tensors."""
+        if self.structure is None:
+            return made[0]
+        tensors = iter(made)
+        return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves], self.structure)
+
+
+_TENSOR = object()
+
+
+class GhostLayers:
+    """The ghosts of a network's layers on one rank.
+
+    Called with a layer's index in the network and the torch function that the model calls there, it returns what is
+    called in the function's place (:attr:`~paradl_bench.strategies.sharded_module.Sharding.run_layer`).
+
+    Args:
+        seconds: of this rank's layers.
+    """
+
+    def __init__(self, network: Network, seconds: GhostRole, sleeper: Sleeper) -> None:
+        zeros = _Zeros()
+        arrival = {name: place for place, name in enumerate(network.gradient_order)}
+        self._ghosts = [_ghost(layer, seconds, sleeper, zeros, arrival) for layer in network.layers]
+
+    def __call__(self, index: int, function: Call) -> Call:
+        """What runs in the place of ``function``: itself where that is no call of the layer's, as of a shape."""
+        ghost = self._ghosts[index] if index < len(self._ghosts) else None
+        if ghost is None or function_name(function)[0] not in ghost.functions:
+            return function
+        return partial(ghost.run, function)
+
+
+def _ghost(
+    layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]
+) -> _Ghost | None:
+    if layer.attributes.get(RETURNS_INPUT):
+        return None
+    kind = layer_kinds().get(layer.kind)
+    functions = frozenset(kind.functions) if kind else frozenset((str(layer.attributes.get("function")),))
+    return _Ghost(
+        functions=functions,
+        fw_s=seconds.seconds(layer.name, "FW"),
+        bw_s=seconds.seconds(layer.name, "BW"),
+        last_first=_last_first(layer, arrival),
+        sleeper=sleeper,
+        zeros=zeros,
+    )
+
+
+def _last_first(layer: Layer, arrival: Mapping[str, int]) -> tuple[int, ...]:
+    """Places among the layer's parameters, the one whose gradient arrives last first; empty where they just arrive so.
+
+    Autograd takes two gradients of one node in its order, and more in any.
+    """
+    places = [arrival.get(name) for name in layer.parameters]
+    known = [place for place in places if place is not None]
+    if len(known) < len(places) or (len(known) <= 2 and known == sorted(known)):
+        return ()
+    return tuple(sorted(range(len(known)), key=known.__getitem__, reverse=True))
+
+
+class _Zeros:
+    """Zeros for the gradients of all leaves of a rank, in one block as large as the largest of them.
+
+    Attributes:
+        mark: a tensor without elements, for autograd to keep.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self.mark = torch.empty(0)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Contiguous zeros, or as the tensor's strides are, which autograd takes for a gradient without a copy."""
+        key = tensor.dtype, tensor.device
+        block = self._blocks.get(key)
+        if block is None or block.numel() < tensor.numel():
+            block = self._blocks[key] = torch.zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        return block.as_strided(tensor.shape, tensor.stride())
+
+
+class _Ghost:
+    """The ghost of one layer.
+
+    Args:
+        functions: normalised names of the torch functions that the layer may be a call of.
+        last_first: as of :func:`_last_first`.
+    """
+
+    def __init__(
+        self,
+        *,
+        functions: frozenset[str],
+        fw_s: float,
+        bw_s: float,
+        last_first: tuple[int, ...],
+        sleeper: Sleeper,
+        zeros: _Zeros,
+    ) -> None:
+        self.functions = functions
+        self.bw_s, self.sleeper, self.zeros = bw_s, sleeper, zeros
+        self._fw_s, self._last_first = fw_s, last_first
+        self._forms: dict[Hashable, _Form] = {}
+
+    def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Sleep for the layer's forward; returns what the function would, without its values."""
+        tensors: list[torch.Tensor] = []
+        key: list[Hashable] = [function]
+        _describe(args, tensors, key)
+        _describe(kwargs, tensors, key)
+        known = tuple(key)
+        form = self._forms.get(known)
+        if form is None:
+            form = self._forms[known] = _form_of(function, args, kwargs, tensors)
+        self.sleeper.sleep("FW", self._fw_s)
+        if form.outputs is None:
+            return function(*args, **kwargs)
+        if self._last_first and torch.is_grad_enabled():
+            self._put_in_order(tensors)
+        made = _GhostFunction.apply(self, form.outputs, *tensors)  # type: ignore[no-untyped-call]
+        return form.returned(made)
+
+    def _put_in_order(self, tensors: list[torch.Tensor]) -> None:
+        """Have the gradients of parameters pass one node each, which autograd runs last made first."""
+        leaves = [place for place, tensor in enumerate(tensors) if tensor.is_leaf and tensor.requires_grad]
+        if len(leaves) == len(self._last_first):
+            for which in self._last_first:
+                tensor = tensors[leaves[which]]
+                tensors[leaves[which]] = _Passed.apply(tensor, self.zeros)  # type: ignore[no-untyped-call]
+
+
+def _describe(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
+    """Append the tensors of an argument, and what of it decides the form of what is returned."""
+    # torch's own walks through arguments take several times as long, on every call of every layer.
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        key += (value.shape, value.stride(), value.dtype)
+    elif isinstance(value, (tuple, list, dict)):
+        key.append(len(value))
+        for item in value.items() if isinstance(value, dict) else value:
+            _describe(item, tensors, key)
+    else:
+        key.append(value if value is None or type(value) in (int, str) else repr(value))
+
+
+def _form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> _Form:
+    """What the function returns, seen on the meta device, which computes nothing."""
+    twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+    with torch.no_grad():
+        try:
+            found = _called(function, args, _on_meta(kwargs), tensors, twins)
+        except NotImplementedError:
+            # What the meta device does not know computes once, on zeros.
+            twins = [torch.zeros_like(tensor) for tensor in tensors]
+            found = _called(function, args, kwargs, tensors, twins)
+    flat, structure = tree_flatten(found)
+    returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+    if not any(tensor.is_floating_point() for tensor in returned):
+        return _Form(None)
+    given = {id(twin): place for place, twin in enumerate(twins)}
+    outputs = tuple(_Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t))) for t in returned)
+    if isinstance(found, torch.Tensor):
+        return _Form(outputs)
+    return _Form(outputs, structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
+
+
+def _called(
+    function: Call, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], twins: Sequence[torch.Tensor]
+) -> Any:
+    """Call the function with twins in the place of tensors."""
+    twin_of = {id(tensor): twin for tensor, twin in zip(tensors, twins, strict=True)}
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: twin_of[id(tensor)], (args, kwargs))
+    return function(*args, **kwargs)
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
+
+
+class _GhostFunction(torch.autograd.Function):
+    """Outputs of some shape, and a backward that sleeps."""
+
+    @staticmethod
+    def forward(ctx: Any, ghost: _Ghost, outputs: Sequence[_Output], *tensors: torch.Tensor) -> Any:
+        # Looked at in backward, so that what is computed again in backward (torch.utils.checkpoint) is.
+        ctx.save_for_backward(ghost.zeros.mark)
+        ctx.set_materialize_grads(False)
+        ctx.ghost, ctx.givers = ghost, [_giver(tensor, ghost.zeros) for tensor in tensors]
+        made = [tensors[out.argument] if out.argument is not None else _empty(out, tensors) for out in outputs]
+        ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
+        ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        assert len(ctx.saved_tensors) == 1
+        ctx.ghost.sleeper.sleep("BW", ctx.ghost.bw_s)
+        return None, None, *(give() if give else None for give in ctx.givers)
+
+
+class _Passed(torch.autograd.Function):
+    """A parameter as it is, and zeros for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, zeros: _Zeros) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.give = partial(zeros.like, parameter)
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.give(), None
+
+
+_SLEEPS = (_GhostFunction._backward_cls, _Passed._backward_cls)
+_Giver = Callable[[], torch.Tensor]
+
+
+def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
+    """What makes the gradient of an argument; None where there is none, or another ghost needs none."""
+    if not tensor.requires_grad:
+        return None
+    if tensor.is_leaf:
+        return partial(zeros.like, tensor)
+    if isinstance(tensor.grad_fn, _SLEEPS):
+        return None
+    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def _empty(output: _Output, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Memory that nobody writes; zeros where somebody reads it: indices, and a loss."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    made = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device)
+    return made.zero_() if not output.shape or not output.floats else made

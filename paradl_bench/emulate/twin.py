@@ -1,0 +1,79 @@
+"""The ghost twin of a model on one rank: its layers, its loss and its optimizer, all of which sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from paradl_bench.emulate.layers import GhostLayers
+from paradl_bench.emulate.sleeper import Sleeper, wake_in_time
+from paradl_bench.spec.ghost_record import GhostRole
+from paradl_bench.spec.network import Network
+from paradl_bench.strategies.compute import operations_of_forward
+from paradl_bench.strategies.sharded_module import ShardedModule, Sharding, Walk
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class GhostTwin:
+    """What stands for a model's compute on one rank.
+
+    Args:
+        network: of the model.
+        seconds: that this rank's part of it takes.
+        dilate: how many times as long it sleeps.
+
+    Attributes:
+        layers: what runs the model's layers.
+        sleeper: that they share.
+    """
+
+    def __init__(self, network: Network, seconds: GhostRole, dilate: float) -> None:
+        wake_in_time()
+        self.sleeper = Sleeper(dilate)
+        self.layers = GhostLayers(network, seconds, self.sleeper)
+        self._network, self._seconds = network, seconds
+
+    def alone(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module with ghosts for layers, on this rank alone."""
+        return ShardedModule(module, Sharding({}, self._network, run_layer=self.layers))
+
+    def loss(self, loss: Loss) -> Loss:
+        """The loss, whose operations follow the model's."""
+        sharding, first = Sharding({}, self._network, run_layer=self.layers), operations_of_forward(self._network)
+
+        def slept(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+            with Walk(sharding, first):
+                return loss(outputs, targets)
+
+        return slept
+
+    def optimizer(
+        self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
+        """An optimizer that sleeps for the weight update, and changes nothing.
+
+        Args:
+            group: ranks that share out its state (ZeRO stage 1), and broadcast what each has updated; else None.
+        """
+        sleeper, update_s = self.sleeper, self._seconds.update_s
+
+        class Ghost(torch.optim.Optimizer):
+            def __init__(self, parameters: Any, **defaults: Any) -> None:
+                super().__init__(parameters, defaults)
+
+            def step(self, closure: Any = None) -> None:  # type: ignore[override]
+                sleeper.sleep("WU", update_s)
+
+        if group is None:
+            return Ghost(parameters)
+        return ZeroRedundancyOptimizer(
+            [parameter for parameter in parameters if parameter.requires_grad],
+            optimizer_class=Ghost,
+            process_group=group,
+            parameters_as_bucket_view=True,
+        )

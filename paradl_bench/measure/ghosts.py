@@ -1,0 +1,164 @@
+"""Emulated runs: what ranks agree to sleep, and what their host takes beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from paradl_bench.emulate.table import make_table
+from paradl_bench.emulate.twin import GhostTwin
+from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.pulse import beat
+from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.spec.emulation import EmulatedLayers
+from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
+from paradl_bench.spec.network import Network
+from paradl_bench.strategies.group_functions import Spans
+from paradl_bench.strategies.parallel import ParallelModule
+from paradl_bench.strategies.recomputed_module import recompute_segments
+
+REPEATED = 3
+"""Iterations that the host's own time is the median of."""
+
+
+class Ghost(NamedTuple):
+    """An emulated run on one rank: what all sleep, and what stands for this rank's compute."""
+
+    table: GhostTable
+    twin: GhostTwin
+
+    @property
+    def emulated(self) -> EmulatedLayers:
+        """What its measurements' environment says of it."""
+        return EmulatedLayers(profile_sha256=self.table.profile_sha256, dilate=self.twin.sleeper.dilate)
+
+
+class HostTime(NamedTuple):
+    """Seconds an iteration that the host takes, by phase: of ghosts that do not sleep, and what sleeping adds."""
+
+    framework_s: dict[str, float]
+    oversleep_s: dict[str, float]
+
+
+def emulate(request: TrainingRequest, network: Network, context: RankContext) -> Ghost | None:
+    """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 asks ``predict`` for all.
+
+    Raises:
+        UserError: no profile, or one that has nothing for a layer.
+    """
+    if request.emulate is None:
+        return None
+    made = b""
+    if context.rank == 0:
+        table = make_table(
+            request.emulate,
+            network,
+            request.strategy,
+            request.settings,
+            dtype=request.dtype,
+            backend=context.backend if context.ranks > 1 else "gloo",
+        )
+        made = msgspec.json.encode(table)
+    table = read_table(context.share(made), f"rank 0's table of {request.emulate}")
+    dilate = 1.0 if request.dilate is None else request.dilate
+    return Ghost(table, GhostTwin(network, table.of_rank(context.rank), dilate))
+
+
+def measure_host_time(
+    twin: GhostTwin,
+    model: LoadedModel,
+    network: Network,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    request: TrainingRequest,
+    context: RankContext,
+) -> HostTime:
+    """Iterations of the whole model on rank 0 alone, awake and asleep, while the other ranks wait; empty on those.
+
+    Args:
+        batch: inputs and targets of this rank.
+    """
+    found = HostTime({}, {})
+    if context.rank == 0:
+        recompute_segments(model.module, network, request.settings)
+        found = _host_time(twin, model, network, batch, request.accumulate)
+    context.barrier()
+    return found
+
+
+def _host_time(
+    twin: GhostTwin,
+    model: LoadedModel,
+    network: Network,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    accumulate: int,
+) -> HostTime:
+    whole = ParallelModule(twin.alone(model.module), network, Spans())
+    steps = MicroSteps(whole, twin.loss(model.loss), *batch, accumulate)
+    optimizer = twin.optimizer(model.module.parameters())
+
+    def phases() -> dict[str, float]:
+        beat()
+        rows: list[Row] = []
+        begin = time.perf_counter()
+        steps.run(begin, time.perf_counter, rows, lambda _: None)
+        update = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        spent = {"FW": 0.0, "BW": 0.0, "WU": time.perf_counter() - update}
+        for what, start, end in by_turn(rows)[2]:
+            spent[what] += end - start
+        return spent
+
+    with twin.sleeper.awake():
+        # The first one looks up what every layer returns.
+        phases()
+        framework = _medians([phases() for _ in range(REPEATED)])
+    twin.sleeper.take_asked()
+    asleep = _medians([phases() for _ in range(REPEATED)])
+    asked = twin.sleeper.take_asked()
+    return HostTime(
+        framework_s=framework,
+        oversleep_s={
+            phase: spent - framework[phase] - asked.get(phase, 0.0) / REPEATED for phase, spent in asleep.items()
+        },
+    )
+
+
+def describe_run(
+    twin: GhostTwin, table: GhostTable, host: HostTime, iterate: Callable[[], object], context: RankContext
+) -> GhostRun:
+    """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
+
+    Args:
+        iterate: runs an iteration of all ranks.
+    """
+    spent: list[float] = []
+    with twin.sleeper.awake():
+        context.barrier()
+        iterate()
+        twin.sleeper.take_asked()
+        for _ in range(REPEATED):
+            begin = time.perf_counter()
+            iterate()
+            spent.append(time.perf_counter() - begin)
+    asked = {phase: total / REPEATED for phase, total in twin.sleeper.take_asked().items()}
+    return GhostRun(
+        profile=table.profile,
+        profile_sha256=table.profile_sha256,
+        dilate=twin.sleeper.dilate,
+        slept_s=max(context.gather(asked), key=lambda phases: sum(phases.values())),
+        framework_s=host.framework_s,
+        oversleep_s=host.oversleep_s,
+        without_compute_s=max(context.gather(statistics.median(spent))),
+    )
+
+
+def _medians(iterations: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {phase: statistics.median(each[phase] for each in iterations) for phase in iterations[0]}

@@ -1,0 +1,145 @@
+"""What ghost layers sleep, and what a run of them leaves beside a real run's record (file ``ghost.json``).
+
+A table is made of a profile by ``predict ghost`` and read by ``paradl-bench train --emulate``, which imports nothing of
+what predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.spec.checks import check_finite
+from paradl_bench.spec.errors import UserError
+
+GHOST_FILE = "ghost.json"
+GhostPhase = Literal["FW", "BW", "BW_input", "BW_weight"]
+"""``BW_input`` and ``BW_weight`` where a schedule runs the parts of backward by themselves."""
+
+
+class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds that a rank of one role of the plan computes, undilated.
+
+    Attributes:
+        layers: by layer and phase; of a layer's shard where the rank holds one. What a layer is missing takes no time.
+        between: by phase, one operation's share of the time between operations.
+        update_s: the weight update.
+    """
+
+    layers: dict[str, dict[GhostPhase, float]]
+    between: dict[Literal["FW", "BW"], float]
+    update_s: float
+
+    def __post_init__(self) -> None:
+        for name, seconds in (
+            *((f"layers.{layer}", s) for layer, phases in self.layers.items() for s in phases.values()),
+            *((f"between.{phase}", s) for phase, s in self.between.items()),
+            ("update_s", self.update_s),
+        ):
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"{name} has to be finite and not negative, not {seconds}")
+
+    def seconds(self, layer: str, phase: GhostPhase) -> float:
+        """One run of a layer's phase, with its share of the time between operations; 0 of what the plan does not run.
+
+        The parts of backward have their share of it each, as the plan has it.
+        """
+        found = self.layers.get(layer, {}).get(phase)
+        if found is None:
+            return 0.0
+        return found + self.between.get("FW" if phase == "FW" else "BW", 0.0)
+
+
+class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every rank of a run sleeps, by the cost model that predicts the run.
+
+    Attributes:
+        profile: as it was given. profile_sha256: of its bytes.
+        network_digest: of the network that the seconds are of.
+        strategy, batch: of the plan; batch is the global mini-batch.
+        roles: distinct ones. role_of_rank: per rank, the index of its role.
+        sources: share of a role's seconds by where they come from (``measured``, ``scaled``, ...), over all roles.
+        extrapolated: in words, what no measurement covers.
+    """
+
+    profile: str
+    profile_sha256: str
+    network_digest: str
+    strategy: str
+    batch: int
+    roles: tuple[GhostRole, ...]
+    role_of_rank: tuple[int, ...]
+    sources: dict[str, float] = {}
+    extrapolated: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.role_of_rank or not all(0 <= role < len(self.roles) for role in self.role_of_rank):
+            raise ValueError("role_of_rank has to give every rank one of the roles")
+
+    def of_rank(self, rank: int) -> GhostRole:
+        """What a rank sleeps."""
+        return self.roles[self.role_of_rank[rank]]
+
+
+class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an emulated run says of itself; every number in seconds an iteration, by phase (FW, BW, WU).
+
+    Attributes:
+        profile, profile_sha256: whose seconds were slept. dilate: how many times as long.
+        slept_s: asked for on the rank that sleeps most, dilation included; what a prediction takes for compute.
+        framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host.
+        oversleep_s: median iteration of rank 0 alone, beyond both: what sleeping adds.
+        without_compute_s: median iteration of the slowest rank of all that sleep nothing: communication and framework.
+            It is no phase, but the whole.
+    """
+
+    profile: str
+    profile_sha256: str
+    dilate: float
+    slept_s: dict[str, float]
+    framework_s: dict[str, float]
+    oversleep_s: dict[str, float]
+    without_compute_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.dilate < math.inf:
+            raise ValueError(f"dilate has to be finite and more than 0, not {self.dilate}")
+        check_finite(self, "without_compute_s")
+
+    @property
+    def overhead(self) -> float:
+        """The host's own time on one rank, relative to what is slept; 0 where nothing is slept."""
+        slept = sum(self.slept_s.values())
+        own = sum(self.framework_s.values()) + sum(self.oversleep_s.values())
+        return own / slept if slept else 0.0
+
+
+def read_table(content: bytes, where: str) -> GhostTable:
+    """Read and validate a table.
+
+    Args:
+        where: it was found, for the message.
+
+    Raises:
+        UserError: no table, or a wrong field (named by its path).
+    """
+    try:
+        return msgspec.json.decode(content, type=GhostTable)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def read_table_file(directory: Path) -> GhostTable:
+    """The table that a run kept beside its iterations.
+
+    Raises:
+        UserError: unreadable, or a wrong field.
+    """
+    path = directory / GHOST_FILE
+    try:
+        return read_table(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

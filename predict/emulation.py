@@ -1,0 +1,57 @@
+"""Costs of an emulated run: layers that sleep for their profiled time (docs/emulation.md).
+
+A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, whatever the
+profile's own spread is, and neither slows a collective beside it nor is slowed by one. What copies gradients does so
+for real, on the host that emulates, and stays as the profile has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.plan import Between, Compute, WeightUpdate, Work
+from predict.assembly import Priced
+from predict.costs import Remark
+from predict.model_costs import Spread
+from predict.stragglers import RankSpread
+
+NO_SPREAD = Spread(0.0, (0.0,))
+"""Of iterations whose layers sleep."""
+LEVEL_RANKS = RankSpread()
+"""Ranks whose layers sleep, none of which is late by chance."""
+
+
+def computes(work: Work) -> bool:
+    """Whether a ghost sleeps it."""
+    return isinstance(work, Compute | Between | WeightUpdate)
+
+
+def sleeping_parts(works: Sequence[Work], parts: Sequence[Priced], dilate: float) -> list[Priced]:
+    """Parts of a plan as ghosts take them, in the order of its works.
+
+    Args:
+        dilate: how many times as long compute sleeps as the profile says.
+    """
+    return [_sleeping(work, part, dilate) for work, part in zip(works, parts, strict=True)]
+
+
+def _sleeping(work: Work, part: Priced, dilate: float) -> Priced:
+    if not computes(work):
+        return part._replace(slowdown=(1.0, 1.0), slowdown_sd=(0.0, 0.0))
+    remark = Remark(f"compute sleeps, {dilate:g} times as long as the profile says (emulated)", False)
+    seconds = part.cost.seconds * dilate
+    # The run sleeps these very seconds: however far they are off the device's own, they are not off the run's.
+    cost = part.cost._replace(seconds=seconds, independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
+    return part._replace(cost=cost._replace(remarks=(*cost.remarks, remark)), modes=())
+
+
+def check_dilation(dilate: float | None) -> None:
+    """Refuse what compute cannot be stretched by.
+
+    Raises:
+        UserError: not finite, or not positive.
+    """
+    if dilate is not None and not 0 < dilate < math.inf:
+        raise UserError(f"--dilate {dilate:g} has to be a positive number: 20 sleeps twenty times as long")
