@@ -11,7 +11,7 @@ from calibrate.profile import Profile
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.yaml_file import read_yaml
+from paradl_bench.yaml_file import read_yaml
 
 
 def read_cluster(path: Path) -> ClusterFile:

@@ -14,7 +14,7 @@ import msgspec
 
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.units import parse_duration
-from paradl_bench.spec.yaml_file import read_yaml
+from paradl_bench.yaml_file import read_yaml
 
 _DIRECTIVE = re.compile(r"[!-~]+")
 _FORBIDDEN = frozenset("'\"\\`#")
