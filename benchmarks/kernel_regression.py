@@ -2,6 +2,9 @@
 
     python benchmarks/kernel_regression.py [DIR ...] [--seeds 5] [--without-mlp] [-o DIR]
 
+Beside them, what no regressor on shapes can know: trees that are told as well what the three kernels measured before
+took (a GPU that was heated is slower), and, of a sweep in blocks, what blocks of one kernel differ by.
+
 Without DIR: convolution (forward) and linear kernels of V100, A100 and T4 in ../shared/data/neusight-ops (fp32, torch
 2.1; sitar-lab/NeuSight, MIT). With DIR: directories of `paradl-bench kernels`. A fifth of the shapes of every device is
 held out, another by each seed; no shape occurs twice. Everything that is chosen is chosen on the other four fifths.
@@ -12,20 +15,29 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from calibrate.kernel_drift import hats
+from calibrate.kernel_features import roofline_features
 from calibrate.kernel_fit import FEWEST_KERNELS
-from calibrate.kernel_trial import Timed, timed_kernels, timed_shapes, try_candidates
+from calibrate.kernel_model import roofline_s
+from calibrate.kernel_trees import evaluate_trees, grow_trees
+from calibrate.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples, KernelShape
 from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = ROOT.parent / "shared/data/neusight-ops"
+KERNELS_BEFORE = 3
 ORDER = ("mlp", "plain trees", "trees", "trees and mlp")
 WORDS = {
     "mlp": "the paper's network",
@@ -34,15 +46,22 @@ WORDS = {
     "trees and mlp": "mean of trees and network",
     "taken": "**taken** (least error on the validation part)",
     "in order": "trees, place in the sweep known",
+    "kernels before": "trees, place in the sweep and the three kernels before known",
+    "blocks": "no error but that of the times held against, by how blocks of a kernel differ",
 }
 
 
 class Group(NamedTuple):
-    """Kernels of one kind on one device."""
+    """Kernels of one kind on one device.
+
+    Attributes:
+        blocks: of each kernel the medians of its blocks; empty where it was measured once.
+    """
 
     what: str
     device: str
     timed: Timed
+    blocks: tuple[tuple[float, ...], ...] = ()
 
 
 def convolution(row: dict[str, str]) -> KernelShape:
@@ -98,10 +117,19 @@ def public_groups() -> Iterator[Group]:
 def swept_groups(directories: list[Path]) -> Iterator[Group]:
     """What `paradl-bench kernels` swept, per kind, stage and settings."""
     records = [record for directory in directories for record in read_records(directory, KERNELS_FILE, KernelSamples)]
+    blocks: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        of_group = blocks.setdefault((_title(record.shape), record.dtype), {})
+        of_group.setdefault(str(record.shape.sizes), []).append(statistics.median(record.samples_s))
     for timed in timed_kernels(records):
-        shape = timed.shapes[0]
+        what = _title(timed.shapes[0])
         if len(timed.shapes) >= FEWEST_KERNELS:
-            yield Group(" ".join((shape.kind, *shape.settings.values(), shape.stage)), timed.dtype, timed)
+            repeated = [tuple(each) for each in blocks[what, timed.dtype].values() if len(each) > 1]
+            yield Group(what, timed.dtype, timed, tuple(repeated))
+
+
+def _title(shape: KernelShape) -> str:
+    return " ".join((shape.kind, *shape.settings.values(), shape.stage))
 
 
 def errors(group: Group, seed: int, with_mlp: bool) -> dict[str, dict[str, float]]:
@@ -114,7 +142,44 @@ def errors(group: Group, seed: int, with_mlp: bool) -> dict[str, dict[str, float
     found["taken"] = dict(found[trial.chosen])
     if trial.fitted.drift_s:
         found["in order"] = {"re": trial.in_order_re, "drift_ms": trial.fitted.drift_s[-1] * 1e3}
+    found["kernels before"] = {"re": error_with_kernels_before(group.timed, trial, seed)}
+    if group.blocks:
+        found["blocks"] = {"re": error_of_medians(group.blocks)}
     return found
+
+
+def error_with_kernels_before(timed: Timed, trial: Trial, seed: int) -> float:
+    """Mean |RE| on the part held out of trees that know as well what was measured right before each kernel.
+
+    Of the three kernels before, logs of the time and of its ratio to the roofline; the drift is out as the trial found
+    it. This is no estimate that anybody could make: it says how much of the error is the sweep's, not the shape's.
+    """
+    fitted = trial.refitted
+    base_s = roofline_s(timed.kernels, *fitted.roofline)
+    drift_s = hats(timed.order) @ np.array(fitted.drift_s) if fitted.drift_s else np.zeros(len(base_s))
+    log_ratio = np.log(np.maximum(timed.seconds - drift_s, 0.3 * fitted.roofline[0]) / base_s)
+    before = [
+        np.pad(values, (back, 0), mode="edge")[: len(base_s)]
+        for back in range(1, KERNELS_BEFORE + 1)
+        for values in (np.log(timed.seconds), log_ratio)
+    ]
+    features = np.column_stack([roofline_features(timed.kernels, timed.names)[1], *before])
+    out = np.isin(timed.order, trial.held_out.order)
+    arrays = grow_trees(features[~out], log_ratio[~out], seed=seed)
+    estimated = base_s[out] * np.exp(evaluate_trees(arrays, features[out])) + drift_s[out]
+    return float(np.mean(np.abs(estimated / timed.seconds[out] - 1)))
+
+
+def error_of_medians(blocks: Sequence[Sequence[float]]) -> float:
+    """Mean |RE| that an estimate without any error has against medians of blocks, which have theirs.
+
+    From the mean difference of two blocks of a kernel, blocks' logs taken as normal around the kernel's own.
+    """
+    apart = [statistics.mean(abs(math.log(a / b)) for a, b in itertools.combinations(each, 2)) for each in blocks]
+    sd = statistics.mean(apart) * math.sqrt(math.pi) / 2
+    draws = np.random.default_rng(0).standard_normal((100_000, max(map(len, blocks))))
+    of_median = {count: float(np.mean(np.abs(np.median(draws[:, :count], axis=1)))) for count in set(map(len, blocks))}
+    return sd * statistics.mean(of_median[len(each)] for each in blocks)
 
 
 def report(results: dict[str, dict[str, list[dict[str, dict[str, float]]]]], command: str) -> str:
@@ -127,7 +192,7 @@ def report(results: dict[str, dict[str, list[dict[str, dict[str, float]]]]], com
     for what, devices in results.items():
         lines += [f"## {what}", "", "| regressor | " + " | ".join(devices) + " | mean RE |"]
         lines += ["|---|" + "---|" * (len(devices) + 1)]
-        for model in (*ORDER, "taken", "in order"):
+        for model in (*ORDER, "taken", "in order", "kernels before", "blocks"):
             if not all(model in seed for seeds in devices.values() for seed in seeds):
                 continue
             cells = [_cell([seed[model] for seed in seeds]) for seeds in devices.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from paradl_bench.measure.kernel_design import (
     SweptKernel,
     estimated_s,
     memory_bytes,
+    read_design,
     shapes_of,
     sobol_points,
     sweepable_kinds,
@@ -30,6 +32,7 @@ from paradl_bench.measure.kernel_neighbours import Asked, kernels_of_models, res
 from paradl_bench.measure.kernel_ranges import BATCH, CHANNELS, EXTENT, RANGES, channel_count, log_whole
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.errors import UserError
 
 SPEED = MachineSpeed(flops_per_s=50e9, bytes_per_s=10e9)
 LIMITS = Limits(kernel_s=0.05, memory_bytes=500e6)
@@ -200,3 +203,13 @@ def test_depthwise_stays_depthwise() -> None:
     found = rescaled("conv", sizes, {"in_channels": 0.5, "out_channels": 0.7})
     assert found is not None
     assert found["groups"] == found["in_channels"] == found["out_channels"] == sizes["groups"] // 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"kernels": []}', b"\xff"])
+def test_a_damaged_design_is_one_line(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "design.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"design\.json") as told:
+        read_design(path)
+    assert "\n" not in str(told.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from calibrate.kernel_features import kernels_of, log_sizes, roofline_features
 from calibrate.kernel_files import read_arrays, write_arrays
 from calibrate.kernel_mlp import evaluate_mlp, train_mlp
 from calibrate.kernel_model import estimate, with_typical_drift
-from calibrate.kernel_trees import arrays_of, evaluate_trees
+from calibrate.kernel_trees import arrays_of, check_trees, evaluate_trees
 from calibrate.kernel_trial import fit_trees, timed_kernels, timed_shapes, try_candidates
 from calibrate.merge import with_archives_beside
 from calibrate.profile import Profile, read_profile, write_profile
@@ -203,8 +205,6 @@ def test_an_archive_that_is_missing_broken_or_another_one_is_one_line(fitted: Pa
     np.testing.assert_array_equal(read_arrays(path, sha256)["0/x"], [0, 1, 2])
     with pytest.raises(UserError, match="SHA-256 differs"):
         read_arrays(path, "0" * 64)
-    import hashlib
-
     for content in (b"", b"PK\x03\x04 torn", path.read_bytes()[:-30]):
         path.write_bytes(content)
         with pytest.raises(UserError, match="no archive of arrays"):
@@ -304,3 +304,39 @@ def test_regressed_times_take_the_ratio_of_measured_layers() -> None:
     assert others.ratio == pytest.approx(15 / 13)
     assert others.relative_sd > 0
     assert in_situ_of("linear", pairs[:2]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"left": [1, 0, -1]}, "leads nowhere"),
+        ({"right": [9, -2, -3]}, "leads nowhere"),
+        ({"root": [-9]}, "leads nowhere"),
+        ({"feature": [0, -1, 0]}, "no feature"),
+        ({"threshold": [1.0]}, "length"),
+        ({"left": [0.5, 1.0, 2.0]}, "whole numbers"),
+    ],
+)
+def test_trees_through_which_no_way_leads_to_a_leaf_are_refused(change: dict[str, list[float]], expected: str) -> None:
+    sound = {
+        "feature": [0, 0, 0],
+        "threshold": [1.0, 2.0, 3.0],
+        "left": [1, -1, -1],
+        "right": [2, -2, -3],
+        "leaf": [0.1, 0.2, 0.3],
+        "root": [0],
+    }
+    check_trees({name: np.array(values) for name, values in sound.items()})
+    with pytest.raises(ValueError, match=expected):
+        check_trees({name: np.array(values) for name, values in (sound | change).items()})
+
+
+@pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1, 3)", "(2,)"])
+def test_an_array_that_is_not_there_is_asked_no_memory_for(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    path = tmp_path / "profile.kernels.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("0/seen.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(UserError, match="in 24 bytes"):
+        read_arrays(path, sha256)
