@@ -6,6 +6,7 @@ with :scatter for a reduce-scatter in filter's backward.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from typing import NamedTuple
@@ -58,12 +59,21 @@ class Case(NamedTuple):
         )
 
     def load(self) -> tuple[LoadedModel, Network]:
-        place, _, factory = self.name.rpartition(".")
-        model = load_model(f"{place or 'pipeline_networks'}:{factory}")
-        return model, trace_network(model)
+        return load(self.name), traced(self.name)
 
     def build(self, model: LoadedModel, network: Network, context: RankContext) -> ParallelModule:
         return build_parallel(model.module, network, self.strategy, self.settings, context.device, model.loss)
+
+
+def load(name: str) -> LoadedModel:
+    place, _, factory = name.rpartition(".")
+    return load_model(f"{place or 'pipeline_networks'}:{factory}")
+
+
+@functools.cache
+def traced(name: str) -> Network:
+    """Once for all cases of a network: loads and traces took as long as all iterations."""
+    return trace_network(load(name))
 
 
 def case_of(text: str) -> Case:

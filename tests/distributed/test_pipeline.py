@@ -78,7 +78,8 @@ A_LAUNCH = 20
 """Cases that ranks run before they are started anew."""
 
 
-def run(ranks: int, cases: list[str], timeout_s: int = 300, environment: Mapping[str, str] | None = None) -> None:
+def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping[str, str] | None = None) -> None:
+    # A message that nobody answers ends the ranks after a minute; this is for the whole, with other work on the cores.
     command = [sys.executable, str(PROGRAM), *cases]
     launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=environment)
 
@@ -132,7 +133,7 @@ def run_drawn(where: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: i
     # Some networks have fewer layers than stages, or fewer filters than ranks, or lose their positions at once.
     assert len(cases) >= len(asked) / 3
     for start in range(0, len(cases), A_LAUNCH):
-        run(ranks, cases[start : start + A_LAUNCH], timeout_s=1000, environment=environment)
+        run(ranks, cases[start : start + A_LAUNCH], environment=environment)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
