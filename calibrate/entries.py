@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-_MODEL = ("model", "batch", "dtype", "optimizer", "ranks_on_host", "shard")
+_MODEL = ("model", "batch", "dtype", "optimizer", "ranks_on_host", "shard", "kernel_settings")
 _COLLECTIVE = ("library", "operation", "level")
 
 IDENTITIES: Mapping[str, tuple[str, ...]] = {
-    "layer_times": ("operation", "phase", "mode", "batch", "dtype", "ranks_on_host", "shard"),
+    "layer_times": ("operation", "phase", "mode", "batch", "dtype", "ranks_on_host", "shard", "kernel_settings"),
     "model_times": _MODEL,
     "shard_times": _MODEL,
     "copies": ("direction", "ranks_on_host"),

@@ -46,12 +46,13 @@ class ModelSums(msgspec.Struct, frozen=True, kw_only=True):
     remainder_interval: tuple[float, float]
     noise_floor_relative: float
     common_relative_sd: float
+    kernel_settings: str = ""
 
 
 def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
     """Sums of the layers of every model and local batch that the profile holds."""
     times = {
-        (time.operation, time.phase, time.batch, time.dtype, time.ranks_on_host): time
+        (time.operation, time.phase, time.batch, time.dtype, time.kernel_settings, time.ranks_on_host): time
         for time in profile.layer_times
         if time.mode == "in_situ" and not time.shard
     }
@@ -61,12 +62,13 @@ def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
 def _sums(
     whole: ModelTime,
     network: Network | None,
-    times: dict[tuple[str, PhaseName, int, str, int], LayerTime],
+    times: dict[tuple[str, PhaseName, int, str, str, int], LayerTime],
 ) -> ModelSums:
     layers = network.layers if network else ()
 
     def medians(phase: PhaseName) -> list[float]:
-        keys = [(layer.operation, phase, whole.batch, whole.dtype, whole.ranks_on_host) for layer in layers]
+        like = phase, whole.batch, whole.dtype, whole.kernel_settings, whole.ranks_on_host
+        keys = [(layer.operation, *like) for layer in layers]
         return [times[key].time.typical_s for key in keys if key in times]
 
     fw, bw = medians("FW"), medians("BW")
@@ -75,6 +77,7 @@ def _sums(
         model=whole.model,
         batch=whole.batch,
         dtype=whole.dtype,
+        kernel_settings=whole.kernel_settings,
         optimizer=whole.optimizer,
         ranks_on_host=whole.ranks_on_host,
         layers_measured=len(fw),

@@ -37,6 +37,7 @@ class LayerKey(NamedTuple):
     dtype: str
     ranks_on_host: int
     shard: str
+    kernel_settings: str
 
 
 class Block(NamedTuple):
@@ -62,8 +63,8 @@ Place = tuple[str, str]
 """(model, layer): where an operation occurs."""
 
 
-Alike = tuple[str, int, str, int, str, int]
-"""(model, batch, dtype, ranks on host, shard, position)."""
+Alike = tuple[str, int, str, int, str, int, str]
+"""(model, batch, dtype, ranks on host, shard, position, kernel settings)."""
 IterationKey = tuple[Alike, int, int, int]
 """(what was measured, directory, block, rank): where a record's samples were taken."""
 
@@ -87,7 +88,8 @@ def typical_iterations(records: Iterable[Placed[IterationSamples]]) -> dict[Iter
 
 
 def _alike(record: LayerSamples | IterationSamples) -> Alike:
-    return record.model, record.batch, record.dtype, record.ranks_on_host, record.shard, record.position
+    where = record.ranks_on_host, record.shard, record.position
+    return record.model, record.batch, record.dtype, *where, record.kernel_settings
 
 
 def _probed_total(record: IterationSamples) -> Floats:
@@ -101,7 +103,7 @@ def layer_times(
     *,
     imported: frozenset[int] = frozenset(),
 ) -> tuple[LayerTime, ...]:
-    """Times per operation, phase, mode, local batch, dtype and number of ranks on the host.
+    """Times per operation, phase, mode, local batch, dtype, kernel settings and number of ranks on the host.
 
     Samples in situ whose iterations' record is missing, because the measurement was interrupted between the two, are
     left out; those of ``imported`` directories never have one, and count all alike.
@@ -125,6 +127,7 @@ def layer_times(
             record.dtype,
             record.ranks_on_host,
             record.shard,
+            record.kernel_settings,
         )
         place = groups.setdefault(key, {}).setdefault((record.model, record.layer), {})
         # A block that was interrupted before its iterations were written was measured again: the later one counts.
@@ -156,6 +159,7 @@ def _layer_time(key: LayerKey, places: Mapping[Place, Mapping[Block, Aligned]]) 
         dtype=key.dtype,
         ranks_on_host=key.ranks_on_host,
         shard=key.shard,
+        kernel_settings=key.kernel_settings,
         time=Summary(
             median_s=float(np.mean([summary.median_s for summary in summaries.values()])),
             typical_s=float(np.mean([summary.typical_s for summary in summaries.values()])),
@@ -200,6 +204,7 @@ class ModelKey(NamedTuple):
     optimizer: str
     ranks_on_host: int
     shard: str
+    kernel_settings: str
 
 
 def model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime, ...]:
@@ -225,7 +230,8 @@ def _model_times(records: Iterable[Placed[IterationSamples]]) -> tuple[ModelTime
     for placed in records:
         record = placed.record
         _check_timed(record)
-        key = ModelKey(record.model, record.batch, record.dtype, record.optimizer, record.ranks_on_host, record.shard)
+        of_iteration = record.model, record.batch, record.dtype, record.optimizer
+        key = ModelKey(*of_iteration, record.ranks_on_host, record.shard, record.kernel_settings)
         groups.setdefault(key, []).append(placed)
     return tuple(_model_time(key, groups[key]) for key in sorted(groups))
 
@@ -258,6 +264,7 @@ def _model_time(key: ModelKey, placed: Sequence[Placed[IterationSamples]]) -> Mo
         optimizer=key.optimizer,
         ranks_on_host=key.ranks_on_host,
         shard=key.shard,
+        kernel_settings=key.kernel_settings,
         fw=pooled("fw_s"),
         bw=pooled("bw_s"),
         wu=pooled("wu_s"),
@@ -310,7 +317,7 @@ def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -
     """
     layers = {layer.operation: layer for network in networks.values() for layer in network.layers}
     # The basis of rooflines is of fp32, where any was measured.
-    times = [time for time in times if time.dtype == "fp32"] or times
+    times = [time for time in times if time.dtype == "fp32" and "tf32" not in time.kernel_settings] or times
     flops: list[float] = []
     moved: list[tuple[float, float]] = []
     for time in times:

@@ -165,7 +165,9 @@ def run_hash(directory: Path) -> str:
 
 def configuration_hash(about: TrainingRun) -> str:
     """Equal for runs that repeat each other, and hold the same bytes."""
-    parts = (about.network_digest, about.strategy, about.dtype, about.backend, about.settings)
+    # Hashes of runs without settings are what they were.
+    computed_in = f"{about.dtype} {about.kernel_settings}".rstrip()
+    parts = (about.network_digest, about.strategy, computed_in, about.backend, about.settings)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ Format history (this file owns it):
        may be logarithmic (doubling_s) or hierarchical (inner) and say what else was considered; none did before
     4  what a profile of before lacks and reads as empty: regressors of kernels, the input side, contention, memory
        factors, what compute adds to collectives
+    5  times of layers and iterations are keyed by kernel settings; there were none before
 
 A new version adds a line here and a function to ``MIGRATIONS``; a test case of the old one is kept under tests/data.
 """
@@ -31,12 +32,13 @@ from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def _typical_is_median(value: Any) -> Any:
@@ -50,11 +52,11 @@ def _typical_is_median(value: Any) -> Any:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Versions 2 to 3 and 3 to 4: what was added may be empty."""
+    """Versions from 2 on: what was added may be empty."""
     return value
 
 
-MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is}
+MIGRATIONS: dict[int, Migration] = {1: _typical_is_median, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is}
 """By version n: makes a profile of version n + 1 of one of version n (decoded JSON)."""
 
 
@@ -113,6 +115,7 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         block_relative_sd: standard deviation of the medians of blocks spread over time, over the median.
         blocks: how many those are; of three or more measurements those count, since blocks of one are alike. 0 where it
             is not known, in profiles of before.
+        kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
     """
 
     operation: str
@@ -125,8 +128,10 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_relative_sd: float
     shard: str = ""
     blocks: int = 0
+    kernel_settings: str = ""
 
     def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
         check_not_negative(self, "block_relative_sd", "blocks")
 
 
@@ -145,6 +150,7 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             it is not known.
         iteration_relative_quantiles: quantiles of single iterations over their median, at evenly spaced probabilities
             from 0 to 1: how far the slowest of several ranks falls behind.
+        kernel_settings: as of layers.
     """
 
     model: str
@@ -165,8 +171,10 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     iteration_relative_quantiles: tuple[float, ...]
     shard: str = ""
     blocks: int = 0
+    kernel_settings: str = ""
 
     def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
         check_not_negative(self, "noise_floor_relative", "common_relative_sd", "blocks")
         check_finite(self, "remainder_relative", "remainder_interval", "iteration_relative_quantiles")
         if len(self.iteration_relative_quantiles) < 2 or min(self.iteration_relative_quantiles) <= 0:

@@ -93,14 +93,19 @@ def _layer_times(profile: Profile, _: Profile) -> Iterator[tuple[str, Quantity]]
 
 def _layer_name(time: LayerTime) -> str:
     shard = f" {time.shard}" if time.shard else ""
-    on = f"batch {time.batch} {time.dtype} on {time.ranks_on_host}{shard}"
+    on = f"batch {time.batch} {_computed_in(time)} on {time.ranks_on_host}{shard}"
     return f"{time.phase} {time.mode} {on}: {time.operation}"
+
+
+def _computed_in(time: LayerTime | ModelTime) -> str:
+    return f"{time.dtype} {time.kernel_settings}".rstrip()
 
 
 def _whole_times(times: Sequence[ModelTime]) -> Iterator[tuple[str, Quantity]]:
     for whole in times:
         shard = f" {whole.shard}" if whole.shard else ""
-        where = f"{whole.model} batch {whole.batch} {whole.dtype} {whole.optimizer} on {whole.ranks_on_host}{shard}"
+        on = f"{whole.optimizer} on {whole.ranks_on_host}{shard}"
+        where = f"{whole.model} batch {whole.batch} {_computed_in(whole)} {on}"
         parts = {"iteration": whole.iteration, "WU": whole.wu, "FW between": whole.fw_between}
         for label, summary in (parts | {"BW between": whole.bw_between}).items():
             yield f"{label} of {where}", Quantity(summary.typical_s, whole.common_relative_sd, blocks=whole.blocks)

@@ -52,7 +52,7 @@ from paradl_bench.spec.storage import not_a_number
 T = TypeVar("T", bound=msgspec.Struct)
 
 _SHOWN_DIFFERENCES = 3
-_IN_RECORDS = {"settings.dtype"}
+_IN_RECORDS = {f"settings.{name}" for name in ("dtype", "tf32_matmul", "tf32_cudnn", "cudnn_benchmark")}
 """What records say themselves, so that unlike ones do not mix."""
 
 

@@ -38,6 +38,21 @@ dtype_option = click.option(
 )
 """What is computed in."""
 
+kernel_options = together(
+    click.option(
+        "--channels-last/--no-channels-last",
+        default=None,
+        help="Images and volumes with their channels innermost.",
+    ),
+    click.option("--tf32/--no-tf32", default=None, help="On a GPU, products of fp32 in TensorFloat-32."),
+    click.option(
+        "--cudnn-benchmark/--no-cudnn-benchmark",
+        default=None,
+        help="On a GPU, cuDNN's fastest algorithm of each shape.",
+    ),
+)
+"""What changes a kernel besides the dtype. Measurements take what nobody gives as off."""
+
 hang_option = click.option(
     "--hang-timeout",
     "hang_timeout_s",

@@ -45,6 +45,7 @@ from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
 from predict.emulation import LEVEL_RANKS, NO_SPREAD, computes, sleeping_parts
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
+from predict.inputs import of_kernel_settings
 from predict.layer_costs import LayerCosts
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread
@@ -103,6 +104,7 @@ class CostModel:
     """Prices works for one network, dtype and optimizer, on one cluster through one library.
 
     Args:
+        kernel_settings: label of those whose times are taken, and no others'.
         cluster: of a cluster file, which may be of another device; None takes the profile's own, and goes on beyond its
             ranks.
         backend: library of the collectives; None takes the one that suits the profile's device.
@@ -118,6 +120,7 @@ class CostModel:
     network: Network
     optimizer: str = "sgd"
     dtype: str = "fp32"
+    kernel_settings: str = ""
     cluster: Cluster | None = None
     backend: str | None = None
     proportional: bool = False
@@ -139,6 +142,7 @@ class CostModel:
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.profile = of_kernel_settings(self.profile, self.kernel_settings)
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)

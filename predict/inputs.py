@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from calibrate.profile import Profile
+from calibrate.profile import LayerTime, ModelTime, Profile
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.kernel_settings import flag_of
 from paradl_bench.spec.network import Network
 from paradl_bench.yaml_file import read_yaml
 
@@ -59,6 +60,30 @@ def choose_network(profile: Profile, model: str, path: Path | None) -> Network:
         known = unknown_choice("model", model, profile.network) if profile.network else "the profile holds no model"
         raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
     return profile.network[model]
+
+
+def of_kernel_settings(profile: Profile, label: str) -> Profile:
+    """The profile with those times alone that were measured with the settings of a label.
+
+    Regressors are of kernels without any.
+
+    Raises:
+        UserError: it holds iterations, and none with these.
+    """
+    times: tuple[LayerTime | ModelTime, ...] = (*profile.layer_times, *profile.model_times, *profile.shard_times)
+    if all(time.kernel_settings == label for time in times):
+        return profile if not label else msgspec.structs.replace(profile, kernel_models=())
+    own = {
+        name: tuple(time for time in getattr(profile, name) if time.kernel_settings == label)
+        for name in ("layer_times", "model_times", "shard_times")
+    }
+    if profile.model_times and not own["model_times"]:
+        flags = "".join(f"{flag_of(name)} " for name in label.split("+") if name)
+        what = f"with {flags}".rstrip() if flags else "without kernel settings"
+        raise UserError(
+            f"the profile holds no iterations {what}; measure some: paradl-bench layers MODEL --batch N {flags}-o DIR"
+        )
+    return msgspec.structs.replace(profile, **own, **({"kernel_models": ()} if label else {}))
 
 
 def choose_measured(what: str, given: str | None, measured: Iterable[str], default: str) -> str:

@@ -16,7 +16,7 @@ from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
-from paradl_bench.strategies.lower_precision import check_dtype
+from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 from predict.cost_model import CostModel
 from predict.interval import interval
 from predict.scaling_band import Timed, efficiency_band
@@ -63,6 +63,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     input_shape: tuple[int, ...]
     local_batch: int
     dtype: str
+    kernel_settings: str
     optimizer: str
     backend: str
     bucket_cap_bytes: int
@@ -140,6 +141,7 @@ class Predictor:
     def predict_timed(self, point: Point) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
         check_dtype(point.strategy, point.settings, self.model.dtype)
+        check_kernel_settings(point.strategy, point.settings, self.model.kernel_settings)
         workload = self.evaluator.prepare(self.model, point)
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch
@@ -189,6 +191,7 @@ class Predictor:
             "input_shape": self.model.network.input_shape,
             "local_batch": point.local_batch,
             "dtype": self.model.dtype,
+            "kernel_settings": self.model.kernel_settings,
             "optimizer": self.model.optimizer,
             "backend": self.model.communication.backend,
             "bucket_cap_bytes": point.settings.bucket_cap_bytes,

@@ -83,7 +83,8 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
         numbers = {footnotes.setdefault(line, len(footnotes) + 1) for line in lines}
         rows.append(_answer(prediction, with_band=bool(sweeps)) | {"see": _ranges(sorted(numbers))})
     console = open_console()
-    title = f"{first.model} on {shape}, {first.optimizer}, {first.dtype}: {first.evaluator}"
+    computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
+    title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
     console.print(_table(rows, title=escape(title)))
     phases = [_phases(prediction) for prediction in predictions]
     console.print(_table(phases))

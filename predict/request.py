@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from calibrate.profile import Profile, read_profile
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import KernelSettings, choose_label
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.spec.units import parse_layers, parse_recompute
@@ -72,13 +73,14 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
     """
     profile = read_profile(options["profile"])
     network = choose_network(profile, options["model"], options["network"])
-    optimizer, dtype = _measured_choices(profile, network, options)
+    optimizer, dtype, kernel_settings = _measured_choices(profile, network, options)
     cluster: Path | None = options["cluster"]
     return CostModel(
         profile=profile,
         network=network,
         optimizer=optimizer,
         dtype=dtype,
+        kernel_settings=kernel_settings,
         cluster=read_cluster(cluster) if cluster else None,
         backend=options["backend"],
         input_options=input_options(evaluator.name, options),
@@ -155,9 +157,13 @@ def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int],
     return settings
 
 
-def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str]:
+def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str, str]:
     times = [time for time in profile.model_times if time.model == network.name] or list(profile.model_times)
+    dtype = choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32")
+    measured = [time for time in (times or profile.layer_times) if time.dtype == dtype]
+    given = {name: options.get(name) for name in KernelSettings.__struct_fields__}
     return (
         choose_measured("optimizer", options["optimizer"], [time.optimizer for time in times], "sgd"),
-        choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32"),
+        dtype,
+        choose_label(given, [time.kernel_settings for time in measured]),
     )

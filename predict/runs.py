@@ -53,7 +53,7 @@ class Run:
         run = self.description
         emulated = kind_of_emulation(self.manifest.environment.emulated)
         of_model = run.model, run.input_shape, run.network_digest
-        return *of_model, run.strategy, run.settings, run.dtype, run.backend, emulated
+        return *of_model, run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
 
     @property
     def median_s(self) -> float:

@@ -165,13 +165,14 @@ class _Predictors:
     def _model_of(self, run: Run) -> CostModel:
         about = run.description
         dilate = about.ghost.dilate if about.ghost else None
-        key = about.model, about.optimizer, about.dtype, about.backend, dilate
+        key = about.model, about.optimizer, about.dtype, about.kernel_settings, about.backend, dilate
         if key not in self._models:
             self._models[key] = CostModel(
                 profile=self._profile,
                 network=choose_network(self._profile, about.model, None),
                 optimizer=about.optimizer,
                 dtype=about.dtype,
+                kernel_settings=about.kernel_settings,
                 cluster=self._cluster,
                 backend=None if about.backend == _NO_BACKEND else about.backend,
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
@@ -199,6 +200,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         ranks=about.ranks,
         batch=about.batch,
         dtype=about.dtype,
+        kernel_settings=about.kernel_settings,
         optimizer=about.optimizer,
         backend=about.backend,
         bucket_cap_bytes=about.bucket_cap_bytes,

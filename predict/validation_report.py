@@ -42,6 +42,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     batch: int
     dtype: str
+    kernel_settings: str
     optimizer: str
     backend: str
     bucket_cap_bytes: int

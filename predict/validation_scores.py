@@ -52,13 +52,15 @@ def half_width(pair: Pair) -> float:
 
 
 def rank(pairs: Sequence[Pair]) -> Ranking:
-    """Order of strategies within each (model, input shape, batch, dtype, optimizer, emulation), predicted and measured.
+    """Order of strategies, predicted and measured, within each model, input shape, batch, dtype, kernel settings,
+    optimizer and emulation.
 
     Repeated runs of one strategy count as one, by the median of their medians.
     """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Pair]]] = {}
     for pair in pairs:
-        key = pair.model, pair.input_shape, pair.batch, pair.dtype, pair.optimizer, pair.emulated
+        computed_in = pair.dtype, pair.kernel_settings
+        key = pair.model, pair.input_shape, pair.batch, *computed_in, pair.optimizer, pair.emulated
         strategy = pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes, *sorted(pair.options.items())
         groups.setdefault(key, {}).setdefault(strategy, []).append(pair)
     correlations, regrets = [], []

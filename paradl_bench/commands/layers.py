@@ -8,7 +8,8 @@ from typing import Literal
 
 import click
 
-from paradl_bench.options import dtype_option, hang_option, sample_options, sharing_options
+from paradl_bench.options import dtype_option, hang_option, kernel_options, sample_options, sharing_options
+from paradl_bench.spec.kernel_settings import KernelSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
@@ -19,6 +20,7 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
 @sample_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
+@kernel_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option(
     "--ranks-on-host",
@@ -66,6 +68,9 @@ def COMMAND(  # noqa: N802
     sequence: int | None,
     device: str,
     dtype: str,
+    channels_last: bool | None,
+    tf32: bool | None,
+    cudnn_benchmark: bool | None,
     optimizer: str,
     ranks_on_host: int,
     blocks: int,
@@ -103,6 +108,9 @@ def COMMAND(  # noqa: N802
         input_shape=shape,
         device=device,
         dtype=dtype,
+        kernel_settings=KernelSettings(
+            channels_last=bool(channels_last), tf32=bool(tf32), cudnn_benchmark=bool(cudnn_benchmark)
+        ),
         optimizer=optimizer,
         blocks=blocks,
         pairs=iterations,

@@ -16,6 +16,7 @@ from paradl_bench.options import (
     emulation_options,
     exchange_options,
     hang_option,
+    kernel_options,
     link_option,
     nodes_option,
     recompute_option,
@@ -75,6 +76,7 @@ class Limits(NamedTuple):
 @emulation_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
+@kernel_options
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
 @click.option(
@@ -116,6 +118,9 @@ def COMMAND(  # noqa: N802
     dilate: float | None,
     device: str,
     dtype: str,
+    channels_last: bool | None,
+    tf32: bool | None,
+    cudnn_benchmark: bool | None,
     backend: str | None,
     launcher: str | None,
     timeout_s: float,
@@ -135,6 +140,7 @@ def COMMAND(  # noqa: N802
     """
     from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
+    from paradl_bench.spec.kernel_settings import KernelSettings
     from paradl_bench.spec.strategy import parse_strategy
 
     parsed = parse_strategy(strategy)
@@ -146,6 +152,9 @@ def COMMAND(  # noqa: N802
         batch=batch,
         device=device,
         dtype=dtype,
+        kernel_settings=KernelSettings(
+            channels_last=bool(channels_last), tf32=bool(tf32), cudnn_benchmark=bool(cudnn_benchmark)
+        ),
         optimizer=optimizer,
         accumulate=accumulate,
         recompute=parse_recompute(recompute),

@@ -43,7 +43,18 @@ def make_table(
             # -P: a user's predict.py in the working directory must not shadow ours.
             *(sys.executable, "-P", "-m", "predict", "ghost", "--from-profile", profile),
             *("--model", network.name, "--network", str(described), "--strategy", str(strategy)),
-            *("--dtype", dtype, "--backend", backend, *_arguments(settings), "-o", "-"),
+            *(
+                "--dtype",
+                dtype,
+                "--no-channels-last",
+                "--no-tf32",
+                "--no-cudnn-benchmark",
+                "--backend",
+                backend,
+                *_arguments(settings),
+                "-o",
+                "-",
+            ),
         ]
         result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     if result.returncode:

@@ -17,7 +17,9 @@ from paradl_bench.layers.autocast import widths_of
 from paradl_bench.layers.kind import LayerKind, layer_kinds
 from paradl_bench.measure.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.clocks import Clock
+from paradl_bench.measure.kernel_layout import laid_out
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 
 _DRAWN = 2**18
@@ -69,6 +71,7 @@ class IsolatedOperation:
         dtype: of inputs and parameters. input_dtypes: of each of the inputs, where autocast leaves them unlike.
         settle: called before every call that is kept.
         entered: makes the context that a forward runs in.
+        kernel_settings: of which the layout is that of the tensors.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class IsolatedOperation:
         settle: Settle = leave_warm,
         input_dtypes: Sequence[torch.dtype] = (),
         entered: Entered = contextlib.nullcontext,
+        kernel_settings: KernelSettings = NO_SETTINGS,
     ) -> None:
         kind: LayerKind = layer_kinds()[layer.kind]
         assert kind.build is not None
@@ -92,13 +96,18 @@ class IsolatedOperation:
         # The network's own input needs no gradient: its layer has no input gradient to compute.
         self._input_gradient = "input" not in layer.inputs
         shapes = shapes_of_inputs(layer, batch)
+        # Four dims are not always an image's: heads of attention have as many.
+        of_channels = kind.windows is not None or kind.by_channel(layer.attributes)
+        layout = kernel_settings if of_channels else NO_SETTINGS
         # A tensor that is read twice is named once.
         dtypes = [input_dtypes[min(i, len(input_dtypes) - 1)] if input_dtypes else dtype for i in range(len(shapes))]
         self._inputs = [
-            random_tensor(shape, device, of).requires_grad_(self._input_gradient)
+            laid_out(random_tensor(shape, device, of), layout).requires_grad_(self._input_gradient)
             for shape, of in zip(shapes, dtypes, strict=True)
         ]
-        self._parameters = [random_tensor(shape, device, dtype).requires_grad_() for shape in parameter_shapes]
+        self._parameters = [
+            laid_out(random_tensor(shape, device, dtype), layout).requires_grad_() for shape in parameter_shapes
+        ]
         self._warm = False
 
     def measure(self, clock: Clock, samples: int = 1) -> dict[str, list[float]]:
@@ -153,7 +162,13 @@ def shapes_of_inputs(layer: Layer, batch: int) -> list[tuple[int, ...]]:
 
 
 def isolated_operations(
-    network: Network, batch: int, device: torch.device, *, which: str, dtype: str = "fp32"
+    network: Network,
+    batch: int,
+    device: torch.device,
+    *,
+    which: str,
+    dtype: str = "fp32",
+    kernel_settings: KernelSettings = NO_SETTINGS,
 ) -> list[IsolatedOperation]:
     """Distinct operations of a network to be measured alone.
 
@@ -180,5 +195,13 @@ def isolated_operations(
         if which == "all" or kind.splits_backward:
             parameters = [shapes[name] for name in layer.parameters]
             reads = [by_width[size] for size in width.reads]
-            chosen[key] = IsolatedOperation(layer, parameters, batch, device, input_dtypes=reads, entered=entered)
+            chosen[key] = IsolatedOperation(
+                layer,
+                parameters,
+                batch,
+                device,
+                input_dtypes=reads,
+                entered=entered,
+                kernel_settings=kernel_settings,
+            )
     return list(chosen.values())

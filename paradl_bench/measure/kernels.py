@@ -30,6 +30,7 @@ from paradl_bench.measure.kernel_design import (
     read_design,
     shapes_of,
 )
+from paradl_bench.measure.kernel_layout import set_modes
 from paradl_bench.measure.kernel_neighbours import Asked, kernels_of_models
 from paradl_bench.measure.kernel_request import (
     DESIGN_FILE,
@@ -47,6 +48,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
+from paradl_bench.spec.kernel_settings import NO_SETTINGS
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.terminal import Progress, progress, say
 
@@ -107,6 +109,7 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         WorkError: no kernel ran.
     """
     clock = clock_for(context.device)
+    set_modes(NO_SETTINGS, context.device)
     caches = Caches("warm" if request.caches == "warm" else "training", context.device)
     settings = {
         "dtype": ",".join(request.dtypes),

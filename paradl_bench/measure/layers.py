@@ -26,6 +26,7 @@ from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
 from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
+from paradl_bench.measure.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
 from paradl_bench.measure.layers_request import LayersRequest
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.probes import (
@@ -99,6 +100,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
         UserError: a model or batch that does not run, or a directory of something else.
     """
     clock = clock_for(context.device)
+    set_modes(request.kernel_settings, context.device)
     subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
@@ -154,13 +156,16 @@ def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int]]:
 def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Clock) -> Iterator[_Subject]:
     model = load_model(name, request.input_shape)
     network = trace_network(model)
+    refuse_without_channels(name, model.input_shape, request.kernel_settings)
     model.module.to(context.device)
+    lay_out(model.module, request.kernel_settings)
     optimizer = build_optimizer(request.optimizer, model.module.parameters())
     copies = GradientCopies(model.module, network, context.device)
     layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
     within = autocast_to(request.dtype, context.device)
     for batch in request.batches:
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+        inputs = laid_out(inputs, request.kernel_settings)
 
         def forward(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
             with within():
@@ -169,7 +174,12 @@ def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Cl
         subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
         _warm_up(subject, request.warmup)
         subject.operations = isolated_operations(
-            network, batch, context.device, which=request.isolated, dtype=request.dtype
+            network,
+            batch,
+            context.device,
+            which=request.isolated,
+            dtype=request.dtype,
+            kernel_settings=request.kernel_settings,
         )
         yield subject
     for strategy in request.shards:
@@ -327,6 +337,7 @@ class _About:
             mode=mode,
             batch=self.subject.batch,
             dtype=self.request.dtype,
+            kernel_settings=self.request.kernel_settings.label,
             ranks_on_host=self.context.ranks,
             rank=self.context.rank,
             block=self.block,
@@ -360,6 +371,7 @@ class _About:
             model=self.subject.network.name,
             batch=self.subject.batch,
             dtype=self.request.dtype,
+            kernel_settings=self.request.kernel_settings.label,
             optimizer=self.request.optimizer,
             ranks_on_host=self.context.ranks,
             rank=self.context.rank,

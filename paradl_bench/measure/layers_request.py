@@ -6,10 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused
-from paradl_bench.strategies.lower_precision import check_dtype
+from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 
 
 class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_shape: tuple[int, ...] | None
     device: str
     dtype: str
+    kernel_settings: KernelSettings = NO_SETTINGS
     optimizer: str
     blocks: int
     pairs: int
@@ -47,8 +49,10 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             UserError: says what would be right.
         """
         refuse_unused(self.settings(batch=1), self.shards)
+        self.kernel_settings.check(self.device)
         for strategy in self.shards:
             check_dtype(strategy, self.settings(batch=1), self.dtype)
+            check_kernel_settings(strategy, self.settings(batch=1), self.kernel_settings.label)
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""
@@ -77,5 +81,6 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             "isolated": self.isolated,
             "seed": str(self.seed),
             **sharded,
+            **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             **self.settings(batch=1).options,
         }

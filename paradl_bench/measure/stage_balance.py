@@ -43,7 +43,9 @@ def with_measured_stages(request: TrainingRequest, network: Network) -> Training
         return request
     directory, strategy = Path(request.balance), request.strategy
     batch = samples_at_once(strategy, request.settings)
-    records = _nearest(_layers(directory, network, request.dtype), batch, strategy.ranks)
+    records = _nearest(
+        _layers(directory, network, (request.dtype, request.kernel_settings.label)), batch, strategy.ranks
+    )
     seconds = measured_seconds(directory, network, records)
     at = f"{request.balance}, batch {records[0].batch}, {_ranks(records[0].ranks_on_host)} on the host"
     return msgspec.structs.replace(
@@ -58,7 +60,7 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count > 1)}"
 
 
-def _layers(directory: Path, network: Network, dtype: str) -> list[LayerSamples]:
+def _layers(directory: Path, network: Network, computed_in: tuple[str, str]) -> list[LayerSamples]:
     if directory.is_file():
         raise UserError(
             f"--balance {directory} is a file: give a directory of paradl-bench layers, or as --stages what predict"
@@ -70,12 +72,13 @@ def _layers(directory: Path, network: Network, dtype: str) -> list[LayerSamples]
     records = [
         record
         for record in read_records(directory, LAYERS_FILE, LayerSamples)
-        if record.mode == "in_situ" and not record.shard and record.dtype == dtype
+        if record.mode == "in_situ" and not record.shard and (record.dtype, record.kernel_settings) == computed_in
     ]
     own = [record for record in records if record.model == network.name]
     if not own:
         models = ", ".join(sorted({record.model for record in records})) or "no model"
-        raise UserError(f"--balance {directory} holds layers in {dtype} of {models}, none of {network.name}")
+        within = " ".join(computed_in).rstrip()
+        raise UserError(f"--balance {directory} holds layers in {within} of {models}, none of {network.name}")
     return own
 
 

@@ -23,6 +23,7 @@ from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
 from paradl_bench.measure.ghosts import Ghost, HostTime, describe_run, emulate, measure_host_time
 from paradl_bench.measure.gradient_order import GradientOrder
+from paradl_bench.measure.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.optimizers import build_optimizer
@@ -66,6 +67,7 @@ def check_limits(request: TrainingRequest) -> None:
         UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
     """
     network = trace_network(load_model(request.model, request.input_shape, device="meta"))
+    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     request = with_measured_stages(request, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
 
@@ -86,6 +88,7 @@ def measure_training(
     # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
     network = trace_network(model)
+    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context)
@@ -221,6 +224,7 @@ class Trainer:
         self._context = context
         self.phase = "setting up"
         self.attempt = 0
+        set_modes(request.kernel_settings, context.device)
         self._clock: Clock = clock_for(context.device)
         torch.manual_seed(_replica(request, context))
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
@@ -228,6 +232,7 @@ class Trainer:
         self._inputs, self._targets = (
             tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
         )
+        self._inputs = laid_out(self._inputs, request.kernel_settings)
         self._parallel = model.module
         self._entered = autocast_to(request.dtype, context.device)
         self._steps: MicroSteps | None = None
@@ -314,6 +319,7 @@ class Trainer:
         self.phase = "forward and backward of the model alone"
         try:
             self._model.module.to(self._context.device)
+            lay_out(self._model.module, self._request.kernel_settings)
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
             module = self._twin.alone(self._model.module) if self._twin else self._model.module

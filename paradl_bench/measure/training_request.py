@@ -11,12 +11,13 @@ import msgspec
 from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.lower_precision import check_dtype
+from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.zero.plan import zero_stage
 
@@ -48,6 +49,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     device: str
     dtype: str = "fp32"
+    kernel_settings: KernelSettings = NO_SETTINGS
     optimizer: str = "sgd"
     bucket_cap_mb: float | None = None
     batch_norm: Literal["local", "sync"] = "local"
@@ -109,6 +111,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         refuse_unused(self.settings, (self.strategy,))
         check_dtype(self.strategy, self.settings, self.dtype)
+        self.kernel_settings.check(self.device)
+        check_kernel_settings(self.strategy, self.settings, self.kernel_settings.label)
         self._check_balance()
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
@@ -142,6 +146,9 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--emulate knows serial and data parallel runs (d4, z1d4), not {what} of {self.strategy}")
         if self.dtype != "fp32":
             raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
+        if self.kernel_settings.label:
+            flags = " ".join(map(flag_of, self.kernel_settings.label.split("+")))
+            raise UserError(f"--emulate runs no kernels that {flags} could change: leave it out")
         if self.batch_norm == "sync":
             raise UserError(
                 "--emulate knows batch norm of each rank's own samples, not --batch-norm sync, whose"
@@ -161,6 +168,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "backend": context.backend,
             "launcher": context.launcher,
             "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
+            **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
             # The stages themselves have to be the same, not what found them.

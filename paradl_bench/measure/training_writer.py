@@ -141,6 +141,7 @@ class TrainingWriter:
             planned=planned,
             memory=memory,
             ghost=ghost,
+            kernel_settings=request.kernel_settings.label,
         )
 
     def keep_table(self, table: GhostTable) -> None:

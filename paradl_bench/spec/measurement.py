@@ -21,6 +21,7 @@ import msgspec
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.emulation import Emulation, kind_of_emulation
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, torn_bytes, write_bytes_atomically
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -171,6 +172,7 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shard: which part of a layer this is, as one rank of a strategy runs it (``f2``); empty for whole layers.
         position: of that rank along the strategy's axis.
         calls_per_sample: how many iterations each value is the mean of; 1 for raw times.
+        kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
     """
 
     model: str
@@ -187,8 +189,10 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shard: str = ""
     position: int = 0
     calls_per_sample: int = 1
+    kernel_settings: str = ""
 
     def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
         check_samples(self.samples_s, f"{self.phase} of {self.layer}")
 
 
@@ -204,6 +208,7 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
         fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
         shard, position: as those of layers; of iterations of one rank's part of the model, without communication.
+        kernel_settings: as those of layers.
     """
 
     model: str
@@ -225,8 +230,10 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     wu_instrumented_s: tuple[float, ...] = ()
     shard: str = ""
     position: int = 0
+    kernel_settings: str = ""
 
     def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
         lists = [label for label in self.__struct_fields__ if label.endswith("_s")]
         for label in lists:
             # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.

@@ -13,6 +13,7 @@ import msgspec
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostRun
+from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.plan import PlanSettings, library_blocks
 
 TRAINING_FILE = "training.jsonl"
@@ -144,6 +145,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         memory: of every rank, in an iteration that was not timed.
         ghost: of an emulated run, whose layers slept; None where they computed. Its losses and memory mean nothing, and
             are left out.
+        kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
     """
 
@@ -182,6 +184,10 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory: tuple[MemoryPeak, ...] = ()
     did_not_fit: tuple[MemoryShortage, ...] = ()
     ghost: GhostRun | None = None
+    kernel_settings: str = ""
+
+    def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
 
     @property
     def settings(self) -> PlanSettings:

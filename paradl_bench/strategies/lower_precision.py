@@ -30,3 +30,21 @@ def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
         raise UserError(f"--dtype {dtype} with --recompute: what is converted again in backward is not in the plan")
     if settings.batch_norm == "sync":
         raise UserError(f"--dtype {dtype} with --batch-norm sync: normalise over each rank's samples, or train in fp32")
+
+
+def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str) -> None:
+    """Refuse what is not run with kernel settings.
+
+    Raises:
+        UserError: names what does not go with them.
+    """
+    if "channels_last" not in label.split("+"):
+        return
+    kinds = [axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1]
+    stages = [axis.zero_stage for axis in strategy.axes if axis.zero_stage > 1]
+    what = f"{kinds[0]} parallelism" if kinds else f"stage {stages[0]} of ZeRO" if stages else ""
+    if what:
+        raise UserError(
+            f"--channels-last with {what}, which cuts tensors along their channels and rows: it goes with serial and"
+            " data parallelism (d, z1)"
+        )

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import KernelSettings, flag_of
 from paradl_bench.spec.plan import bucket_limits
 from paradl_bench.spec.units import parse_counts, parse_ranks, parse_size
 from predict.bucket_advice import parse_caps
@@ -116,7 +117,8 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
-            space = find_space(model.network, settings, ranks, caps, recomputed, dtype=model.dtype)
+            computed_in = model.dtype, model.kernel_settings
+            space = find_space(model.network, settings, ranks, caps, recomputed, computed_in)
             predictor = Predictor(
                 model,
                 evaluator,
@@ -222,7 +224,17 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
     given |= {name: options[name] for name in ("batch_norm", "filter_backward") if name in prediction.options}
     if program == "train":
         given = {name: value for name, value in given.items() if name not in _NOT_OF_RUNS}
-        given["optimizer"] = prediction.optimizer
+        given |= {"optimizer": prediction.optimizer, "dtype": prediction.dtype}
+    words += _kernel_flags(program, prediction, options)
     for name, value in given.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if program == "predict" else [*words, "-o", "DIR"])
+
+
+def _kernel_flags(program: str, prediction: Prediction, options: Mapping[str, Any]) -> list[str]:
+    """Of a run those that are on; of a prediction those that were given, since it chooses as the search did."""
+    names = KernelSettings.__struct_fields__
+    if program == "train":
+        return [flag_of(name) for name in names if name in prediction.kernel_settings.split("+")]
+    given = {name: options[name] for name in names if options[name] is not None}
+    return [flag_of(name) if value else f"--no-{flag_of(name)[2:]}" for name, value in given.items()]

@@ -29,7 +29,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy
 from paradl_bench.strategies.catalog import axis_planners
-from paradl_bench.strategies.lower_precision import check_dtype
+from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import most_parts
@@ -148,8 +148,7 @@ def find_space(
     ranks: int,
     caps_mb: Sequence[float],
     recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
-    *,
-    dtype: str = "fp32",
+    computed_in: tuple[str, str] = ("fp32", ""),
 ) -> Space:
     """Every candidate.
 
@@ -157,7 +156,7 @@ def find_space(
         settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
         recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
             left out.
-        dtype: that is trained in.
+        computed_in: dtype and kernel settings that are trained in.
 
     Raises:
         UserError: no candidate at all is possible; the message says why.
@@ -165,14 +164,14 @@ def find_space(
     impossible = RuledOut()
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
-    recomputed = _possible_segments(network, settings, recomputed, impossible, dtype)
+    recomputed = _possible_segments(network, settings, recomputed, impossible, computed_in[0])
     finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
     mesh_of: list[int] = []
     rows = []
     for mesh in finder.meshes():
-        combinations = finder.combinations(mesh) if finder.trains_in(mesh, dtype) else ()
+        combinations = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else ()
         if not len(combinations):
             continue
         for order in itertools.permutations(mesh.axes):
@@ -278,10 +277,11 @@ class _Finder:
             return True
         return False
 
-    def trains_in(self, mesh: Mesh, dtype: str) -> bool:
-        """Whether a mesh can be trained in a dtype; else its placements are counted."""
+    def trains_in(self, mesh: Mesh, dtype: str, kernel_settings: str) -> bool:
+        """Whether a mesh can be trained in a dtype and with kernel settings; else its placements are counted."""
         try:
             check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
+            check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
         except UserError as error:
             self._impossible.add(str(error), math.factorial(len(mesh.axes)))
             return False

@@ -62,6 +62,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.mesh import degree_of
@@ -71,12 +72,16 @@ from paradl_bench.memory.pipeline import pipelined_memory
 def peaks(case, context):
     name, text, *words = case.split()
     strategy = parse_strategy(text)
+    kinds = {"recompute": lambda value: tuple(value.split("+")), "kernel_settings": settings_of_label}
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=8, device="cpu",
-        **{key: tuple(value.split("+")) if key == "recompute" else int(value) if value.isdigit() else value
+        **{key: kinds[key](value) if key in kinds else int(value) if value.isdigit() else value
             for key, value in (word.split("=") for word in words)})
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
+    if request.kernel_settings.label:
+        # Which lays the model out.
+        trainer.try_alone(network)
     issued = trainer.prepare(network)
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     # Gradients are exchanged in fp32, whatever is computed in.
@@ -100,6 +105,7 @@ OF_TWO += [f"{strategy} accumulate=4" for strategy in ("d2", "f2", "s2", "z1d2",
 OF_TWO += [f"{strategy} recompute=all" for strategy in ("d2", "f2", "c2", "s2", "s2 batch_norm=sync", "z1d2")]
 OF_TWO += ["d2 recompute=all accumulate=2"]
 OF_TWO += [f"{setting} dtype=bf16" for setting in ("d2", "z1d2", "z3d2", "d2 accumulate=4", "d2 optimizer=adam")]
+OF_TWO += ["d2 kernel_settings=channels_last", "z1d2 kernel_settings=channels_last dtype=bf16"]
 OF_TWO += ["f2 filter_backward=reduce-scatter"]
 OF_TWO += [f"p2 schedule={schedule} micro_batches=4" for schedule in ("gpipe", "1f1b", "interleaved", "zb")]
 CASES = {2: OF_TWO, 4: ["d2f2", "d2c2", "d2s2", "s2x2", "p4 schedule=1f1b", "p4 schedule=zb", "d2p2", "p2f2", "p2s2"]}
