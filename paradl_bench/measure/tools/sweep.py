@@ -237,10 +237,10 @@ def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *
 
 def _drop_other_ranks(held: Imported, job: Job) -> None:
     """Drop rows of another number of ranks: without MPI every process of a launcher runs by itself, on its own rank."""
-    groups = [record for record in held.collectives if record.concurrent > 1]
-    if groups:
+    if any(record.concurrent > 1 for record in held.collectives):
         # Behind its groups IMB goes on to all ranks as one, which nobody asked for.
-        held.collectives, held.rows = groups, len({(record.message_bytes, record.source) for record in groups})
+        asked = [record for record in held.collectives if record.concurrent > 1 or record.ranks == job.ranks]
+        held.collectives, held.rows = asked, len({(record.message_bytes, record.source) for record in asked})
     others = sorted({record.ranks for record in held.collectives if record.ranks != job.ranks})
     if others:
         counts = " or ".join(map(str, others))
