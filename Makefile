@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install test test-full lint types contracts unit format constraints clean
+.PHONY: help quickstart install test test-full gpu-check lint types contracts unit format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ test: lint types contracts unit ## lint, types, import contracts and tests, all 
 test-full: test ## everything: what `make test` runs, then the slow tests
 	@$(BIN)/python -m pytest -m slow --collect-only >/dev/null 2>&1; \
 	if [ $$? -eq 5 ]; then echo "no test is marked slow"; else $(BIN)/python -m pytest -m slow; fi
+
+# OUT names the directory here too, of its own unless it is given.
+gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference calibration; OUT=gpu-check
+	$(BIN)/python benchmarks/gpu_check.py -o $(if $(filter file,$(origin OUT)),gpu-check,$(OUT))
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(BIN)/ruff check

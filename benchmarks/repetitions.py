@@ -22,14 +22,19 @@ def measure_and_validate(description: str, commands: Commands, repetitions: int)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=repetitions)
     options = parser.parse_args()
+    validate(options.output, commands, options.repetitions)
+
+
+def validate(output: Path, commands: Commands, repetitions: int) -> None:
+    """Measure all repetitions below ``output``, fit ``profile.json`` there, print how runs and predictions differ."""
     profiles, runs = [], []
-    for repetition in range(options.repetitions):
-        for arguments, directory in commands(options.output, repetition):
+    for repetition in range(repetitions):
+        for arguments, directory in commands(output, repetition):
             run("paradl_bench", [*arguments, "-o", str(directory)])
             (runs if arguments[0] == "train" else profiles).append(str(directory))
-    profile = str(options.output / "profile.json")
+    profile = str(output / "profile.json")
     run("calibrate", ["fit", *profiles, "-o", profile, "--force"])
-    report = ["validate", "--from-profile", profile, *runs, "-o", str(options.output / "report"), "--force"]
+    report = ["validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"]
     run("predict", report, shown=True)
 
 
