@@ -1,6 +1,6 @@
 """Ranks that run several emulated trainings one after the other: started once, since loading torch takes seconds.
 
-Arguments: a directory with ``networks.py`` and ``profile.json``, where each run goes; then a run each, as
+Arguments: a directory with ``networks_of_emulation.py`` and ``profile.json``, where each run goes; then a run each, as
 ``name strategy dilate setting=value ...``.
 """
 
@@ -24,7 +24,7 @@ def run(case: str, where: Path, context: RankContext) -> None:
         for key, value in (word.split("=") for word in words)
     }
     request = TrainingRequest(
-        model="networks:Small",
+        model="networks_of_emulation:Small",
         input_shape=None,
         strategy=parse_strategy(strategy),
         batch=8,

@@ -50,10 +50,10 @@ PROGRAM = Path(__file__).parents[1] / "emulation_program.py"
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a network, and a profile of it."""
-    (tmp_path / "networks.py").write_text(NETWORK)
+    (tmp_path / "networks_of_emulation.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "networks", raising=False)
-    network = trace_network(load_model("networks:Small"))
+    monkeypatch.delitem(sys.modules, "networks_of_emulation", raising=False)
+    network = trace_network(load_model("networks_of_emulation:Small"))
     write_profile(tmp_path / "profile.json", make_profile(network, communication=(ring_fit(), ring_fit("broadcast"))))
     return tmp_path
 
@@ -115,7 +115,7 @@ def test_ghosts_exchange_gradients_between_nodes_as_planned(place: Path) -> None
 
 
 def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> None:
-    words = "train networks:Small --strategy serial --batch 4 --warmup 3 --emulate profile.json -o run"
+    words = "train networks_of_emulation:Small --strategy serial --batch 4 --warmup 3 --emulate profile.json -o run"
     result = run_in_process(place, *words.split(), "--iterations", "5", "--dilate", "3")
     assert result.returncode == 0, result.stderr
     assert "emulated: layers that sleep 3 times as long as profile" in result.stdout
@@ -143,7 +143,7 @@ def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> N
     ],
 )
 def test_what_cannot_be_emulated_is_refused_before_ranks_start(words: str, said: str, place: Path) -> None:
-    result = run_in_process(place, "train", "networks:Small", *words.split(), "--batch", "8", "-o", "run")
+    result = run_in_process(place, "train", "networks_of_emulation:Small", *words.split(), "--batch", "8", "-o", "run")
     assert result.returncode == 2
     assert said in result.stderr
     assert not (place / "run").exists()
@@ -151,7 +151,7 @@ def test_what_cannot_be_emulated_is_refused_before_ranks_start(words: str, said:
 
 def test_a_file_that_is_no_profile_is_named_by_the_rank_that_reads_it(place: Path) -> None:
     (place / "profile.json").write_text("{}")
-    words = "train networks:Small --strategy serial --emulate profile.json --batch 8 -o run"
+    words = "train networks_of_emulation:Small --strategy serial --emulate profile.json --batch 8 -o run"
     result = run_in_process(place, *words.split())
     assert result.returncode == 2
     assert "--emulate profile.json: profile profile.json" in result.stderr
