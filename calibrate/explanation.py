@@ -10,6 +10,7 @@ from calibrate.communication import CommunicationFit
 from calibrate.profile import LayerTime, ModelTime, Profile
 from calibrate.weakness import Weakness, WeaknessKind, never_measured, sweep_command
 from paradl_bench.spec.cluster import NODE
+from paradl_bench.spec.kernel_settings import flags_of_label
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD
@@ -47,6 +48,18 @@ class ModelSums(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor_relative: float
     common_relative_sd: float
     kernel_settings: str = ""
+
+    @property
+    def computed_in(self) -> str:
+        """Dtype and kernel settings, in words."""
+        return " ".join([self.dtype, *self.kernel_settings.replace("_", " ").split("+")]).strip()
+
+    @property
+    def options(self) -> str:
+        """What ``paradl-bench layers`` is given to compute as this was, each option behind a space."""
+        dtype = f"--dtype {self.dtype}" if self.dtype != "fp32" else ""
+        optimizer = f"--optimizer {self.optimizer}" if self.optimizer != "sgd" else ""
+        return "".join(f" {each}" for each in (dtype, flags_of_label(self.kernel_settings), optimizer) if each)
 
 
 def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
@@ -124,9 +137,10 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             command="paradl-bench layers MODEL --batch N -o layers",
         )
     for sums in model_sums(profile):
-        again = f"{_layers(profile, [sums.model])} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
-        output = f"-o layers-{_in_path(sums.model)}-b{sums.batch}-r{sums.ranks_on_host}"
-        where = f"{sums.model}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
+        measured = f"{_layers(profile, [sums.model])}{sums.options}"
+        again = f"{measured} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
+        output = f"-o layers-{_in_path(sums.model)}-b{sums.batch}-r{sums.ranks_on_host}{_suffix(sums)}"
+        where = f"{sums.model} in {sums.computed_in}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
         if sums.layers_measured < sums.layers or not sums.layers:
             text = f"{where}: {sums.layers_measured} of {sums.layers or 'unknown'} layers have a forward time"
             yield Weakness(kind="missing", text=text, command=f"{again} {output}")
@@ -160,6 +174,12 @@ def _around(batch: int) -> str:
     return ",".join(str(each) for each in (batch // 2, batch * 2) if each)
 
 
+def _suffix(sums: ModelSums) -> str:
+    """Of a directory's name: what else than fp32 without settings was measured."""
+    dtype = [sums.dtype] if sums.dtype != "fp32" else []
+    return "".join(f"-{name}" for name in (*dtype, *sums.kernel_settings.split("+")) if name)
+
+
 def _in_path(model: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
 
@@ -168,7 +188,8 @@ def _layers(profile: Profile, models: list[str]) -> str:
     """The command that measured these models; inputs of another shape would be another network."""
     shapes = {"x".join(map(str, profile.network[m].input_shape)) for m in models if m in profile.network}
     shape = f" --input-shape {shapes.pop()}" if len(shapes) == 1 else ""
-    return f"paradl-bench layers {','.join(models)}{shape}"
+    on_gpu = " --device cuda" if {each.device for each in profile.environments} == {"cuda"} else ""
+    return f"paradl-bench layers {','.join(models)}{shape}{on_gpu}"
 
 
 def _weak_communication(profile: Profile) -> Iterator[Weakness]:

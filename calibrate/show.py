@@ -55,7 +55,7 @@ def print_profile(profile: Profile, console: Console) -> None:
     _print_origin(profile, console)
     sums = model_sums(profile)
     if sums:
-        _print_models(sums, console)
+        print_models(sums, console)
     if profile.copies:
         _print_copies(profile, console)
     if profile.communication:
@@ -101,8 +101,8 @@ def _environment(environment: Environment) -> str:
 
 _WORDS = frozenset(
     (
-        "", "directory", "kind", "command", "model", "copy", "operation", "library", "level", "regime", "algorithm",
-        "beside", "what", "form",
+        "", "directory", "kind", "command", "model", "computed in", "copy", "operation", "library", "level", "regime",
+        "algorithm", "beside", "what", "form",
     )
 )  # fmt: skip
 
@@ -117,18 +117,20 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
+def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
+    """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
     table = _table(
         "Layers: how they add up to an iteration that nobody probed (medians)",
         (
-            "model", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration", "remainder",
-            "noise floor", "blocks",
+            "model", "computed in", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration",
+            "remainder", "noise floor", "blocks",
         ),
     )  # fmt: skip
     for each in sums:
         low, high = each.remainder_interval
         table.add_row(
             each.model,
+            each.computed_in,
             str(each.batch),
             str(each.ranks_on_host),
             f"{each.layers_measured}/{each.layers}",

@@ -52,6 +52,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def flags_of_label(label: str) -> str:
+    """The options that a label stands for (``--channels-last --tf32``); empty for none."""
+    return " ".join(map(flag_of, label.split("+"))) if label else ""
+
+
 def settings_of_label(label: str) -> KernelSettings:
     """The settings of a label.
 
@@ -95,5 +100,5 @@ def choose_label(given: Mapping[str, bool | None], measured: Iterable[str]) -> s
 
 
 def _spelled(labels: Sequence[str]) -> str:
-    words = (" ".join(map(flag_of, label.split("+"))) if label else "without any setting" for label in labels)
+    words = (flags_of_label(label) or "without any setting" for label in labels)
     return ", ".join(f"with {word}" if word.startswith("--") else word for word in words)

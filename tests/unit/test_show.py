@@ -13,8 +13,9 @@ from rich.console import Console
 
 from calibrate.communication import Congestion
 from calibrate.congestion_show import print_congestion
-from calibrate.explanation import weaknesses
+from calibrate.explanation import model_sums, weaknesses
 from calibrate.profile import SCHEMA_VERSION, Profile, read_profile
+from calibrate.show import print_models
 from calibrate.terminal_plot import plots
 from paradl_bench.cli import group
 from paradl_bench.spec.units import parse_size, parse_size_sweep, spell_size
@@ -87,3 +88,24 @@ def test_congestion_is_shown_with_what_it_adds_and_most_first() -> None:
     assert "7.00, 11.00" in rows[0]
     assert "10.0% ±5.0%" in rows[1]
     assert "1 rank counts and ranges of sizes saw none" in text
+
+
+def test_times_of_unlike_kernels_are_told_apart_and_measured_again_alike() -> None:
+    plain = make_profile()
+    others = [
+        msgspec.structs.replace(time, dtype="bf16", kernel_settings="channels_last", optimizer="adam")
+        for time in plain.model_times
+    ]
+    both = msgspec.structs.replace(plain, model_times=(*plain.model_times, *others))
+    found = [sums.computed_in for sums in model_sums(both)]
+    assert found == ["fp32"] * len(plain.model_times) + ["bf16 channels last"] * len(others)
+    again = [weakness for weakness in weaknesses(both) if "bf16 channels last" in weakness.text]
+    assert again
+    for weakness in again:
+        assert " --dtype bf16 --channels-last --optimizer adam " in weakness.command
+        check(weakness.command)
+    places = [weakness.command.split(" -o ")[1] for weakness in weaknesses(both) if "blocks of iter" in weakness.text]
+    assert len(set(places)) == len(places) == len(found)
+    out = StringIO()
+    print_models(model_sums(both), Console(file=out, width=200))
+    assert "bf16 channels last" in out.getvalue()
