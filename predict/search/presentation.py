@@ -66,7 +66,8 @@ def _cells(row: Row) -> Mapping[str, str]:
     found = row.prediction
     low, high = found.interval_s
     settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
-    settings += [f"{found.options['micro_batches']} micro-batches"] if "micro_batches" in found.options else []
+    if (count := found.options.get("micro_batches")) is not None:
+        settings.append("1 micro-batch" if count == "1" else f"{count} micro-batches")
     settings += [f"accumulate {found.options['accumulate']}"] if "accumulate" in found.options else []
     settings += [f"recompute {found.options['recompute']}"] if "recompute" in found.options else []
     cap = found.bucket_cap_bytes
