@@ -14,12 +14,12 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.memory_factors import MemoryMeasure, MemoryRun
-from calibrate.reading import read_network, unlike
+from calibrate.reading import unlike
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.memory.paradl import has_papers_row
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import MANIFEST_NAME, Environment, Manifest, read_manifest
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Network, read_network
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import RUN_NAME, TrainingRun, read_run
 

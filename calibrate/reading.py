@@ -45,9 +45,8 @@ from paradl_bench.spec.measurement import (
     read_records,
     torn_rows,
 )
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Network, read_network
 from paradl_bench.spec.roofline_record import RATES_FILE, RateSamples
-from paradl_bench.spec.storage import not_a_number
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -275,18 +274,3 @@ def same_work(one: Network, other: Network) -> bool:
     """Whether two networks take the same input through the same layers."""
     labels = ("input_shape", "layers", "parameters", "buffers")
     return all(getattr(one, label) == getattr(other, label) for label in labels)
-
-
-def read_network(path: Path) -> Network:
-    """Read a network file.
-
-    Raises:
-        UserError: unreadable, truncated, or a wrong field, named by its path.
-    """
-    try:
-        content = path.read_bytes()
-        return msgspec.json.decode(content, type=Network)
-    except OSError as error:
-        raise UserError(f"cannot read network {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UserError(f"network {path}: {not_a_number(content) or error}") from None

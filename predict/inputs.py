@@ -11,7 +11,7 @@ from calibrate.profile import LayerTime, ModelTime, Profile
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.kernel_settings import flag_of
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Network, read_network
 from paradl_bench.yaml_file import read_yaml
 
 
@@ -29,20 +29,6 @@ def read_cluster(path: Path) -> ClusterFile:
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise UserError(f"cluster {path}: {error}") from None
     return cluster
-
-
-def read_network(path: Path) -> Network:
-    """A network as ``paradl-bench describe`` writes it.
-
-    Raises:
-        UserError: unreadable, no JSON, or a wrong field, named by its path.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Network)
-    except OSError as error:
-        raise UserError(f"cannot read network {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"network {path}: {error}") from None
 
 
 def choose_network(profile: Profile, model: str, path: Path | None) -> Network:

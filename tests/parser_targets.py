@@ -30,7 +30,16 @@ from paradl_bench.measure.kernel_request import DESIGN_FILE
 from paradl_bench.measure.tools.mpi_sweep import read as mpi_read
 from paradl_bench.slurm.plan import PLAN, SUBMITTED, read_plan, read_submitted
 from paradl_bench.slurm.site import read_site
-from paradl_bench.spec import behind, host_record, input_record, measurement, roofline_record, training_record, units
+from paradl_bench.spec import (
+    behind,
+    host_record,
+    input_record,
+    measurement,
+    network,
+    roofline_record,
+    training_record,
+    units,
+)
 from paradl_bench.spec.errors import ParadlError, shown
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest, read_records
@@ -234,8 +243,7 @@ _TARGETS: dict[str, Target] = {}
 def _loaders() -> dict[str, Target]:
     readers: dict[str, Callable[[Path], object]] = {
         "profile.json": read_profile,
-        "network.json": reading.read_network,
-        "model.json": inputs.read_network,
+        "network.json": network.read_network,
         "cluster.yaml": inputs.read_cluster,
         MANIFEST_NAME: lambda path: read_manifest(path.parent),
         RUN_NAME: lambda path: read_run(path.parent),
@@ -274,7 +282,7 @@ def seeds(name: str) -> list[bytes]:
         return [head + (DATA / "collectives-v1" / measurement.COLLECTIVES_FILE).read_bytes()[:20000]]
     if name == "profile.json":
         return [_shortened(path.read_bytes()) for path in sorted(DATA.glob("profile-v*.json"))]
-    if name in ("network.json", "model.json"):
+    if name == "network.json":
         return [path.read_bytes() for path in sorted(DATA.glob("*-v1/network-*.json"))]
     if name in _DOCUMENTS:
         return [_DOCUMENTS[name]]

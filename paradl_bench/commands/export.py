@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Network, read_network
 from paradl_bench.terminal import refuse_overwrite, write_output
 
 
@@ -45,10 +44,7 @@ def COMMAND(  # noqa: N802
 def _network(directory: Path, model: str | None) -> Network:
     networks = {}
     for path in sorted(directory.glob("network*.json")):
-        try:
-            network = msgspec.json.decode(path.read_bytes(), type=Network)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise UserError(f"network {path}: {error}") from None
+        network = read_network(path)
         networks[network.name] = network
     if model is None and len(networks) == 1:
         return next(iter(networks.values()))

@@ -21,8 +21,9 @@ import msgspec
 from paradl_bench.layers.kernel_shape import copy_shape, kernel_shape, layer_of_sizes, optimizer_shape
 from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.measure.kernel_ranges import RANGES, KernelRange
-from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.kernel import KernelShape, KernelStage
+from paradl_bench.spec.storage import read_json
 
 _DRAWS_AT_ONCE = 1024
 # A kind whose limits leave less than one draw in so many is as good as excluded.
@@ -121,12 +122,7 @@ def read_design(path: Path) -> Design:
     Raises:
         UserError: unreadable, truncated, or a wrong field, named by its path.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Design)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: {error}; measure anew into another directory") from None
+    return read_json(path, Design, remedy="; measure anew into another directory")
 
 
 def shapes_of(kernel: SweptKernel, device: str = "cpu") -> tuple[KernelShape, ...]:

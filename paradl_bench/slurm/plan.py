@@ -20,7 +20,7 @@ from paradl_bench.slurm.job import Job
 from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.site import Site, Use
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.spec.storage import encode_pretty, read_json, write_bytes_atomically, write_text_atomically
 
 T = TypeVar("T")
 
@@ -229,11 +229,6 @@ def _digest(text: str) -> str:
 
 
 def _read(path: Path, of: type[T], missing: str) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=of)
-    except FileNotFoundError:
-        raise UserError(missing) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: {error}") from None
+    if not path.exists():
+        raise UserError(missing)
+    return read_json(path, of)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.spec.checks import check_finite
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import decode_json, read_json
 
 GHOST_FILE = "ghost.json"
 GhostPhase = Literal["FW", "BW", "BW_input", "BW_weight"]
@@ -126,10 +126,7 @@ def read_table(content: bytes, where: str) -> GhostTable:
     Raises:
         UserError: no table, or a wrong field (named by its path).
     """
-    try:
-        return msgspec.json.decode(content, type=GhostTable)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: {error}") from None
+    return decode_json(content, GhostTable, where=where)
 
 
 def read_table_file(directory: Path) -> GhostTable:
@@ -138,8 +135,4 @@ def read_table_file(directory: Path) -> GhostTable:
     Raises:
         UserError: unreadable, or a wrong field.
     """
-    path = directory / GHOST_FILE
-    try:
-        return read_table(path.read_bytes(), str(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return read_json(directory / GHOST_FILE, GhostTable)

@@ -12,8 +12,11 @@ import json
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import msgspec
+
+from paradl_bench.spec.storage import read_json
 
 Attribute = int | float | bool | str | tuple[int, ...] | None
 
@@ -225,3 +228,12 @@ def _attribute_text(value: Attribute) -> str:
     if isinstance(value, str) and _PLAIN_TEXT.fullmatch(value):
         return value
     return json.dumps(value)
+
+
+def read_network(path: Path) -> Network:
+    """A network file, as ``paradl-bench describe`` and measurements write it.
+
+    Raises:
+        UserError: unreadable, truncated, or a wrong field, named by its path.
+    """
+    return read_json(path, Network, what="network")

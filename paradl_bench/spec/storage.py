@@ -181,6 +181,38 @@ def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
     return records, len(torn)
 
 
+def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T:
+    """A whole JSON document.
+
+    Args:
+        what: the file is, in words, before its path in messages (``network``). remedy: behind what is wrong with it.
+
+    Raises:
+        UserError: unreadable, truncated, or a wrong field, named by its path.
+    """
+    named = f"{what} {path}".lstrip()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {named}: {error.strerror or error}") from error
+    return decode_json(content, of, where=named, remedy=remedy)
+
+
+def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") -> T:
+    """A whole JSON document that was read already.
+
+    Args:
+        where: it was found, for the message.
+
+    Raises:
+        UserError: truncated, or a wrong field, named by its path.
+    """
+    try:
+        return msgspec.json.decode(content, type=of)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: {not_a_number(content) or error}{remedy}") from None
+
+
 def not_a_number(content: bytes) -> str | None:
     """Where JSON holds a NaN or an infinity, as ``$.time.median_s is NaN, ...``; None where it is broken otherwise.
 

@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.plan import PlanSettings, library_blocks
+from paradl_bench.spec.storage import read_json
 
 TRAINING_FILE = "training.jsonl"
 RUN_NAME = "run.json"
@@ -219,10 +219,4 @@ def read_run(directory: Path) -> TrainingRun:
     Raises:
         UserError: unreadable, or a wrong field (named by its path).
     """
-    path = directory / RUN_NAME
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TrainingRun)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
+    return read_json(directory / RUN_NAME, TrainingRun)

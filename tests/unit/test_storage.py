@@ -20,6 +20,7 @@ from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.storage import (
     append_lines,
     encode_pretty,
+    read_json,
     read_lines,
     write_bytes_atomically,
     write_text_atomically,
@@ -197,3 +198,39 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "records.jsonl", Record) == (RECORDS[:1], 0)
     assert (tmp_path / "profile.json").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["profile.json", "records.jsonl"]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    size: float
+    parts: tuple[object, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"size": "two"}', "Expected `float`, got `str` - at `$.size`"),
+        (b'{"size": 2, "sise": 3}', "Object contains unknown field `sise`"),
+        (b'{"size": 2', "Input data was truncated"),
+        (b'{"size": NaN}', "$.size is NaN, which is no number"),
+        (b'{"size": 2, "parts": ["\xff"]}', "decode byte 0xff"),
+        (b'{"size": 2, "parts": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    ],
+)
+def test_a_document_that_is_wrong_is_named_with_what_it_is_and_where(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "point.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        read_json(path, Point, what="point", remedy="; write it anew")
+    text = str(raised.value)
+    assert text.startswith(f"point {path}: ")
+    assert said in text
+    assert text.endswith("; write it anew")
+    assert "\n" not in text
+
+
+def test_a_document_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "point.json"
+    with pytest.raises(UserError, match=f"^cannot read {path}: No such file"):
+        read_json(path, Point)
+    path.write_bytes(encode_pretty(Point(size=2.5)))
+    assert read_json(path, Point) == Point(size=2.5)
