@@ -8,7 +8,15 @@ import msgspec
 
 from calibrate.communication import CommunicationFit
 from calibrate.profile import LayerTime, ModelTime, Profile
-from calibrate.weakness import Weakness, WeaknessKind, never_measured, sweep_command
+from calibrate.weakness import (
+    Weakness,
+    WeaknessKind,
+    never_measured,
+    only_simulated,
+    simulated_libraries,
+    sweep_command,
+    without_libraries,
+)
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.kernel_settings import flags_of_label
 from paradl_bench.spec.measurement import PhaseName
@@ -111,12 +119,15 @@ def _sums(
 
 def weaknesses(profile: Profile) -> tuple[Weakness, ...]:
     """Where the profile is weak: first what is missing, then what is inaccurate by size, then what is untested."""
+    simulated = simulated_libraries(profile)
+    measured = without_libraries(profile, simulated)
     found = [
         *_incomplete(profile),
         *_weak_models(profile),
-        *_weak_communication(profile),
-        *_weak_overlap(profile),
-        *never_measured(profile),
+        *only_simulated(profile, simulated),
+        *(_weak_communication(measured) if measured.communication or not simulated else ()),
+        *_weak_overlap(measured),
+        *never_measured(measured),
     ]
     return tuple(sorted(found, key=lambda weakness: (_ORDER.index(weakness.kind), -(weakness.size or 0.0))))
 

@@ -15,7 +15,7 @@ from calibrate.profile import Profile
 from calibrate.roofline_show import device_lines
 from calibrate.together_show import print_together
 from calibrate.weakness import Weakness
-from paradl_bench.spec.emulation import words_of_emulation
+from paradl_bench.spec.emulation import simulated_messages, words_of_emulation
 from paradl_bench.spec.measurement import Environment
 from paradl_bench.spec.units import format_bytes, format_seconds
 
@@ -92,7 +92,8 @@ def _environment(environment: Environment) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
     memory = format_bytes(environment.memory_bytes) if environment.memory_bytes else "memory not known"
     words = words_of_emulation(environment.emulated)
-    emulated = f"; emulated: {words}" if words else ""
+    label = "" if simulated_messages(environment.emulated) else "emulated: "
+    emulated = f"; {label}{words}" if words else ""
     return (
         f"{environment.hostname or 'several hosts'}: {environment.device_count} x {environment.device_name}"
         f" ({environment.device}), {memory}; {versions or 'versions not known'}{emulated}"

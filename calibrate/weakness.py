@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
 from calibrate.profile import Profile
+from paradl_bench.measure.rank_place import BACKENDS
 from paradl_bench.spec.cluster import NODE
-from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes
+from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes, simulated_messages
 from paradl_bench.spec.units import spell_bandwidth
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
@@ -54,6 +55,43 @@ def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
 def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
     rate = spell_bandwidth(like.link_bytes_per_s)
     return f"paradl-bench collectives --nodes {nodes} --ranks-per-node {on_node} --link-bandwidth {rate}"
+
+
+def simulated_libraries(profile: Profile) -> frozenset[str]:
+    """Libraries whose messages a simulator computed: of them no sweep on a machine makes a profile better.
+
+    A profile does not say from which of its measurements a fit is. Where real ones were merged with simulated ones by
+    force, those libraries count as real through which collectives can be measured.
+    """
+    sweeps = [
+        simulated_messages(profile.environments[source.environment].emulated) is not None
+        for source in profile.sources
+        if source.kind == "collectives"
+    ]
+    if not any(sweeps):
+        return frozenset()
+    libraries = frozenset(fit.library for fit in profile.communication)
+    return libraries if all(sweeps) else libraries - set(BACKENDS)
+
+
+def without_libraries(profile: Profile, libraries: Collection[str]) -> Profile:
+    """The profile without what it holds of some libraries' collectives."""
+    kept = {
+        field: tuple(entry for entry in getattr(profile, field) if entry.library not in libraries)
+        for field in ("communication", "interference", "contention", "behind_compute")
+    }
+    return msgspec.structs.replace(profile, **kept)
+
+
+def only_simulated(profile: Profile, libraries: Iterable[str]) -> Iterator[Weakness]:
+    """Of each library, that nothing of it was measured."""
+    by = {found.kind for each in profile.environments if (found := simulated_messages(each.emulated)) is not None}
+    for library in sorted(libraries):
+        yield Weakness(
+            kind="untested",
+            text=f"{library} was not measured, but simulated ({'; '.join(sorted(by))}): no machine is known to be so",
+            command="paradl-bench collectives --ranks 2 --backend gloo -o collectives-gloo-2",
+        )
 
 
 def never_measured(profile: Profile) -> Iterator[Weakness]:

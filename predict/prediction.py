@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.memory_factors import MemoryMeasure
-from paradl_bench.spec.emulation import kind_of_emulation
+from paradl_bench.spec.emulation import kind_of_emulation, simulated_messages
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
@@ -234,9 +234,14 @@ class Predictor:
         return None if limit is None else workload.memory.peak_bytes <= limit
 
     def _emulated(self) -> tuple[str, ...]:
-        """What the profile's measurements emulated."""
-        found = {kind_of_emulation(each.emulated) for each in self.model.profile.environments if each.emulated}
-        return tuple(f"measured on an emulated cluster: {kind}" for kind in sorted(found))
+        """What the profile's measurements emulated, or had simulated."""
+        found = {
+            ("not measured" if simulated_messages(each.emulated) else "measured on an emulated cluster")
+            + f": {kind_of_emulation(each.emulated)}"
+            for each in self.model.profile.environments
+            if each.emulated
+        }
+        return tuple(sorted(found))
 
     def _memory_notes(self, workload: Workload) -> tuple[str, ...]:
         limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, workload.memory.interval_bytes

@@ -17,6 +17,7 @@ from calibrate.communication_spread import total_sd_s
 from calibrate.profile import Profile, read_profile
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.spec.cluster import ClusterFile
+from paradl_bench.spec.emulation import Emulation
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, Environment
 from paradl_bench.spec.plan import Collective, PlanSettings
@@ -81,6 +82,7 @@ def environment(simulator: Simulator) -> Environment:
         kernel="",
         versions={"simgrid": simulator.version},
         settings={},
+        emulated=Emulation(messages=simulator.messages),
     )
 
 

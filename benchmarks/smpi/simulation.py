@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from fat_tree import FatTree
 
+from paradl_bench.spec.emulation import SimulatedMessages
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.storage import write_bytes_atomically, write_text_atomically
 
@@ -125,6 +126,18 @@ class Simulator:
         write_text_atomically(self._platform, tree.platform_xml())
         self._program = self._build / "judge"
         _checked(["smpicc", "-O2", "-o", str(self._program), str(SOURCE)], "smpicc")
+
+    @property
+    def messages(self) -> SimulatedMessages:
+        """What measurements made of its results say of themselves."""
+        tree = self.tree
+        told = "\n".join((tree.platform_xml(), *MODEL))
+        return SimulatedMessages(
+            simulator=f"SimGrid {self.version}",
+            platform=f"a fat tree of {tree.nodes} nodes of {tree.ranks_per_node} ranks,"
+            f" 1:{tree.oversubscription:g} oversubscribed",
+            platform_sha256=hashlib.sha256(told.encode()).hexdigest(),
+        )
 
     def sweep(self, case: Sweep) -> Result:
         """The case's result, simulated unless it is at hand."""

@@ -1,4 +1,7 @@
-"""What of a measurement was emulated, which its environment records: nodes that share one host, layers that sleep."""
+"""What of a measurement was not real, which its environment records.
+
+Nodes that share one host, layers that sleep, messages that a simulator computed.
+"""
 
 from __future__ import annotations
 
@@ -75,34 +78,72 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says"
 
 
+class SimulatedMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that went over no link: a simulator computed what they take.
+
+    Attributes:
+        simulator: which, with its version.
+        platform: what it simulated, in words.
+        platform_sha256: of all that it was told of that, its settings included.
+
+    Raises:
+        ValueError: one of them is empty.
+    """
+
+    simulator: str
+    platform: str
+    platform_sha256: str
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name):
+                raise ValueError(f"simulated messages say of which {name}")
+
+    @property
+    def kind(self) -> str:
+        """What measurements have to share to be of one simulated cluster, in words."""
+        return f"messages simulated by {self.simulator}: {self.platform} (platform {self.platform_sha256[:12]})"
+
+
 class Emulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was emulated.
+    """What was emulated, or simulated.
 
     Attributes:
         nodes: that shared a host.
         layers: that slept.
+        messages: that a simulator computed.
 
     Raises:
-        ValueError: nothing was.
+        ValueError: nothing was, or messages between emulated nodes, which are sent, were simulated.
     """
 
     nodes: EmulatedNodes | None = None
     layers: EmulatedLayers | None = None
+    messages: SimulatedMessages | None = None
 
     def __post_init__(self) -> None:
-        if self.nodes is None and self.layers is None:
-            raise ValueError("an emulation says what was emulated: nodes, layers")
+        if self.nodes is None and self.layers is None and self.messages is None:
+            raise ValueError("an emulation says what was emulated: nodes, layers, messages")
+        if self.nodes is not None and self.messages is not None:
+            raise ValueError("messages between emulated nodes are sent, not simulated: give one of nodes and messages")
 
     @property
     def kind(self) -> str:
         """What measurements have to share to be alike, in words."""
-        return "; ".join(part.kind for part in (self.nodes, self.layers) if part is not None)
+        return "; ".join(part.kind for part in (self.nodes, self.layers, self.messages) if part is not None)
 
     @property
     def words(self) -> str:
         """In a line."""
-        words = ["" if self.nodes is None else self.nodes.words, "" if self.layers is None else self.layers.kind]
-        return "; ".join(filter(None, words))
+        words = [] if self.nodes is None else [self.nodes.words]
+        return "; ".join([*words, *(part.kind for part in (self.layers, self.messages) if part is not None)])
+
+    @property
+    def computing(self) -> Emulation | bool:
+        """The same with layers that compute; false where nothing else was emulated."""
+        if self.nodes is None and self.messages is None:
+            return False
+        return msgspec.structs.replace(self, layers=None)
 
 
 def emulated_nodes(emulated: Emulation | bool) -> EmulatedNodes | None:
@@ -114,6 +155,11 @@ def emulated_nodes(emulated: Emulation | bool) -> EmulatedNodes | None:
 def emulated_layers(emulated: Emulation | bool) -> EmulatedLayers | None:
     """The layers that slept; None where layers computed."""
     return emulated.layers if isinstance(emulated, Emulation) else None
+
+
+def simulated_messages(emulated: Emulation | bool) -> SimulatedMessages | None:
+    """The messages that a simulator computed; None where they were sent."""
+    return emulated.messages if isinstance(emulated, Emulation) else None
 
 
 def words_of_emulation(emulated: Emulation | bool) -> str:

@@ -59,7 +59,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         settings: what changes a kernel: threads, pinning, TF32, cudnn.benchmark, allocator thresholds.
         variables: NCCL_*, CUDA_*, OMP_*, MALLOC_*, GLOO_* and Slurm variables that were set.
         commit: of the working tree that measured, where known.
-        emulated: what was emulated (layers that slept, nodes on one host); false where nothing was.
+        emulated: what was emulated (layers that slept, nodes on one host) or simulated; false where nothing was.
     """
 
     device: str
@@ -81,8 +81,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def computing(self) -> Environment:
         """The same with layers that compute: what of it was real, or emulated in another way."""
-        nodes = self.emulated.nodes if isinstance(self.emulated, Emulation) else None
-        return msgspec.structs.replace(self, emulated=Emulation(nodes=nodes) if nodes else False)
+        emulated = self.emulated
+        kept = emulated.computing if isinstance(emulated, Emulation) else emulated
+        return msgspec.structs.replace(self, emulated=kept)
 
     def differences(self, other: Environment) -> list[str]:
         """What differs and makes measurements unlike: device, host, versions, settings; empty if they may be merged."""
