@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from paradl_bench.options import dtype_option, hang_option, kernel_options, sample_options, sharing_options
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import KernelSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
+
+if TYPE_CHECKING:
+    from paradl_bench.measure.rank_place import RankPlace
 
 
 @click.command("layers")
@@ -24,10 +28,9 @@ from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_sha
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option(
     "--ranks-on-host",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other.",
+    metavar="R[,R...]",
+    help="Measure on so many ranks of this host at once: cores that share memory bandwidth slow each other. Several"
+    " numbers (1,2) are measured in turn. Default: 1, or as many as torchrun or srun started.",
 )
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Blocks spread over time.")
 @click.option(
@@ -72,7 +75,7 @@ def COMMAND(  # noqa: N802
     tf32: bool | None,
     cudnn_benchmark: bool | None,
     optimizer: str,
-    ranks_on_host: int,
+    ranks_on_host: str | None,
     blocks: int,
     iterations: int,
     warmup: int,
@@ -102,6 +105,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
 
+    place = launcher_of_environment(launcher)
     request = LayersRequest(
         models=tuple(model.split(",")),
         batches=batches,
@@ -112,6 +116,7 @@ def COMMAND(  # noqa: N802
             channels_last=bool(channels_last), tf32=bool(tf32), cudnn_benchmark=bool(cudnn_benchmark)
         ),
         optimizer=optimizer,
+        ranks_on_host=_numbers_of_ranks(ranks_on_host, place),
         blocks=blocks,
         pairs=iterations,
         warmup=warmup,
@@ -122,11 +127,10 @@ def COMMAND(  # noqa: N802
         spatial_until=spatial_until,
     )
     request.check()
-    place = launcher_of_environment(launcher)
     if place is None:
         refuse_unusable(output)
         command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=ranks_on_host, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        launch_ranks(command, ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers import measure_layers
@@ -136,3 +140,21 @@ def COMMAND(  # noqa: N802
         measure_layers(request, context, output, ("paradl-bench", *sys.argv[1:]))
     if place.launcher != "own" and place.rank == 0:
         print_layer_summary(output, as_json=as_json)
+
+
+def _numbers_of_ranks(text: str | None, place: RankPlace | None) -> tuple[int, ...]:
+    """How many ranks compute at once, each number in turn; what a launcher started where nothing is asked for.
+
+    Raises:
+        UserError: no positive whole numbers, or not as many ranks were started as the most of them.
+    """
+    started = 1 if place is None else place.ranks
+    if text is None:
+        return (started,)
+    counts = parse_counts(text, "--ranks-on-host")
+    if place is not None and max(counts) != started:
+        raise UserError(
+            f"--ranks-on-host {text}: {place.launcher} started {started} ranks; start {max(counts)}, or leave the"
+            " option away"
+        )
+    return counts

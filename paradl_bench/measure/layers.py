@@ -1,8 +1,8 @@
 """Layer profiles: every operation of a model in situ, the weight update, and what passes between operations.
 
-Blocks are spread over time: one block visits every (model, batch) in shuffled order, so that a slow spell of the
-machine falls on all of them alike. In a block uninstrumented and instrumented iterations alternate, so that the layers'
-sum can be held against the iteration that nobody probed (closure).
+Blocks are spread over time: one block visits every (model, batch) in shuffled order, each with every number of ranks in
+turn, so that a slow spell of the machine falls on all of them alike. In a block uninstrumented and instrumented
+iterations alternate, so that the layers' sum can be held against the iteration that nobody probed (closure).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
 
     Args:
         request: what to measure.
-        context: this rank; with several, all of them run the same block at once.
+        context: this rank, of as many as ``request.ranks``; those that a block asks for run it at once.
         output: measurement directory, new or left by an interrupted run of the same command.
 
     Raises:
@@ -108,13 +108,15 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
             write_network(output, network)
     done = context.share(_finished(directory))
     cost = measure_probe_cost(clock, context.device)
+    active = {count: context.first(count) for count in request.ranks_on_host}
     plan = _block_plan(request, len(subjects))
     with progress("layers", len(plan)) as bar:
-        for block, index in plan:
+        for block, index, count in plan:
             subject = subjects[index]
             bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
-            if (*subject.key, block) not in done:
-                _measure_block(request, context, subject, block, cost, directory)
+            if (*subject.key, count, block) not in done:
+                about = _About(subject, active[count], request, block)
+                _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
             bar.advance()
     if directory is not None:
         directory.finish()
@@ -127,29 +129,33 @@ def _open(
     return MeasurementDirectory.open(
         output,
         kind="layers",
-        arguments=request.arguments(context.ranks),
+        arguments=request.arguments(),
         command_line=command_line,
         environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
     )
 
 
-def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, str, int, int]]:
+def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, str, int, int, int]]:
     if directory is None:
         return set()
     records = directory.records(ITERATIONS_FILE, IterationSamples)
-    done = {(record.model, record.batch, record.shard, record.position, record.block) for record in records}
+    done = {(r.model, r.batch, r.shard, r.position, r.ranks_on_host, r.block) for r in records}
     if directory.resumed and done:
         say(f"going on in {directory.path}: {len(done)} blocks were measured before")
     return done
 
 
-def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int]]:
+def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, int]]:
+    """(block, subject, ranks that compute), in the order in which they are measured."""
+    counts = request.ranks_on_host
     shuffle = random.Random(request.seed)
     plan = []
     for block in range(request.blocks):
         order = list(range(subjects))
         shuffle.shuffle(order)
-        plan += [(block, index) for index in order]
+        # Numbers of ranks are compared with each other: one right behind the other, each as often the first.
+        turn = block % len(counts)
+        plan += [(block, index, count) for index in order for count in (*counts[turn:], *counts[:turn])]
     return plan
 
 
@@ -229,40 +235,49 @@ def _warm_up(subject: _Subject, iterations: int) -> None:
         raise UserError(f"{where}{f' as one rank of {subject.shard}' if subject.shard else ''}: {error}") from error
 
 
-def _measure_block(
-    request: LayersRequest,
-    context: RankContext,
-    subject: _Subject,
-    block: int,
-    cost: ProbeCost,
-    directory: MeasurementDirectory | None,
-) -> None:
-    """One block of one subject on all ranks at once; rank 0 appends it, the iterations' record last."""
+_Records = dict[str, list[Any]]
+"""By file, in the order in which they are written: the iterations' last, whose records say what is finished."""
+
+
+def _measure_block(about: _About, cost: ProbeCost) -> _Records:
+    """One block of one subject, on all the ranks that it is about at once; what this one has to say of it."""
+    subject, context = about.subject, about.context
     layers, clock = len(subject.network.layers), subject.clock
     # Other models ran since: one iteration brings this one's memory and code back.
     _plain_iteration(subject, context, clock)
     plain, probed = [], []
     with _no_garbage_collection():
-        for _ in range(request.pairs):
+        for _ in range(about.request.pairs):
             context.barrier()
             plain.append(_plain_iteration(subject, context, clock))
             context.barrier()
             probed.append(
                 probed_iteration(subject.forward, subject.update, clock, cost, layers, observed=subject.observed)
             )
-    about = _About(subject, context, request, block)
     isolated = [about.isolated(operation, clock) for operation in subject.operations]
     context.barrier()
-    records: dict[str, list[Any]] = {
+    return {
         LAYERS_FILE: [*about.layer_records(probed), *(record for group in isolated for record in group)],
         COPIES_FILE: about.copies(clock),
         ITERATIONS_FILE: [about.iterations(plain, probed)],
     }
-    gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in records.items()})
+
+
+def _append(directory: MeasurementDirectory | None, context: RankContext, records: _Records | None) -> None:
+    """Gather a block from the ranks that ran it, while the others rest; rank 0 appends it.
+
+    Args:
+        records: None of a rank that did not run it.
+    """
+    if records is None:
+        context.rest()
+    else:
+        context.barrier()
+    gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in (records or {}).items()})
     if directory is not None:
         for name in (LAYERS_FILE, COPIES_FILE, ITERATIONS_FILE):
             kind = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}[name]
-            directory.append(name, [msgspec.convert(row, kind) for rank in gathered for row in rank[name]])
+            directory.append(name, [msgspec.convert(row, kind) for rank in gathered for row in rank.get(name, ())])
 
 
 @contextlib.contextmanager
@@ -299,7 +314,11 @@ def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> t
 
 @dataclass(slots=True)
 class _About:
-    """What all records of a block share."""
+    """What all records of a block share.
+
+    Attributes:
+        context: of the ranks that compute.
+    """
 
     subject: _Subject
     context: RankContext

@@ -19,6 +19,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batches: local batches.
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.layers.autocast`).
+        ranks_on_host: how many ranks of the host compute at once, in turn; as many are started as the most of them.
         pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
@@ -32,6 +33,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     kernel_settings: KernelSettings = NO_SETTINGS
     optimizer: str
+    ranks_on_host: tuple[int, ...]
     blocks: int
     pairs: int
     warmup: int
@@ -64,7 +66,12 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             spatial_until=self.spatial_until,
         )
 
-    def arguments(self, ranks: int) -> dict[str, str]:
+    @property
+    def ranks(self) -> int:
+        """Ranks to start."""
+        return max(self.ranks_on_host)
+
+    def arguments(self) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
         sharded = {"shards": ",".join(map(str, self.shards))} if self.shards else {}
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
@@ -74,7 +81,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             "input_shape": shape,
             "dtype": self.dtype,
             "optimizer": self.optimizer,
-            "ranks_on_host": str(ranks),
+            "ranks_on_host": ",".join(map(str, self.ranks_on_host)),
             "blocks": str(self.blocks),
             "pairs": str(self.pairs),
             "warmup": str(self.warmup),

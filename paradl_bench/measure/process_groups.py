@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import datetime
 import gc
 import importlib
@@ -14,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ T = TypeVar("T")
 # A rank that hangs is noticed by its signs of life first; a collective that fails would end ranks before they say where
 # they stand.
 _AFTER_HANG_S = 30.0
+# Long beside what waking costs the ranks that measure, short beside a block.
+_REST_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class RankContext:
         device: of this rank (``cpu``, ``cuda:1``).
         backend: of the default process group; ``none`` where there is none.
         core: the core that this rank is pinned to; None on a GPU.
+        group: of the ranks that this is about; None for all.
     """
 
     rank: int
@@ -66,6 +71,7 @@ class RankContext:
     backend: str
     launcher: Launcher
     core: int | None
+    group: torch.distributed.ProcessGroup | None = None
 
     @property
     def settings(self) -> dict[str, str]:
@@ -78,8 +84,36 @@ class RankContext:
         if self.backend != NO_BACKEND:
             import torch.distributed as dist
 
-            dist.barrier()
+            dist.barrier(self.group)
             beat()
+
+    def rest(self) -> None:
+        """Wait for all ranks as one that has nothing to do meanwhile, as long as it takes; the others call ``barrier``.
+
+        It wakes to say that it lives, so a rank that waits for another's long work is not taken for one that hangs.
+        """
+        import torch.distributed as dist
+
+        waiting = dist.barrier(self.group, async_op=True)
+        while not waiting.is_completed():
+            beat()
+            time.sleep(_REST_S)
+        waiting.wait()
+        beat()
+
+    def first(self, count: int) -> RankContext:
+        """The first ``count`` ranks among themselves; every rank calls this, in the same order of counts.
+
+        What comes back is of no use to ranks that are not among them.
+        """
+        if count == self.ranks:
+            return self
+        import torch.distributed as dist
+
+        # A group of one would cost a call for nothing.
+        group = dist.new_group(list(range(count))) if count > 1 else None
+        backend = self.backend if count > 1 else NO_BACKEND
+        return dataclasses.replace(self, ranks=count, backend=backend, group=group)
 
     def share(self, value: T) -> T:
         """Rank 0's value on every rank; a collective, so never inside what is timed."""
@@ -89,7 +123,7 @@ class RankContext:
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         beat()
         return box[0]
 
@@ -101,7 +135,7 @@ class RankContext:
         import torch.distributed as dist
 
         boxes: list[T] = [value] * self.ranks
-        dist.all_gather_object(boxes, value)
+        dist.all_gather_object(boxes, value, self.group)
         beat()
         return boxes
 

@@ -122,14 +122,28 @@ def _resume(workplace: Path, model: str, directory: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_two_ranks_at_once_keep_both_ranks_samples(workplace: Path) -> None:
-    done = layers(workplace, "nets_of_layers_test:Net", *SETTINGS, "--ranks-on-host", "2", "-o", "two")
+def test_numbers_of_ranks_are_measured_in_turn_and_resumed(workplace: Path) -> None:
+    """One rank, a part of them and all; those that a turn leaves out have nothing to say."""
+    arguments = ("nets_of_layers_test:Net", *SETTINGS, "--ranks-on-host", "1,2,3", "-o", "turns")
+    done = layers(workplace, *arguments)
     assert done.returncode == 0, done.stderr
-    samples, iterations, _ = read(workplace / "two")
-    assert {(s.rank, s.ranks_on_host) for s in samples} == {(0, 2), (1, 2)}
-    assert {(i.rank, i.batch, i.block) for i in iterations} == {
-        (r, n, b) for r in (0, 1) for n in (3, 5) for b in (0, 1)
-    }
+    samples, iterations, copies = read(workplace / "turns")
+    ranks = {(count, rank) for count in (1, 2, 3) for rank in range(count)}
+    assert {(s.ranks_on_host, s.rank) for s in samples} == {(c.ranks_on_host, c.rank) for c in copies} == ranks
+    first = [i for i in iterations if i.rank == 0]
+    turns = [(i.block, i.batch, i.ranks_on_host) for i in first]
+    assert sorted(turns) == [(block, batch, count) for block in (0, 1) for batch in (3, 5) for count in (1, 2, 3)]
+    # A block's numbers of ranks follow each other, and another one begins in the next block.
+    assert [count for _, _, count in turns] == [1, 2, 3, 1, 2, 3, 2, 3, 1, 2, 3, 1]
+    assert [turns[at][1] for at in range(0, 12, 3)] == [turns[at + 2][1] for at in range(0, 12, 3)]
+    path = workplace / "turns" / ITERATIONS_FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    again = layers(workplace, *arguments)
+    assert again.returncode == 0, again.stderr
+    assert "11 blocks were measured before" in again.stderr
+    assert sorted((i.block, i.batch, i.ranks_on_host) for i in read(workplace / "turns")[1] if i.rank == 0) == sorted(
+        turns
+    )
 
 
 @pytest.mark.distributed
@@ -165,6 +179,7 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
     [
         (("resnet19", "--batch", "2", "-o", "x"), "did you mean resnet18"),
         (("resnet18", "--batch", "0", "-o", "x"), "not a positive whole number"),
+        (("resnet18", "--batch", "2", "--ranks-on-host", "1,0", "-o", "x"), "not a positive whole number"),
         (("resnet18", "--batch", "2", "--input-shape", "3x0x4", "-o", "x"), "write it as 3x224x224"),
         (("resnet18", "--batch", "2", "--input-shape", "5x32x32", "-o", "x"), "does not run on an input of 5x32x32"),
         (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
