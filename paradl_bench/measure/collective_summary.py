@@ -32,6 +32,7 @@ from paradl_bench.spec.measurement import (
     InterferenceSamples,
     read_records,
 )
+from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import summarise
 from paradl_bench.spec.units import format_bytes, format_seconds
 
@@ -124,7 +125,7 @@ def sweep_rows(records: Iterable[CollectiveSamples]) -> tuple[SweepRow, ...]:
 
 def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
     first = records[0]
-    operation = operations()[first.operation]
+    operation = lookup(operations(), first.operation, "collective")
     times = summarise(np.concatenate([operation.call_seconds(record.samples_s) for record in records]))
     size, seconds = first.message_bytes, times.median_s
     return SweepRow(

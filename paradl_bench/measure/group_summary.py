@@ -12,6 +12,7 @@ import numpy as np
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.measurement import CollectiveSamples
+from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import summarise
 from paradl_bench.spec.units import format_bytes, format_seconds
 
@@ -102,7 +103,7 @@ def _concurrent_row(together: list[CollectiveSamples], alone: list[CollectiveSam
 
 
 def _median_call_s(records: list[CollectiveSamples]) -> float:
-    operation = operations()[records[0].operation]
+    operation = lookup(operations(), records[0].operation, "collective")
     return float(np.median(np.concatenate([operation.call_seconds(record.samples_s) for record in records])))
 
 
@@ -116,7 +117,7 @@ def behind_rows(records: Iterable[BehindComputeSamples]) -> tuple[BehindRow, ...
 
 def _behind_row(records: list[BehindComputeSamples]) -> BehindRow:
     first = records[0]
-    operation = operations()[first.operation]
+    operation = lookup(operations(), first.operation, "collective")
     behind = summarise([value for record in records for value in record.after_last_arrival_s()])
     lags = [value for record in records for value in record.lags_s()]
     return BehindRow(

@@ -20,6 +20,7 @@ from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.host_clocks import HostClocks, HostDrift, drift_lines
 from paradl_bench.spec.host_record import RankHost, last_of_each
 from paradl_bench.spec.measurement import CollectiveSamples
+from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import TrainingIterations, TrainingRun
 from paradl_bench.spec.units import format_seconds
@@ -311,7 +312,7 @@ def _block_times(records: Sequence[CollectiveSamples]) -> dict[int, float]:
     """By block, the median over operations and sizes of its time over that of all blocks."""
     medians: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for record in records:
-        seconds = operations()[record.operation].call_seconds(record.samples_s)
+        seconds = lookup(operations(), record.operation, "collective").call_seconds(record.samples_s)
         medians[record.operation, record.message_bytes][record.block] = float(np.median(seconds))
     ratios: dict[int, list[float]] = defaultdict(list)
     for own in medians.values():

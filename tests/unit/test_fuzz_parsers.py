@@ -13,12 +13,13 @@ import pytest
 from coverage_guided import Finding, Fuzzer, Lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_targets import RECORDS, TOLD, bombs, seeds, targets
+from parser_targets import DATA, RECORDS, TOLD, bombs, seeds, targets
 
 from paradl_bench import spec
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import LogFile
 from paradl_bench.spec.errors import UserError, shown
+from paradl_bench.spec.measurement import MANIFEST_NAME
 from predict.inputs import read_cluster
 
 NAMES = sorted(targets())
@@ -163,6 +164,13 @@ def test_what_costs_a_careless_reader_its_stack_or_its_memory_gives_a_result_or_
         ("cluster.yaml", b"name: !!timestamp x\nlevels: !!int ''\n"),
         ("paradl-net", b"# platform\nMEM_PER_NODE|5e-324|bytes\nMAX_NODE|4|\nGPU_PER_NODE|4|\n"),
         ("profile.json", b'{"schema_version": 1, "a": ' + b"[" * 900 + b"]" * 900 + b"}"),
+        (
+            "measurements",
+            b">>> manifest.json\n"
+            + (DATA / "collectives-v1" / MANIFEST_NAME).read_bytes()
+            + b'>>> collectives.jsonl\n{"library":"gloo","tool":"torch","operation":"","level":"node","ranks":2,'
+            b'"message_bytes":4096,"dtype":"fp32","block":0,"samples_s":[[1e-5],[1e-5]],"verified":true}\n',
+        ),
     ],
 )
 def test_what_fuzzing_once_found(name: str, content: bytes) -> None:

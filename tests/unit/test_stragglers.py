@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from paradl_bench.measure.collective_summary import sweep_rows
 from paradl_bench.measure.stragglers import sweep_pace, training_pace
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_record import RankHost
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.training_record import TrainingIterations, TrainingRun
@@ -165,3 +167,13 @@ def test_means_of_calls_and_groups_at_once_are_left_out() -> None:
     means = [msgspec.structs.replace(record, calls_per_sample=5) for record in records]
     groups = [msgspec.structs.replace(record, concurrent=2) for record in records]
     assert sweep_pace([*means, *groups], ()).lines() == []
+
+
+@pytest.mark.parametrize("read", [lambda sweeps: sweep_pace(sweeps, []), sweep_rows])
+def test_a_sweep_of_a_collective_that_nobody_knows_is_refused_by_name(
+    read: Callable[[list[CollectiveSamples]], object],
+) -> None:
+    times = {"samples_s": ((1e-5, 2e-5), (1e-5, 2e-5)), "verified": True, "dtype": "fp32", "block": 0, "ranks": 2}
+    about = {"library": "gloo", "tool": "torch", "level": "node", "message_bytes": 4096}
+    with pytest.raises(UserError, match=r"unknown collective 'all_recude'.*all_reduce"):
+        read([CollectiveSamples(operation="all_recude", **about, **times)])
