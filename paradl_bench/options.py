@@ -188,8 +188,14 @@ input_options = together(
     click.option(
         "--preset",
         metavar="P",
-        help="Of --evaluator dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow, cntk, pytorch"
-        " (the default).",
+        help="Of --evaluator simulate and dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow,"
+        " cntk, pytorch (the default).",
+    ),
+    click.option(
+        "--prefetch",
+        metavar="N",
+        type=click.IntRange(0),
+        help="Mini-batches fetched ahead. Default: 1, as the preset does; none with naive or --io-workers 0.",
     ),
     click.option("--io-seconds", type=click.FloatRange(0), help="Reading one rank's mini-batch. Default: the profile."),
     click.option("--h2d-seconds", type=click.FloatRange(0), help="Copying it to its device. Default: the profile."),

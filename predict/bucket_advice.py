@@ -14,10 +14,11 @@ from paradl_bench.spec.units import format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.cost_model import CostModel
 from predict.evaluators.osf import buffers_of, workload_of
+from predict.input_terms import NO_INPUT, InputOptions
 from predict.interval import interval
 from predict.osf import Fusion, Rule
 from predict.osf_form import Buffers, fused_as_ddp
-from predict.request import read_request
+from predict.request import Request, read_request
 from predict.scaling_band import Timed, gain_band
 from predict.workload import Evaluator, Point, Workload, evaluator_named
 
@@ -69,7 +70,7 @@ def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[
     if evaluator.name not in ("simulate", "osf"):
         raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")
     caps = parse_caps(options["caps"])
-    request = read_request(options)
+    request = _without_input(read_request(options))
     found: list[BucketAdvice] = []
     for point in request.points:
         if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
@@ -94,6 +95,13 @@ def parse_caps(text: str) -> tuple[float, ...]:
             raise UserError(f"--caps {text}: {part.strip()!r} is no number of MiB from 1 byte to 1 TiB")
         found.add(value)
     return tuple(sorted(found))
+
+
+def _without_input(request: Request) -> Request:
+    """Buckets are compared by what they make of the exchange; reading that takes longer would hide it."""
+    if request.model.input_options != InputOptions():
+        raise UserError("predict buckets compares exchanges, whatever the input takes: leave its options out")
+    return dataclasses.replace(request, model=dataclasses.replace(request.model, input_options=NO_INPUT))
 
 
 def _of_point(model: CostModel, evaluator: Evaluator, point: Point, caps: Sequence[float]) -> list[BucketAdvice]:

@@ -73,6 +73,7 @@ class PricedPlan:
             where that was not measured, as the measured ones do.
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
+        batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
     """
 
     plan: Plan
@@ -82,6 +83,7 @@ class PricedPlan:
     own_relative_sd: Floats
     lag: float = 1.0
     slower: tuple[float, ...] = ()
+    batches_ahead_bytes: int = 0
     spread: Spread
     remarks: Remarks
 
@@ -399,6 +401,8 @@ class CostModel:
         if isinstance(work, HaloExchange):
             halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
             return Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
+        # The input joins a plan when that is priced (predict.input_tasks).
+        assert isinstance(work, Collective)
         found = self.communication.cost(work, strategy, call)
         if work.ranks <= 1:
             return Priced(found.cost, count, work, True)

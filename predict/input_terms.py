@@ -6,7 +6,6 @@ any model may be fed with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,9 +14,11 @@ from calibrate.input_side import InputSide, InputTime, h2d_seconds, io_seconds
 from calibrate.profile import Profile
 from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import DTYPE_BYTES, Network
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import InputCopy, InputRead
 from predict.assembly import Priced, assemble
 from predict.costs import Cost, Costs, Remark, Source
+from predict.input_closed_form import PRESETS, Fetch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class InputOptions:
 
     Attributes:
         preset: the framework whose way of reading and copying is modelled.
+        prefetch: mini-batches that are fetched ahead.
         io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
         workers: that load for all ranks of one host. from_disk: past the page cache.
         source: which of the profile's sources.
     """
 
     preset: str = "pytorch"
+    prefetch: int | None = None
     io_s: float | None = None
     h2d_s: float | None = None
     workers: int | None = None
@@ -39,8 +42,12 @@ class InputOptions:
     source: str | None = None
 
 
+NO_INPUT = InputOptions(io_s=0.0, h2d_s=0.0)
+"""Nothing is read or copied, whatever a profile knows of it."""
+_KNOWN_BY = ("simulate", "dag")
 _OF_INPUT = {
     "preset": "--preset",
+    "prefetch": "--prefetch",
     "io_seconds": "--io-seconds",
     "h2d_seconds": "--h2d-seconds",
     "io_workers": "--io-workers",
@@ -58,10 +65,12 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     """
     # 0 seconds is something that was given.
     given = {name: options[name] for name in _OF_INPUT if options.get(name) is not None and options[name] is not False}
-    if given and evaluator_name != "dag":
-        raise UserError(f"{_OF_INPUT[next(iter(given))]} is for --evaluator dag; {evaluator_name} knows no input side")
+    if given and evaluator_name not in _KNOWN_BY:
+        first, known = _OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
+        raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
     return InputOptions(
         preset=given.get("preset", InputOptions().preset),
+        prefetch=given.get("prefetch"),
         io_s=given.get("io_seconds"),
         h2d_s=given.get("h2d_seconds"),
         workers=given.get("io_workers"),
@@ -70,14 +79,36 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     )
 
 
+def fetch_of(options: InputOptions) -> Fetch:
+    """What the options let be fetched ahead: without workers, as a DataLoader of 0 has it, nothing.
+
+    Raises:
+        UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
+    """
+    if options.preset not in PRESETS:
+        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
+    preset = PRESETS[options.preset]
+    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
+    if alone and options.prefetch:
+        raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
+    ahead = 1 if options.prefetch is None else options.prefetch
+    return Fetch(0 if alone else ahead, preset.copies_ahead)
+
+
 class InputTerms(NamedTuple):
     """t_io and t_h2d as two parts of a prediction's costs, in this order, and what is to be said of them.
 
     They count neither as compute nor as communication: both occur 0 times in sums over parts.
+
+    Attributes:
+        works: what the two parts are of.
+        known: whether either was measured or stated.
     """
 
     costs: Costs
     remarks: tuple[Remark, ...]
+    works: tuple[InputRead, InputCopy]
+    known: bool
 
 
 class HostBatch(NamedTuple):
@@ -94,8 +125,9 @@ def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch
         UserError: options name a source that the profile lacks, or it holds several and they name none.
     """
     side = _chosen(profile.input_side, network.name, options.source)
+    sample_bytes = _sample_bytes(side, network, dtype)
     reading = _io(side, batch, options)
-    copying = _h2d(side, network, dtype, batch, options)
+    copying = _h2d(side, batch.local_batch * sample_bytes, options)
     remarks = []
     for what, time in (("reading a mini-batch", reading), ("copying it to the device", copying)):
         if time is None:
@@ -103,7 +135,11 @@ def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch
         else:
             remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.beyond))
     parts = [_priced(name, time) for name, time in (("io", reading), ("h2d", copying))]
-    return InputTerms(assemble(parts, 0.0), tuple(remarks))
+    works = (
+        InputRead(samples=batch.local_batch * batch.ranks_on_host),
+        InputCopy(bytes=batch.local_batch * sample_bytes),
+    )
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, reading is not None or copying is not None)
 
 
 def _io(side: InputSide | None, batch: HostBatch, options: InputOptions) -> InputTime | None:
@@ -115,19 +151,17 @@ def _io(side: InputSide | None, batch: HostBatch, options: InputOptions) -> Inpu
     return io_seconds(side, samples, options.workers, cold=options.from_disk)
 
 
-def _h2d(
-    side: InputSide | None, network: Network, dtype: str, batch: HostBatch, options: InputOptions
-) -> InputTime | None:
+def _sample_bytes(side: InputSide | None, network: Network, dtype: str) -> int:
+    """Of a sample as tensors: as the network reads it, else as it was measured."""
+    if network.input_shape or side is None:
+        return network.input_bytes(1, kept_dtype(dtype))
+    return side.sample_bytes
+
+
+def _h2d(side: InputSide | None, message_bytes: int, options: InputOptions) -> InputTime | None:
     if options.h2d_s is not None:
         return InputTime(options.h2d_s, 0.0, "--h2d-seconds")
-    if side is None:
-        return None
-    sample = (
-        math.prod(network.input_shape) * DTYPE_BYTES.get(kept_dtype(dtype), 4)
-        if network.input_shape
-        else side.sample_bytes
-    )
-    return h2d_seconds(side, batch.local_batch * sample)
+    return None if side is None else h2d_seconds(side, message_bytes)
 
 
 def _chosen(sides: Sequence[InputSide], model: str, source: str | None) -> InputSide | None:

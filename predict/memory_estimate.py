@@ -8,6 +8,8 @@ from calibrate.memory_factors import MemoryEstimate, MemoryMeasure, MemoryReuse
 from calibrate.profile import Profile
 from paradl_bench.memory.peak import MemoryUse
 
+BATCHES_AHEAD = "batches_ahead"
+"""The part of mini-batches that were copied to the device before the iteration that computes them."""
 BEYOND_TENSORS = "beyond_tensors"
 """The part that the factor adds to a plan's tensors; below 0 where a tracked peak is smaller than the planned one."""
 
@@ -25,6 +27,17 @@ class EstimatedMemory(NamedTuple):
     parts_bytes: dict[str, int]
     interval_bytes: tuple[int, int] | None = None
     measured: MemoryMeasure = "tensors"
+
+    def beside_batches(self, ahead_bytes: int) -> EstimatedMemory:
+        """With so many bytes of mini-batches that wait for their turn, which lie beside whatever an iteration holds."""
+        if not ahead_bytes:
+            return self
+        bounds = self.interval_bytes
+        return self._replace(
+            peak_bytes=self.peak_bytes + ahead_bytes,
+            parts_bytes={**self.parts_bytes, BATCHES_AHEAD: ahead_bytes},
+            interval_bytes=None if bounds is None else (bounds[0] + ahead_bytes, bounds[1] + ahead_bytes),
+        )
 
 
 def with_factor(profile: Profile, use: MemoryUse) -> EstimatedMemory:

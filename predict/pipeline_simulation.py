@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from paradl_bench.spec.plan import BucketCopy, Ints, Phase, Plan, Role, Stream, Transfer
 from predict.costs import Floats
 from predict.exposure import exposed_seconds, names_of_layer_communication
+from predict.input_tasks import INPUT_PHASES, waits_for_input
 from predict.simulator import Timeline, condense, couple, simulate
 from predict.workload import Timing
 
@@ -145,6 +146,7 @@ class _Line:
         self._segment_work = np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._phase = np.concatenate([each.phase for each in condensed])
+        self._fetches = np.isin(self._phase, INPUT_PHASES)
         self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
 
@@ -187,7 +189,8 @@ class _Line:
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last."""
         line = self.run(seconds, compute_slowdown, communication_slowdown)
-        stage = int(self._role[int(np.argmax(line.end_s))])
+        _, waiting = waits_for_input(line, self._phase, self._role == 0)
+        stage = int(self._role[int(np.argmax(np.where(self._fetches, 0.0, line.end_s)))])
         own = self._role == stage
         busy = line.end_s - line.start_s
 
@@ -207,7 +210,8 @@ class _Line:
             overlap_s=line.overlap_s,
             fw_of_layers_s=waited[Phase.FW],
             bw_of_layers_s=waited[Phase.BW],
-            idle_s=line.iteration_s - forward - backward - exchange - update,
+            idle_s=line.iteration_s - forward - backward - exchange - update - waiting.input_s,
+            **waiting._asdict(),
             stage=stage,
         )
 

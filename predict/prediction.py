@@ -35,7 +35,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             to the iteration.
         pipeline_stage: whose phases these are, from 0; null without a pipeline, and where they are of no single stage.
         breakdown_s: FW and BW without communication for layers that compute waits for, GE, WU, and that communication
-            by name (halo, all_gather, ...) add up to the iteration; exposed_communication lies inside of them.
+            by name (halo, all_gather, ...) add up to the iteration, with what ranks wait for other stages
+            (pipeline_idle), for a mini-batch to be read (input) and to be copied (h2d); exposed_communication lies
+            inside of them.
         compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
         overlap_s: both at once.
         straggler: the slowest rank's compute over a median one's.
@@ -282,7 +284,8 @@ def _breakdown(timing: Timing) -> dict[str, float]:
         "GE": timing.ge_s,
         "WU": timing.wu_s,
         **({"pipeline_idle": timing.idle_s} if timing.idle_s else {}),
-        **({"input": timing.input_s} if timing.input_s else {}),
+        **({"input": timing.input_s - timing.h2d_s} if timing.input_s > timing.h2d_s else {}),
+        **({"h2d": timing.h2d_s} if timing.h2d_s else {}),
         **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
         "exposed_communication": timing.exposed_communication_s,
     }

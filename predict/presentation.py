@@ -93,7 +93,8 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
         "90%: interval of the iteration. measured: share of the seconds. "
         + (for_layers if any(row["for layers"] for row in phases) else "")
         + ("idle: waiting for other stages. " if any(row["idle"] for row in phases) else "")
-        + ("input: waiting for the next mini-batch. " if any(row["input"] for row in phases) else "")
+        + ("input: waiting for a mini-batch to be read. " if any(row["input"] for row in phases) else "")
+        + ("h2d: waiting for it to be copied to the device. " if any(row["h2d"] for row in phases) else "")
         + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides.",
         highlight=False,
     )
@@ -138,7 +139,7 @@ def memory_cell(row: Prediction | WhatIf) -> str:
 
 def _of_layers_s(prediction: Prediction) -> float:
     """Seconds of the iteration that compute waits for communication for layers."""
-    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "exposed_communication")
+    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
     return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
 
 
@@ -215,6 +216,7 @@ def _phases(prediction: Prediction) -> dict[str, str]:
         "for layers": where_there(for_layers_s),
         "idle": where_there(parts.get("pipeline_idle", 0.0)),
         "input": where_there(parts.get("input", 0.0)),
+        "h2d": where_there(parts.get("h2d", 0.0)),
         "GE": format_seconds(parts["GE"]),
         "WU": format_seconds(parts["WU"]),
         "exposed": format_seconds(parts["exposed_communication"]),

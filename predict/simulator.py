@@ -25,6 +25,7 @@ from predict import engine_python
 from predict.costs import Floats
 
 _COMPUTE, _COMMUNICATION = int(Stream.COMPUTE), int(Stream.COMMUNICATION)
+_OF_INPUT = [int(Stream.INPUT), int(Stream.COPY_ENGINE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +264,17 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     )
     if finished < graph.tasks:
         raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
-    last = int(graph.lane[int(np.argmax(end_s))]) // len(Stream) if graph.tasks else 0
+    last = int(graph.lane[_last_task(graph, end_s)]) // len(Stream) if graph.tasks else 0
     overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
     return Timeline(start_s, end_s, overlap, exposed)
+
+
+def _last_task(graph: TaskGraph, end_s: Floats) -> int:
+    """The one that ends last; among those of the role's own work, since input is fetched for another iteration."""
+    sizes = np.diff(graph.lane_start).reshape(-1, len(Stream))
+    if sizes[:, _OF_INPUT].any():
+        end_s = np.where(np.isin(graph.lane % len(Stream), _OF_INPUT), -np.inf, end_s)
+    return int(np.argmax(end_s))
 
 
 def _check(name: str, values: Floats, least: float) -> None:

@@ -4,7 +4,7 @@ A column shows what took most of its time. In a pipeline a row is what a stage c
 micro-batch where there is room for it (an apostrophe for each stage of the rank before it), and collectives that it
 waits for. The parts of backward have letters of their own where they are actions of their own.
 Elsewhere compute and communication have a row each, and communication shows from a twentieth of a column on,
-in capitals where it is most of it: collectives for layers are many and short.
+in capitals where it is most of it: collectives for layers are many and short. Where input is fetched it has a row.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _COMMUNICATED = {
     "x": "",
 }
 """Letters of communication by category; the last for all others."""
+_FETCHED = {"r": ("reading a mini-batch", Phase.IO), "h": ("copying it to the device", Phase.H2D)}
 _SEEN = 0.05
 """Share of a column from which on communication shows."""
 _MOST_ROWS = 64
@@ -67,7 +68,7 @@ def draw(timeline: IterationTimeline, width: int) -> Picture:
     Args:
         width: characters of a line; at least ten columns of time are drawn, however narrow that is.
     """
-    rows_a_role = 1 if timeline.is_pipeline else 2
+    rows_a_role = 1 if timeline.is_pipeline else 2 + any(map(_fetches, timeline.roles))
     shown = timeline.roles[: _MOST_ROWS // rows_a_role]
     label = max(len(text) for role in shown for text in _labels(role, pipeline=timeline.is_pipeline))
     columns = max(width - label - 3, _NARROWEST)
@@ -85,11 +86,22 @@ def draw(timeline: IterationTimeline, width: int) -> Picture:
 
 def _labels(role: RoleTimeline, *, pipeline: bool) -> tuple[str, ...]:
     name = role.name
-    return (name,) if pipeline else (f"{name} compute", f"{name} communication")
+    own = (name,) if pipeline else (f"{name} compute", f"{name} communication")
+    return (*own, f"{name} input") if _fetches(role) else own
+
+
+def _fetches(role: RoleTimeline) -> bool:
+    return bool(np.isin(role.of_plan.stream, (Stream.INPUT, Stream.COPY_ENGINE)).any())
 
 
 def _rows_of(role: RoleTimeline, edges: Floats, *, pipeline: bool) -> Iterator[_Drawn]:
     labels = _labels(role, pipeline=pipeline)
+    yield from _rows_of_work(role, labels, edges, pipeline=pipeline)
+    if _fetches(role):
+        yield _input_row(role, labels[-1], edges)
+
+
+def _rows_of_work(role: RoleTimeline, labels: tuple[str, ...], edges: Floats, *, pipeline: bool) -> Iterator[_Drawn]:
     kinds = {letter: role.on(Stream.COMPUTE, phase) for letter, (_, phase) in _COMPUTED.items()}
     names = {letter: name for letter, (name, _) in _COMPUTED.items()}
     amounts = {letter: np.diff(stream.busy_until(edges)) for letter, stream in kinds.items()}
@@ -155,6 +167,13 @@ def _communication_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
     most, share = np.argmax(shares, axis=0).tolist(), shares.sum(axis=0).tolist()
     found = "".join(_shown(letters[index], part) for index, part in zip(most, share, strict=True))
     return _Drawn(label, found, {letter: names[letter] for letter in letters if letter in found.lower()})
+
+
+def _input_row(role: RoleTimeline, label: str, edges: Floats) -> _Drawn:
+    """Reading and copying, in the letter of whichever is under way for longer; they may be side by side."""
+    tasks = {letter: _chosen(role, role.of_plan.phase == phase) for letter, (_, phase) in _FETCHED.items()}
+    amounts = {letter: np.diff(stream.busy_until(edges)) for letter, stream in tasks.items()}
+    return _drawn(label, amounts, edges, {letter: name for letter, (name, _) in _FETCHED.items()})
 
 
 def _shown(letter: str, share: float) -> str:

@@ -16,6 +16,8 @@ from paradl_bench.spec.plan import (
     Collective,
     Compute,
     HaloExchange,
+    InputCopy,
+    InputRead,
     Phase,
     Plan,
     Transfer,
@@ -125,6 +127,10 @@ def _name(work: Work) -> str:
         return {"into": "copy into bucket", "out": "copy out of bucket", "add": "add gradients up"}[work.direction]
     if isinstance(work, Wait):
         return "wait for a gradient"
+    if isinstance(work, InputRead):
+        return "read a mini-batch"
+    if isinstance(work, InputCopy):
+        return "copy a mini-batch to the device"
     if isinstance(work, HaloExchange):
         return "halo exchange"
     if isinstance(work, Transfer):
@@ -140,6 +146,10 @@ def _about(work: Work, plan: Plan) -> dict[str, Any]:
         return {"elements": work.elements, "tensors": work.tensors}
     if isinstance(work, BucketCopy):
         return {"bytes": work.bytes, "tensors": work.tensors}
+    if isinstance(work, InputRead):
+        return {"samples_of_host": work.samples}
+    if isinstance(work, InputCopy):
+        return {"bytes": work.bytes}
     if isinstance(work, Between | Wait):
         return {}
     group = {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}

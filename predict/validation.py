@@ -17,7 +17,7 @@ from paradl_bench.spec.units import format_seconds
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.ghost import slept_seconds
-from predict.input_terms import InputOptions
+from predict.input_terms import NO_INPUT
 from predict.inputs import choose_network, read_cluster
 from predict.memory_validation import memory_pair
 from predict.prediction import Prediction, Predictor
@@ -176,7 +176,7 @@ class _Predictors:
                 cluster=self._cluster,
                 backend=None if about.backend == _NO_BACKEND else about.backend,
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
-                input_options=InputOptions(io_s=0.0, h2d_s=0.0),
+                input_options=NO_INPUT,
                 dilate=dilate,
             )
         return self._models[key]

@@ -192,9 +192,9 @@ def seconds_of(prediction: Prediction) -> dict[str, float]:
     that of the gradient exchange and of layers.
     """
     parts = prediction.breakdown_s
-    idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0)
+    idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0) + parts.get("h2d", 0.0)
     exposed = parts["exposed_communication"]
     if idle:
-        own = ("FW", "BW", "WU", "pipeline_idle", "input", "exposed_communication")
+        own = ("FW", "BW", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
         exposed = sum(seconds for name, seconds in parts.items() if name not in own)
     return dict(zip(BOUNDS, (prediction.iteration_s - exposed - idle - waiting, exposed, idle, waiting), strict=True))

@@ -33,7 +33,7 @@ class Timing(NamedTuple):
         exposed_communication_s: communication active while compute is not, anywhere in the iteration.
         overlap_s: both active.
         idle_s: waiting for other stages of a pipeline.
-        input_s: waiting for the next mini-batch to be read and copied.
+        input_s: waiting for the next mini-batch to be read and copied. h2d_s: that part of it while it is copied.
         stage: of a pipeline, the one whose phases these are, from 0; None without a pipeline, and where a closed form
             takes the slowest stage of each phase.
     """
@@ -48,6 +48,7 @@ class Timing(NamedTuple):
     bw_of_layers_s: Mapping[str, float] = {}
     idle_s: float = 0.0
     input_s: float = 0.0
+    h2d_s: float = 0.0
     stage: int | None = None
 
     @property

@@ -52,6 +52,7 @@ class Stream(IntEnum):
     COMMUNICATION = 1
     COPY = 2
     INPUT = 3
+    COPY_ENGINE = 4
 
 
 ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
@@ -103,6 +104,18 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < math.inf:
             raise ValueError(f"seconds has to be finite and not negative, not {self.seconds}")
+
+
+class InputRead(msgspec.Struct, frozen=True, kw_only=True, tag="input_read"):
+    """Samples read, decoded and collated by the host, for all of its ranks that read."""
+
+    samples: int
+
+
+class InputCopy(msgspec.Struct, frozen=True, kw_only=True, tag="input_copy"):
+    """A rank's mini-batch copied from the host to its device."""
+
+    bytes: int
 
 
 Reach = Literal["group", "node", "between nodes"]
@@ -158,7 +171,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
     axes: tuple[int, ...] = (0,)
 
 
-Work = Compute | Between | WeightUpdate | BucketCopy | Wait | Collective | HaloExchange | Transfer
+Work = (
+    Compute | Between | WeightUpdate | BucketCopy | Wait | InputRead | InputCopy | Collective | HaloExchange | Transfer
+)
 Communication = Collective | HaloExchange | Transfer
 
 

@@ -22,8 +22,9 @@ from predict.evaluators.closed_form import (
     has_closed_settings,
     refuse_what_is_simulated,
 )
-from predict.input_closed_form import PRESETS, Preset, exposed_exchange_seconds, iteration_seconds
-from predict.input_terms import HostBatch, input_terms
+from predict.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
+from predict.input_tasks import batches_ahead_bytes
+from predict.input_terms import HostBatch, fetch_of, input_terms
 from predict.layerwise_plan import layerwise_plan
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -38,8 +39,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
         raise UserError(f"dag has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)
     options = model.input_options
-    if options.preset not in PRESETS:
-        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
+    fetch = fetch_of(options)
     planner = planner_for(point.strategy)
     planner.check(model.network, point.strategy, point.settings)
     plan = layerwise_plan(model.network, point)
@@ -50,12 +50,13 @@ def prepare(model: CostModel, point: Point) -> Workload:
     if point.strategy.ranks > 1:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False))
-    form = ClosedForm(plan, PRESETS[options.preset])
+    form = ClosedForm(plan, fetch, wait_free=PRESETS[options.preset].wait_free)
+    memory = model.memory(point.strategy, point.settings)
     return Workload(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings),
+        memory=memory.beside_batches(batches_ahead_bytes(fetch, terms)),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
@@ -66,9 +67,10 @@ def prepare(model: CostModel, point: Point) -> Workload:
 class ClosedForm:
     """The closed form over one plan's works; behind them, in the costs, come reading and copying."""
 
-    def __init__(self, plan: Plan, preset: Preset) -> None:
+    def __init__(self, plan: Plan, fetch: Fetch, *, wait_free: bool) -> None:
         role = plan.roles[0]
-        self._preset, self._work, self._works = preset, role.work, len(plan.works)
+        self._fetch, self._wait_free = fetch, wait_free
+        self._work, self._works = role.work, len(plan.works)
         self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
         self._backward, self._exchange = role.phase == Phase.BW, role.phase == Phase.GE
 
@@ -79,10 +81,8 @@ class ClosedForm:
         in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
         forward, backward = float(tasks[self._forward].sum()), float(in_backward[-1])
         exchange, update = tasks[self._exchange], float(tasks[self._update].sum())
-        exposed = exposed_exchange_seconds(
-            in_backward[self._exchange], exchange, backward, wait_free=self._preset.wait_free
-        )
-        rest = forward + backward + exposed + update
+        exposed = exposed_exchange_seconds(in_backward[self._exchange], exchange, backward, wait_free=self._wait_free)
+        waiting = input_wait(self._fetch, io_s, h2d_s, forward + backward + exposed + update)
         return Timing(
             fw_s=forward,
             bw_s=backward,
@@ -90,7 +90,7 @@ class ClosedForm:
             wu_s=update,
             exposed_communication_s=exposed,
             overlap_s=self._beside(exchange, exposed),
-            input_s=max(iteration_seconds(self._preset, io_s, h2d_s, rest) - rest, 0.0),
+            **waiting._asdict(),
         )
 
     def _beside(self, exchange: Floats, exposed: float) -> float:

@@ -25,6 +25,7 @@ from predict.evaluators.osf import buffers_of, ready_of
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.fused_plan import check_fusion, fused_plan
 from predict.host_sharing import on_shared_host
+from predict.input_tasks import is_of_input, waits_for_input, with_input
 from predict.lateness import RoleLateness
 from predict.layerwise_plan import gradient_bytes
 from predict.osf import Gradients
@@ -41,11 +42,15 @@ def prepare(model: CostModel, point: Point) -> Workload:
 
 
 def price(model: CostModel, point: Point) -> PricedPlan:
-    """The plan of a point, priced.
+    """The plan of a point, priced, with the tasks of its input where that is known.
 
     Raises:
         UserError: the strategy has no plan, or the profile lacks a part.
     """
+    return with_input(model, point, _priced(model, point))
+
+
+def _priced(model: CostModel, point: Point) -> PricedPlan:
     plan, notes = _planned(model, point)
     priced = model.price(plan)
     priced.remarks.add(*notes)
@@ -102,12 +107,12 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
     slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
     counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
-    counts[[isinstance(work, Wait) for work in plan.works]] = 0.0
+    counts[[isinstance(work, Wait) for work in plan.works] | is_of_input(plan.works)] = 0.0
     return Workload(
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings),
+        memory=model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
@@ -120,7 +125,7 @@ def late_tasks(priced: PricedPlan) -> list[Floats]:
     """Per role, seconds of its tasks as the last rank is expected to take for them."""
     plan, seconds = priced.plan, priced.costs.seconds
     if degree_of(plan.strategy, "pipeline") > 1:
-        late = np.where(priced.costs.is_communication, seconds, seconds * priced.lag)
+        late = seconds * _lag_of_works(priced)
         return [late[role.work] for role in plan.roles]
     return [late_tasks_of(priced, role) for role in plan.roles]
 
@@ -140,6 +145,12 @@ def lag_of(priced: PricedPlan) -> Floats:
     return np.divide(late, alone, out=np.ones(len(late)), where=alone > 0)
 
 
+def _lag_of_works(priced: PricedPlan) -> Floats:
+    """Of a pipeline, per work: what computes is late."""
+    punctual = priced.costs.is_communication | is_of_input(priced.plan.works)
+    return np.where(punctual, 1.0, priced.lag)
+
+
 def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLateness:
     plan, spread, costs = priced.plan, priced.rank_spread, priced.costs
     end_s = np.zeros(role.tasks)
@@ -152,14 +163,14 @@ def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLatene
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
-    lag = np.where(costs.is_communication, 1.0, priced.lag)
-    simulation = PipelineSimulation(plan, lag, slower=priced.slower)
-    counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
+    simulation = PipelineSimulation(plan, _lag_of_works(priced), slower=priced.slower)
+    computes = ~is_of_input(plan.works)
+    counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return Workload(
-        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
+        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings),
+        memory=model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
@@ -209,16 +220,18 @@ class _Simulation:
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Where each phase ends, one after the other; micro-batches go forward and backward in turns."""
         line = self.run(seconds, compute_slowdown, communication_slowdown)
+        begin_s, waiting = waits_for_input(line, self._condensed.phase, np.ones(len(line.end_s), bool))
         ends = line.end_s[self._in_turn]
-        spans = np.diff(ends, prepend=0.0)
-        computed = float(ends.max(initial=0.0))
+        spans = np.diff(ends, prepend=begin_s)
+        computed = float(ends.max(initial=begin_s))
         forward = float(spans[self._is_forward].sum())
         exchange = _last(line, self._exchange, computed)
         return Timing(
             fw_s=forward,
-            bw_s=computed - forward,
+            bw_s=computed - begin_s - forward,
             ge_s=exchange - computed,
-            wu_s=max(line.iteration_s - exchange, 0.0),
+            wu_s=max(line.iteration_s - waiting.input_s + begin_s - exchange, 0.0),
+            **waiting._asdict(),
             exposed_communication_s=line.exposed_communication_s,
             overlap_s=line.overlap_s,
             fw_of_layers_s=self._exposed(line, Phase.FW),

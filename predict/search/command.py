@@ -17,10 +17,7 @@ _SEARCHED = {
     "stages": "predict search cuts pipelines so that FLOPs balance",
     **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
-    **dict.fromkeys(
-        ("preset", "io_seconds", "h2d_seconds", "io_workers", "from_disk", "input_source"),
-        "this is for --evaluator dag",
-    ),
+    **dict.fromkeys(("preset", "prefetch"), "predict search feeds every candidate as --preset pytorch does"),
 }
 """Options of a point that a search chooses itself, or has no use for, and why."""
 
@@ -66,7 +63,7 @@ def search_command(ctx: click.Context, /, **options: Any) -> None:
     refuse_missing(options, "profile", "model", "ranks", "batch")
     for name, why in _SEARCHED.items():
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"--{name.removesuffix('_source').replace('_', '-')}: {why}")
+            raise UserError(f"--{name.replace('_', '-')}: {why}")
     _run(options)
 
 

@@ -25,8 +25,8 @@ from paradl_bench.spec.strategy import parse_strategy
 from predict.cli import group
 from predict.cost_model import CostModel
 from predict.evaluators.dag import ClosedForm
-from predict.input_closed_form import PRESETS, exposed_exchange_seconds, iteration_seconds
-from predict.input_terms import InputOptions, input_options
+from predict.input_closed_form import Fetch, exposed_exchange_seconds, iteration_seconds
+from predict.input_terms import InputOptions, fetch_of, input_options
 from predict.layerwise_plan import layerwise_plan
 from predict.prediction import Prediction, Predictor
 from predict.simulator import simulate, task_graph
@@ -88,9 +88,10 @@ def test_wait_free_backward_is_the_recursion_of_the_paper(layers: Sequence[tuple
 )
 def test_presets_worked_out_by_hand(preset: str, seconds: float) -> None:
     """Reading 7, copying 2, the rest 10; and where reading is the bottleneck."""
-    assert iteration_seconds(PRESETS[preset], 7.0, 2.0, 10.0) == seconds
+    fetch = fetch_of(InputOptions(preset=preset))
+    assert iteration_seconds(fetch, 7.0, 2.0, 10.0) == seconds
     slow = {"naive": 32.0, "caffe-mpi": 22.0}.get(preset, 20.0)
-    assert iteration_seconds(PRESETS[preset], 20.0, 2.0, 10.0) == slow
+    assert iteration_seconds(fetch, 20.0, 2.0, 10.0) == slow
 
 
 @given(st.floats(0.01, 5), st.floats(0.01, 5), st.floats(0.01, 5))
@@ -105,9 +106,11 @@ def test_reading_ahead_is_the_steady_state_of_one_prefetched_batch(io_s: float, 
             fetched = max(fetched, start) + fetch_s
         return ends[-1] - ends[-2]
 
-    ahead = iteration_seconds(PRESETS["caffe-mpi"], io_s, h2d_s, rest_s)
+    ahead = iteration_seconds(Fetch(1, to_device=True), io_s, h2d_s, rest_s)
     assert ahead == pytest.approx(period(io_s + h2d_s, rest_s))
-    assert iteration_seconds(PRESETS["mxnet"], io_s, h2d_s, rest_s) == pytest.approx(period(io_s, h2d_s + rest_s))
+    assert iteration_seconds(Fetch(1, to_device=False), io_s, h2d_s, rest_s) == pytest.approx(
+        period(io_s, h2d_s + rest_s)
+    )
 
 
 @settings(max_examples=25)
@@ -138,7 +141,7 @@ def test_the_closed_form_is_the_simulation_of_its_own_plan(widths: list[int], ra
     assert sum(size * count for (_, size, _), count in plan.collectives().items()) == network.parameter_bytes
     (role,) = plan.roles
     seconds = np.array([draw.uniform(0, 1) for _ in plan.works])  # type: ignore[attr-defined]
-    timing = ClosedForm(plan, PRESETS["caffe-mpi"]).timing(np.concatenate([seconds, [0.0, 0.0]]))
+    timing = ClosedForm(plan, Fetch(1, to_device=True), wait_free=True).timing(np.concatenate([seconds, [0.0, 0.0]]))
     ones = np.ones(role.tasks)
     line = simulate(task_graph(role), seconds[role.work], ones, ones)
     assert timing.iteration_s == pytest.approx(line.iteration_s)
@@ -162,7 +165,8 @@ def test_the_profiles_input_is_read_for_all_ranks_of_a_host() -> None:
     exposed = free.breakdown_s["exposed_communication"]
     naive = free.iteration_s - exposed + fed.communication_s + 16 * 0.01 + copy
     assert fed.iteration_s == pytest.approx(naive)
-    assert fed.breakdown_s["input"] == pytest.approx(16 * 0.01 + copy)
+    assert fed.breakdown_s["input"] == pytest.approx(16 * 0.01)
+    assert fed.breakdown_s["h2d"] == pytest.approx(copy)
     assert fed.compute_s == pytest.approx(free.compute_s)
     low, high = fed.interval_s
     assert high - fed.iteration_s >= 1.6 * 0.1 * 16 * 0.01
@@ -170,12 +174,13 @@ def test_the_profiles_input_is_read_for_all_ranks_of_a_host() -> None:
     bound_by_reading = predicted(profile, network, "d2", 16, preset="mxnet")
     assert bound_by_reading.iteration_s == pytest.approx(max(0.16, copy + free.iteration_s))
     stated = predicted(profile, network, "d2", 16, preset="naive", io_s=0.5, h2d_s=0.25)
-    assert stated.breakdown_s["input"] == pytest.approx(2 * 0.5 + 0.25)
+    assert stated.breakdown_s["input"] == pytest.approx(2 * 0.5)
+    assert stated.breakdown_s["h2d"] == pytest.approx(0.25)
 
 
-def test_input_options_are_for_dag_alone_and_have_to_fit() -> None:
-    with pytest.raises(UserError, match="--preset is for --evaluator dag; simulate knows no input side"):
-        input_options("simulate", {"preset": "naive", "from_disk": False})
+def test_input_options_are_for_what_knows_the_input_and_have_to_fit() -> None:
+    with pytest.raises(UserError, match="--preset is for --evaluator simulate and dag; osf knows no input side"):
+        input_options("osf", {"preset": "naive", "from_disk": False})
     assert input_options("simulate", {"preset": None, "from_disk": False}) == InputOptions()
     network = make_network()
     two = profile_of(network, input_side=(LOADED, msgspec.structs.replace(LOADED, source="photos")))

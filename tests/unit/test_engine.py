@@ -144,7 +144,7 @@ def test_many_roles_at_once_do_what_python_does() -> None:
 def arrays(**changes: Ints) -> list[object]:
     """What the loop takes, for two tasks on one lane each."""
     indices = {
-        "lane_start": [0, 1, 2, 2, 2],
+        "lane_start": [0, 1] + [2] * (LANES - 1),
         "queue": [0, 1],
         "waits_for": [0, 1],
         "follower_start": [0, 1, 1],
@@ -161,7 +161,7 @@ def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:
     wrong = [
         {"followers": np.array([2], np.int32)},
         {"queue": np.array([0, -1], np.int32)},
-        {"lane_start": np.array([0, 1, 3, 2, 2], np.int32)},
+        {"lane_start": np.array([0, 1, 3] + [2] * (LANES - 2), np.int32)},
         {"follower_start": np.array([0, 1, 2], np.int32)},
         {"waits_for": np.array([0], np.int32)},
         {"lane_start": np.array([0, 1, 2], np.int32)},

@@ -93,6 +93,7 @@ def test_the_table_names_the_best_and_what_it_gains(profile: Path, tmp_path: Pat
         (("--strategy", "d2", "--fusion", "ada"), "--fusion: predict buckets tries groupings"),
         (("--strategy", "d2", "--caps", "1,much"), "'much' is no number of MiB"),
         (("--strategy", "d2", "--dataset-samples", "100"), "--dataset-samples: predict buckets compares iterations"),
+        (("--strategy", "d2", "--io-seconds", "1"), "predict buckets compares exchanges, whatever the input takes"),
         (("--strategy", "d2", "--scaling", "strong"), "--scaling is for the rank counts of --ranks"),
     ],
 )

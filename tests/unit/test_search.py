@@ -209,10 +209,25 @@ def test_csv_has_a_row_each(profile: Path, tmp_path: Path) -> None:
     assert len(rows) == len(found(profile, "--ranks", "2", "--batch", "8")["rows"])
 
 
+def test_the_best_is_predicted_with_the_input_that_is_stated(profile: Path) -> None:
+    fed = "--io-seconds", "0.5", "--h2d-seconds", "0.01"
+    best = found(profile, "--ranks", "2", "--batch", "8", *fed)["rows"][0]["prediction"]
+    assert best["iteration_s"] >= 0.5 * (1 - 1e-12)
+    options = ["--from-profile", str(profile), "--model", "chain", "--batch", "8", *fed, "--json"]
+    options += ["--strategy", best["strategy"], "--bucket-cap-mb", str(best["bucket_cap_bytes"] / 2**20)]
+    if best["strategy"].startswith("p"):
+        options += ["--schedule", best["options"].get("schedule", "gpipe")]
+        options += ["--micro-batches", best["options"].get("micro_batches", "2")]
+    result = CliRunner().invoke(group, options)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)[0]["iteration_s"] == pytest.approx(best["iteration_s"], rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--ranks", "0", "--batch", "8"), "ranks"),
+        (("--ranks", "2", "--batch", "8", "--preset", "naive"), "feeds every candidate as --preset pytorch does"),
         (("--ranks", "2", "--batch", "8,16"), "takes one mini-batch"),
         (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
         (
