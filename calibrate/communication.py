@@ -164,6 +164,8 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             those between nodes.
         covariance: of (alpha_s, beta_s_per_byte or doubling_s): what the samples leave open, and what the line misses.
         bytes_range, ranks_range: what was fitted on; beyond is extrapolation.
+        step_bytes_range: where regimes are ranges of the bytes that one step of the algorithm sends: of them, this one;
+            None where they are ranges of the whole message, ``bytes_range``.
         residual_relative_median: median |fit - measured| / measured over the fitted points.
         held_out_relative_error: the same over points whose size the fit had not seen, each size left out in turn.
         held_out_ranks_relative_error: the same, each rank count left out in turn; None where one count was measured.
@@ -201,8 +203,20 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     congestion: tuple[Congestion, ...] = ()
     measured: tuple[CommunicationPoint, ...] = ()
     blocks: int = 0
+    step_bytes_range: tuple[float, float] | None = None
+
+    @property
+    def regime_range(self) -> tuple[float, float]:
+        """Bytes of the smallest and the largest message of this regime: of a step's, or of the whole."""
+        low, high = self.step_bytes_range or self.bytes_range
+        return float(low), float(high)
 
     def __post_init__(self) -> None:
+        if (
+            self.step_bytes_range is not None
+            and not 0 < self.step_bytes_range[0] <= self.step_bytes_range[1] < math.inf
+        ):
+            raise ValueError(f"step_bytes_range has to rise from above 0, not {self.step_bytes_range}")
         check_not_negative(
             self,
             "alpha_s",

@@ -1,8 +1,9 @@
 """Which form describes a collective's times: chosen by the error on points that the fit had not seen.
 
 A form is an algorithm (or each piece its own), a number of pieces over sizes, whether the first of them grows with the
-logarithm of bytes (OSF eq. 18), and whether the reduction stands apart; or each rank count fitted by itself, where no
-algorithm's scaling holds between those measured. Sizes left out in turn, and rank counts but the smallest left out in
+logarithm of bytes (OSF eq. 18), whether the reduction stands apart, and whether the pieces are ranges of a step's
+bytes, where the algorithm cuts the message by its ranks; or each rank count fitted by itself, where no algorithm's
+scaling holds between those measured. Sizes left out in turn, and rank counts but the smallest left out in
 turn where several were measured, count alike. Of forms within one standard error of the best (Hastie, Tibshirani and
 Friedman, The Elements of Statistical Learning, section 7.10) the one with the fewest parameters is taken.
 """
@@ -36,12 +37,19 @@ class Form(NamedTuple):
         pieces: over sizes.
         logarithmic: whether the first piece grows with the logarithm of bytes.
         reduction: whether gamma_r is fitted apart from beta.
+        of_step: whether the pieces are ranges of the bytes that one step of the one algorithm sends.
     """
 
     algorithms: tuple[Algorithm, ...]
     pieces: int = 1
     logarithmic: bool = False
     reduction: bool = False
+    of_step: bool = False
+
+    @property
+    def cutter(self) -> Algorithm | None:
+        """The algorithm whose steps' bytes the pieces are ranges of; None where they are of the whole message's."""
+        return self.algorithms[0] if self.of_step else None
 
     @property
     def parameters(self) -> int:
@@ -57,6 +65,7 @@ class Form(NamedTuple):
             hierarchical = any(each.hierarchical for each in self.algorithms)
             algorithm = f"each piece its own{', of all' if hierarchical else ''}"
         words = [algorithm, f"{self.pieces} piece{'s' if self.pieces > 1 else ''}"]
+        words[1] += " over a step's bytes" * self.of_step
         words += ["the first logarithmic"] * self.logarithmic + ["reduction apart"] * self.reduction
         return ", ".join(words)
 
@@ -129,6 +138,13 @@ def forms(curve: Curve, operation: CollectiveOperation, library: str) -> list[Fo
     if counts == 1:
         sets = sets[:1]
     found = [form for algorithms in dict.fromkeys(sets) for form in _shapes(algorithms)]
+    if counts > 1:
+        found += [
+            Form((algorithm,), pieces, of_step=True)
+            for algorithm in usable
+            if algorithm.cuts
+            for pieces in range(2, MAX_PIECES + 1)
+        ]
     if counts > 2:
         segments = Segments(curve, ())
         told = [each for each in flat if told_apart(segments.design(each)[curve.own][:, :3], curve.seconds[curve.own])]
@@ -150,8 +166,7 @@ def tried(curve: Curve, candidates: Sequence[Form]) -> list[Choice]:
     sizes = _folds(curve.message_bytes, curve.own)
     # Without the smallest count: what a fit is asked for is more ranks, and what tells it for fewer misleads there.
     ranks = [fold for fold in _folds(curve.ranks, curve.own) if not np.any(fold[_fewest(curve)])]
-    segments = Segments(curve, [np.ones(len(curve), bool), *(~fold for fold in (*sizes, *ranks))])
-    splits = _Splits(segments, candidates)
+    splits = _Splits(curve, [np.ones(len(curve), bool), *(~fold for fold in (*sizes, *ranks))], candidates)
     over_ranks = range(1 + len(sizes), 1 + len(sizes) + len(ranks))
     return [
         Choice(
@@ -173,8 +188,10 @@ def _pieces(fitted: list[Fitted] | None) -> tuple[Piece, ...] | None:
 class _Splits:
     """Best splits by form and set of training points: forms that differ in the number of pieces are found together."""
 
-    def __init__(self, segments: Segments, candidates: Sequence[Form]) -> None:
-        self.segments = segments
+    def __init__(self, curve: Curve, trainings: Sequence[Mask], candidates: Sequence[Form]) -> None:
+        self.curve = curve
+        cutters = dict.fromkeys(form.cutter for form in candidates)
+        self._segments = {cutter: Segments(curve, trainings, cutter) for cutter in cutters}
         self._counts: dict[Form, list[int]] = {}
         for form in candidates:
             self._counts.setdefault(form._replace(pieces=0), []).append(form.pieces)
@@ -186,19 +203,24 @@ class _Splits:
         if (kin, training) not in self._found:
             rest = Method(form.algorithms, form.reduction)
             counts = self._counts[kin]
-            best = self.segments.best(training, rest, rest._replace(logarithmic=form.logarithmic), counts)
+            best = self._segments[form.cutter].best(training, rest, rest._replace(logarithmic=form.logarithmic), counts)
             self._found[kin, training] = dict(zip(counts, best, strict=True))
         return self._found[kin, training][form.pieces]
 
+    def predict(self, form: Form, training: int, chosen: Mask) -> Floats | None:
+        """Seconds at the chosen points by a form fitted to a set of training points; None where it cannot be."""
+        fitted = self.of(form, training)
+        return None if fitted is None else self._segments[form.cutter].predict(fitted, chosen)
+
 
 def _held_out(splits: _Splits, form: Form, trainings: range, folds: Sequence[Mask]) -> Floats | None:
-    predicted = np.full(len(splits.segments.curve), np.nan)
+    predicted = np.full(len(splits.curve), np.nan)
     for training, fold in zip(trainings, folds, strict=True):
-        fitted = splits.of(form, training)
-        if fitted is None:
+        chosen = fold & splits.curve.own
+        seconds = splits.predict(form, training, chosen)
+        if seconds is None:
             return None
-        chosen = fold & splits.segments.curve.own
-        predicted[chosen] = splits.segments.predict(fitted, chosen)
+        predicted[chosen] = seconds
     return predicted
 
 

@@ -139,7 +139,8 @@ def _describe(
     key: Key, points: Sequence[Point], chosen: tuple[Curve, Choice], pieces: tuple[Piece, ...], index: int
 ) -> CommunicationFit:
     (curve, choice), piece = chosen, pieces[index]
-    all_inside = (curve.message_bytes >= piece.low_bytes) & (curve.message_bytes <= piece.high_bytes)
+    at = curve.message_bytes / piece.parts(curve.ranks)
+    all_inside = (at >= piece.low_bytes) & (at <= piece.high_bytes)
     if piece.at_ranks:
         all_inside &= curve.ranks == piece.at_ranks
     inside = all_inside & curve.own
@@ -161,7 +162,8 @@ def _describe(
         doubling_s=piece.doubling_s,
         inner=_inner(piece, curve, inside, covariance),
         covariance=_block(covariance, 0, 1),
-        bytes_range=(int(piece.low_bytes), int(piece.high_bytes)),
+        bytes_range=(int(curve.message_bytes[inside].min()), int(curve.message_bytes[inside].max())),
+        step_bytes_range=(piece.low_bytes, piece.high_bytes) if piece.of_step else None,
         ranks_range=(int(curve.ranks[inside].min()), int(curve.ranks[inside].max())),
         residual_relative_median=_median_error(fitted, curve, inside),
         held_out_relative_error=_median_error(held_out, curve, inside),
@@ -233,6 +235,7 @@ def _regime(pieces: tuple[Piece, ...], piece: Piece) -> str:
         sizes = f"<={high}"
     else:
         sizes = f">={low}" if piece == kin[-1] else f"{low}..{high}"
+    sizes += " a step" * (piece.of_step and len(kin) > 1)
     if not piece.at_ranks:
         return sizes
     return f"{piece.at_ranks:.0f} ranks" + (f", {sizes}" if len(kin) > 1 else "")

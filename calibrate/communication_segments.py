@@ -80,11 +80,14 @@ class Segments:
 
     Args:
         trainings: masks over the curve's points; what is asked for later is the number of one of them.
+        cutter: sizes are those of one step of this algorithm, which cuts the message; None takes the whole message.
     """
 
-    def __init__(self, curve: Curve, trainings: Sequence[Mask]) -> None:
+    def __init__(self, curve: Curve, trainings: Sequence[Mask], cutter: Algorithm | None = None) -> None:
         self.curve = curve
-        self.sizes = np.unique(curve.message_bytes)
+        self.cutter = cutter
+        self._at = curve.message_bytes / self._parts(curve.ranks)
+        self.sizes = np.unique(self._at)
         self._masks: list[Mask] = []
         self._ends: list[tuple[float, float]] = []
         self._first: set[int] = set()
@@ -93,9 +96,11 @@ class Segments:
         self._designs: dict[str, Floats] = {}
         self.layouts = tuple(self._lay_out(training) for training in trainings)
 
+    def _parts(self, ranks: Floats) -> Floats:
+        return np.ones_like(ranks) if self.cutter is None else self.cutter.parts(ranks)
+
     def _lay_out(self, training: Mask) -> Layout:
-        curve = self.curve
-        sizes = np.unique(curve.message_bytes[training & curve.own])
+        sizes = np.unique(self._at[training & self.curve.own])
         cuts = [0, *_cuts(sizes), len(sizes)]
         runs = np.full((len(cuts), len(cuts)), -1)
         for i, j in itertools.combinations(range(len(cuts)), 2):
@@ -107,8 +112,7 @@ class Segments:
         return Layout(runs)
 
     def _number(self, training: Mask, low: float, high: float) -> int:
-        curve = self.curve
-        inside = training & (curve.message_bytes >= low) & (curve.message_bytes <= high)
+        inside = training & (self._at >= low) & (self._at <= high)
         key = inside.tobytes()
         if key not in self._numbers:
             self._numbers[key] = len(self._masks)
@@ -164,7 +168,7 @@ class Segments:
 
     def _edges(self, algorithm: Algorithm, parameters: Floats, logarithmic: bool) -> tuple[Floats, Floats]:
         ranks, per_node = self.curve.places[:, :1], self.curve.places[:, 1:]
-        table = coefficients(algorithm, ranks, self.sizes, per_node)
+        table = coefficients(algorithm, ranks, self.sizes * self._parts(ranks), per_node)
         low, high = np.array(self._ends).T
         edges = []
         for at in (low, high):
@@ -232,13 +236,15 @@ class Segments:
         alpha_s, growth, gamma_s_per_byte, inner_alpha_s, inner_beta = map(float, solved.parameters[run])
         beta, doubling_s = (0.0, growth) if logarithmic else (growth, 0.0)
         low, high = self._ends[run]
-        piece = Piece(algorithm, low, high, alpha_s, beta, gamma_s_per_byte, doubling_s, inner_alpha_s, inner_beta)
+        piece = Piece(
+            *(algorithm, low, high, alpha_s, beta, gamma_s_per_byte, doubling_s, inner_alpha_s, inner_beta),
+            of_step=self.cutter is not None,
+        )
         return Fitted(piece, solved.starts_s[run], solved.ends_s[run])
 
     def predict(self, fitted: Sequence[Fitted], chosen: Mask) -> Floats:
         """Seconds of pieces at the chosen points, as :func:`~calibrate.communication_time.piecewise_seconds`."""
-        curve = self.curve
-        sizes, place = curve.message_bytes[chosen], curve.place[chosen]
+        sizes, place = self._at[chosen], self.curve.place[chosen]
         seconds = self._seconds(fitted[0].piece, chosen)
         for lower, upper in itertools.pairwise(fitted):
             low, high = lower.piece.high_bytes, upper.piece.low_bytes

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from calibrate.communication import CommunicationFit, CommunicationPoint, ComparableScaling, Congestion
-from calibrate.communication_time import Floats, communication_seconds, pieces_of
+from calibrate.communication_time import Floats, communication_seconds, nearest_fit, outside, pieces_of
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.units import format_bytes
@@ -52,7 +52,7 @@ def error_modes(
         fits: of one (library, operation, level).
         seconds: that they predict. contention: by which beta was multiplied.
     """
-    fit = nearest_fit(fits, asked)
+    fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
     (piece,) = pieces_of(operation, [fit])
     terms = [float(term) for term in piece.terms(asked.ranks, asked.message_bytes, asked.ranks_per_node)]
     # What grows with the logarithm of bytes is no time on a link, so that flows which share one do not stretch it.
@@ -90,16 +90,6 @@ def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
     return math.sqrt(sum(shift**2 for _, shift in modes))
 
 
-def nearest_fit(fits: Sequence[CommunicationFit], asked: Asked) -> CommunicationFit:
-    """The fit whose rank count, where each was fitted by itself, and whose sizes are nearest."""
-
-    def distance(fit: CommunicationFit) -> tuple[float, float]:
-        ranks = abs(math.log(asked.ranks / fit.ranks_range[0])) if fit.by_ranks else 0.0
-        return ranks, outside(asked.message_bytes, fit.bytes_range)
-
-    return min(fits, key=distance)
-
-
 def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None:
     """What a fit says of congestion at the nearest rank count and sizes; None where it saw none there."""
 
@@ -108,13 +98,6 @@ def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None
 
     found = min(fit.congestion, key=distance, default=None)
     return found if found and found.probability else None
-
-
-def outside(value: int, span: tuple[int, int]) -> float:
-    """How far a size lies outside a range, as a ratio's logarithm; 0 inside."""
-    low, high = span
-    inside = min(max(value, low), high)
-    return abs(math.log(max(value, 1) / max(inside, 1)))
 
 
 def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
@@ -204,7 +187,7 @@ def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[Communicat
     Each is given the alpha and the beta that it needs for the start-up and the transfer at the count measured that is
     nearest; then the ranks change.
     """
-    fit = nearest_fit(fits, asked)
+    fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
     (piece,) = pieces_of(operation, [fit])
     low, high = fit.ranks_range
     known = min(max(asked.ranks, low), high)

@@ -8,11 +8,16 @@ continuous in bytes. Beyond the first and the last piece their own lines go on. 
 The first piece may grow with the logarithm of bytes instead (OSF eq. 18, log below m* and linear above): each doubling
 of the message beyond the smallest size measured adds the same. Below that size it stays at its latency, where eq. 18
 falls to minus infinity.
+
+What a library does with a message, it decides by the bytes of that message: of one step of the algorithm. A ring over
+p ranks sends m / p a step, so that where it changes protocol grows, in bytes of the whole, with the ranks. Pieces of
+such an algorithm may be ranges of a step's bytes instead.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +38,7 @@ class Piece(NamedTuple):
         doubling_s: where the piece is logarithmic, seconds a step for each doubling of the message; beta is 0 then.
         inner_alpha_s, inner_beta_s_per_byte: inside a node, of a hierarchical algorithm; 0 of a flat one.
         at_ranks: the one rank count that it was fitted to, where each was fitted by itself; 0 where it holds for all.
+        of_step: whether ``low_bytes`` and ``high_bytes`` are of the message of one step, and not of the whole.
     """
 
     algorithm: Algorithm
@@ -45,6 +51,11 @@ class Piece(NamedTuple):
     inner_alpha_s: float = 0.0
     inner_beta_s_per_byte: float = 0.0
     at_ranks: float = 0.0
+    of_step: bool = False
+
+    def parts(self, ranks: ArrayLike) -> Floats:
+        """The whole message's bytes over those that the piece's range is of."""
+        return self.algorithm.parts(ranks) if self.of_step else np.ones_like(np.asarray(ranks, float))
 
     @property
     def parameters(self) -> Floats:
@@ -96,16 +107,16 @@ def pieces_of(operation: CollectiveOperation, fits: Sequence[CommunicationFit]) 
     return tuple(
         Piece(
             lookup(dict(operation.algorithms), fit.algorithm, f"algorithm of {operation.name}"),
-            float(fit.bytes_range[0]),
-            float(fit.bytes_range[1]),
+            *fit.regime_range,
             fit.alpha_s,
             fit.beta_s_per_byte,
             fit.gamma_s_per_byte,
             fit.doubling_s,
             *((fit.inner.alpha_s, fit.inner.beta_s_per_byte) if fit.inner else (0.0, 0.0)),
             float(fit.ranks_range[0]) if fit.by_ranks else 0.0,
+            fit.step_bytes_range is not None,
         )
-        for fit in sorted(fits, key=lambda fit: fit.bytes_range)
+        for fit in sorted(fits, key=lambda fit: fit.regime_range)
     )
 
 
@@ -118,7 +129,7 @@ def piecewise_seconds(
     beyond them the nearest one's algorithm goes on.
 
     Args:
-        pieces: at least one, of each rank count ordered by size and not overlapping.
+        pieces: at least one, of each rank count ordered by size and not overlapping; of a step, all or none.
         ranks_per_node: of the group; what hierarchical algorithms need to know.
     """
     p, m, g = np.broadcast_arrays(*(np.asarray(value, float) for value in (ranks, message_bytes, ranks_per_node)))
@@ -137,13 +148,37 @@ def piecewise_seconds(
 
 
 def _over_sizes(pieces: Sequence[Piece], p: Floats, m: Floats, g: Floats) -> Floats:
-    seconds = pieces[0].seconds(p, m, g)
+    seconds, parts = pieces[0].seconds(p, m, g), pieces[0].parts(p)
     for lower, upper in itertools.pairwise(pieces):
-        start, end = lower.seconds(p, lower.high_bytes, g), upper.seconds(p, upper.low_bytes, g)
-        share = (m - lower.high_bytes) / (upper.low_bytes - lower.high_bytes)
-        seconds = np.where(m > lower.high_bytes, start + (end - start) * share, seconds)
-        seconds = np.where(m >= upper.low_bytes, upper.seconds(p, m, g), seconds)
+        low, high = lower.high_bytes * parts, upper.low_bytes * parts
+        start, end = lower.seconds(p, low, g), upper.seconds(p, high, g)
+        seconds = np.where(m > low, start + (end - start) * (m - low) / (high - low), seconds)
+        seconds = np.where(m >= high, upper.seconds(p, m, g), seconds)
     return seconds
+
+
+def nearest_fit(
+    operation: CollectiveOperation, fits: Sequence[CommunicationFit], ranks: float, message_bytes: float
+) -> CommunicationFit:
+    """The fit whose rank count, where each was fitted by itself, and whose sizes are nearest."""
+
+    def distance(fit: CommunicationFit) -> tuple[float, float]:
+        away = abs(math.log(ranks / fit.ranks_range[0])) if fit.by_ranks else 0.0
+        return away, outside(message_bytes / _parts(operation, fit, ranks), fit.regime_range)
+
+    return min(fits, key=distance)
+
+
+def _parts(operation: CollectiveOperation, fit: CommunicationFit, ranks: float) -> float:
+    """The whole message's bytes over those that the fit's regime is of."""
+    return 1.0 if fit.step_bytes_range is None else float(pieces_of(operation, [fit])[0].parts(ranks))
+
+
+def outside(value: float, span: tuple[float, float]) -> float:
+    """How far a size lies outside a range, as a ratio's logarithm; 0 inside."""
+    low, high = span
+    inside = min(max(value, low), high)
+    return abs(math.log(max(value, 1) / max(inside, 1)))
 
 
 def spread_s(
@@ -154,11 +189,7 @@ def spread_s(
     The parameters are those of the fit whose rank count, where each was fitted by itself, and sizes are nearest.
     """
 
-    def distance(fit: CommunicationFit) -> tuple[float, float]:
-        away = abs(np.log(ranks / fit.ranks_range[0])) if fit.by_ranks else 0.0
-        return away, max(fit.bytes_range[0] - message_bytes, message_bytes - fit.bytes_range[1], 0.0)
-
-    fit = min(fits, key=distance)
+    fit = nearest_fit(operation, fits, ranks, message_bytes)
     (piece,) = pieces_of(operation, [fit])
     row = piece.terms(ranks, message_bytes, fit.inner.ranks if fit.inner else 1)
     variance = max(float(row[:2] @ np.array(fit.covariance) @ row[:2]), 0.0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.communication import CommunicationFit, CommunicationPoint
-from calibrate.communication_time import communication_seconds, spread_s
+from calibrate.communication_time import communication_seconds, pieces_of, spread_s
 from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cost_terms import CollectiveOperation
@@ -62,7 +62,7 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    fits = sorted(fits, key=lambda fit: fit.bytes_range)
+    fits = sorted(fits, key=lambda fit: fit.regime_range)
     operation = lookup(operations(), fits[0].operation, "collective")
     figure = Figure(figsize=(8, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -71,7 +71,7 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     for index, ranks in enumerate(sorted({point.ranks for point in points})):
         style = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
         _draw_ranks(above, below, operation, fits, [point for point in points if point.ranks == ranks], style)
-    _mark_regimes(above, below, fits)
+    _mark_regimes(above, below, operation, fits)
     _label(above, below, points)
     first = fits[0]
     above.set_title(f"{first.library} {first.operation}, level {first.level}: {_words(fits)}", fontsize=11)
@@ -110,11 +110,17 @@ def _draw_ranks(
         below.plot(at, values, marker, ms=4.5, color=colour, mfc=colour if filled else "none", alpha=0.9)
 
 
-def _mark_regimes(above: Axes, below: Axes, fits: Sequence[CommunicationFit]) -> None:
+def _mark_regimes(
+    above: Axes, below: Axes, operation: CollectiveOperation, fits: Sequence[CommunicationFit]
+) -> None:
+    """Where one regime ends and the next begins; of a step's bytes, at each rank count elsewhere."""
+    counts = np.array(sorted({point.ranks for fit in fits for point in fit.measured}), float)
     for lower, upper in itertools.pairwise(fit for fit in fits if not fit.by_ranks):
-        edge = float(np.sqrt(lower.bytes_range[1] * upper.bytes_range[0]))
-        for axes in (above, below):
-            axes.axvline(edge, color="0.6", lw=0.8, ls=":")
+        (piece,) = pieces_of(operation, [lower])
+        edge = float(np.sqrt(lower.regime_range[1] * upper.regime_range[0]))
+        for at in np.unique(edge * piece.parts(counts)):
+            for axes in (above, below):
+                axes.axvline(at, color="0.6", lw=0.8, ls=":")
 
 
 def _label(above: Axes, below: Axes, points: Sequence[CommunicationPoint]) -> None:

@@ -33,7 +33,7 @@ def plots(profile: Profile) -> Iterator[str]:
         if fit.measured:
             groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
     for _, fits in sorted(groups.items()):
-        yield "\n".join(_plot(sorted(fits, key=lambda fit: fit.bytes_range)))
+        yield "\n".join(_plot(sorted(fits, key=lambda fit: fit.regime_range)))
 
 
 def _plot(fits: Sequence[CommunicationFit]) -> Iterator[str]:

@@ -19,11 +19,9 @@ from calibrate.communication_spread import (
     Asked,
     error_modes,
     nearest_congestion,
-    nearest_fit,
     other_level_mode,
-    outside,
 )
-from calibrate.communication_time import Piece, pieces_of, piecewise_seconds
+from calibrate.communication_time import Piece, nearest_fit, outside, pieces_of, piecewise_seconds
 from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
@@ -143,7 +141,11 @@ class CommunicationCosts:
         if sharing.factor_sd:
             shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
             modes += ((f"contention at {level.name}", shift),)
-        congestion = None if stated else nearest_congestion(nearest_fit(fits, point), point)
+        congestion = (
+            None
+            if stated
+            else nearest_congestion(nearest_fit(collective, fits, point.ranks, point.message_bytes), point)
+        )
         cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
         found = CommunicationCost(cost, modes, congestion)
         if not call.behind_compute:

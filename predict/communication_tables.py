@@ -115,7 +115,7 @@ def evaluate(pieces: Sequence[Piece], ranks: Ints, message_bytes: Floats, per_no
     p, m, g = np.broadcast_arrays(ranks, message_bytes, per_node)
     # Up to the end of the first piece, from there to the start of the second, up to its end, ...
     edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
-    regime = np.searchsorted(edges, m)
+    regime = np.searchsorted(edges, m / pieces[0].parts(p))
     found = np.empty(m.shape)
     for at in np.unique(regime).tolist():
         own = regime == at

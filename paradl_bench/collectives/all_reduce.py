@@ -46,6 +46,7 @@ OPERATION = CollectiveOperation(
             name="ring",
             source="ParaDL section 4 (T_ar) with KernelMLP's reduction term; gloo, and NCCL for large messages",
             terms=_ring,
+            parts=lambda p: p,
         ),
         Algorithm(
             name="tree",
@@ -61,6 +62,7 @@ OPERATION = CollectiveOperation(
             name="ring_of_nodes",
             source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
             level_terms=_ring_of_nodes,
+            parts=lambda p: p,
         ),
         Algorithm(
             name="tree_of_nodes",

@@ -52,9 +52,11 @@ class Algorithm:
     Args:
         terms: of an algorithm that knows one kind of link (flat).
         level_terms: of one that knows two (hierarchical), in the place of ``terms``.
+        parts: of ranks, into how many equal parts it cuts ``message_bytes``, of which every step sends one; None where
+            steps send all of it, or messages of unlike sizes.
     """
 
-    __slots__ = ("_level_terms", "_terms", "libraries", "name", "source")
+    __slots__ = ("_level_terms", "_parts", "_terms", "libraries", "name", "source")
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Algorithm:
         terms: TermsFunction | None = None,
         level_terms: LevelTermsFunction | None = None,
         libraries: tuple[str, ...] = (),
+        parts: Callable[[Floats], Floats] | None = None,
     ) -> None:
         if (terms is None) == (level_terms is None):
             raise ValueError(f"algorithm {name!r} has either terms or level_terms")
@@ -72,6 +75,17 @@ class Algorithm:
         self.libraries = libraries
         self._terms = terms
         self._level_terms = level_terms
+        self._parts = parts
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a step sends a part of the message, by how many ranks there are."""
+        return self._parts is not None
+
+    def parts(self, ranks: ArrayLike) -> Floats:
+        """The message's bytes over those of the message of one step: what grows with the ranks where it is cut."""
+        p = np.asarray(ranks, float)
+        return np.ones_like(p) if self._parts is None else np.asarray(self._parts(p))
 
     @property
     def hierarchical(self) -> bool:

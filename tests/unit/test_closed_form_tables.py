@@ -261,14 +261,20 @@ def test_stages_that_are_given_count_where_the_closed_form_knows_them(schedule: 
 regimes = st.lists(st.integers(1, 10**6), min_size=2, max_size=8, unique=True).filter(lambda ends: len(ends) % 2 == 0)
 
 
-@given(regimes, st.lists(st.integers(0, 2 * 10**6), min_size=1, max_size=20), st.booleans(), st.randoms())
+@given(
+    regimes, st.lists(st.integers(0, 2 * 10**6), min_size=1, max_size=20), st.booleans(), st.booleans(), st.randoms()
+)
 def test_each_message_by_its_own_regime_is_the_piecewise_time(
-    ends: list[int], messages: list[int], by_ranks: bool, draw: object
+    ends: list[int], messages: list[int], by_ranks: bool, of_step: bool, draw: object
 ) -> None:
     ends = sorted(ends)
     ring = dict(operations()["all_reduce"].algorithms)["ring"]
     pieces = [
-        Piece(ring, low, high, draw.random(), draw.random(), 0.0, at_ranks=4.0 if by_ranks else 0.0)  # type: ignore[attr-defined]
+        Piece(
+            *(ring, low, high, draw.random(), draw.random(), 0.0),  # type: ignore[attr-defined]
+            at_ranks=4.0 if by_ranks else 0.0,
+            of_step=of_step,
+        )
         for low, high in zip(ends[::2], ends[1::2], strict=True)
     ]
     sizes = np.array([messages, ends[:1] * len(messages), ends[-1:] * len(messages)], float)
