@@ -110,9 +110,7 @@ def _draw_ranks(
         below.plot(at, values, marker, ms=4.5, color=colour, mfc=colour if filled else "none", alpha=0.9)
 
 
-def _mark_regimes(
-    above: Axes, below: Axes, operation: CollectiveOperation, fits: Sequence[CommunicationFit]
-) -> None:
+def _mark_regimes(above: Axes, below: Axes, operation: CollectiveOperation, fits: Sequence[CommunicationFit]) -> None:
     """Where one regime ends and the next begins; of a step's bytes, at each rank count elsewhere."""
     counts = np.array(sorted({point.ranks for fit in fits for point in fit.measured}), float)
     for lower, upper in itertools.pairwise(fit for fit in fits if not fit.by_ranks):

@@ -36,7 +36,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ("resnet18", "vgg11")
     replica_batch: int = 4
     iteration_ranks: tuple[int, ...] = (128, 256)
-    large_iteration_ranks: tuple[int, ...] = ()
+    large_iteration_ranks: tuple[int, ...] = (1024,)
 
 
 def calibration(extent: Extent, tree: FatTree) -> Iterator[Sweep]:

@@ -47,6 +47,7 @@ SMALL = {
     "large_ranks": (),
     "models": ("resnet18",),
     "iteration_ranks": (8,),
+    "large_iteration_ranks": (),
 }
 COLLECTIVE_GOAL = 0.15
 ITERATION_GOAL = 0.10
@@ -105,13 +106,13 @@ def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small
         f"SimGrid {simulator.version}, SMPI, its default network model; {tree.nodes} nodes of {tree.ranks_per_node}"
         f" ranks, {tree.nodes_per_rack} to a rack and {tree.racks_per_pod} racks to a pod, 1:{tree.oversubscription:g}"
         f" oversubscribed above racks; calibrated on {extent.calibration_ranks[0]} to {extent.calibration_ranks[-1]}"
-        " ranks. Error = (predicted - simulated) / simulated; `phi = 1` leaves contention out. Nothing is fitted to"
-        " what is predicted.",
+        " ranks. Error = (predicted - simulated) / simulated; median, quartiles and `phi = 1`, the median without"
+        " contention, are of its size. Nothing is fitted to what is predicted.",
         "",
         *(["A small run, as the tests make: it says nothing of accuracy.", ""] if small else []),
         *([f"{missing} of what is judged is not simulated yet.", ""] if missing else []),
-        "| | pairs | median error | largest | phi = 1 | 90% interval holds | goal |",
-        "|---|---|---|---|---|---|---|",
+        "| | pairs | median error | quartiles | largest | phi = 1 | 90% interval holds | goal |",
+        "|---|---|---|---|---|---|---|---|",
     ]
 
     def kind_and_ranks(pair: Pair) -> tuple[str, str, int]:
@@ -123,9 +124,9 @@ def report(found: Sequence[Pair], simulator: Simulator, extent: Extent, *, small
         "",
         "## By operation or strategy",
         "",
-        "| | pairs | median error | largest | phi = 1 | 90% interval holds |",
+        "| | pairs | median error | quartiles | largest | phi = 1 | 90% interval holds |",
     ]
-    lines.append("|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|")
 
     def by_what(pair: Pair) -> tuple[str, str, int, int]:
         return pair.library, pair.what, pair.ranks, pair.groups
@@ -146,9 +147,11 @@ def _figures(group: Sequence[Pair]) -> str:
     errors, without = (
         np.abs([getattr(pair, name) for pair in group]) for name in ("error", "error_without_contention")
     )
+    low, high = np.quantile(errors, [0.25, 0.75])
     held = sum(pair.held for pair in group)
     worst = max(group, key=lambda pair: abs(pair.error)).error
-    return f"{len(group)} | {np.median(errors):.1%} | {worst:+.0%} | {np.median(without):.1%} | {held} of {len(group)}"
+    cells = (f"{np.median(errors):.1%}", f"{low:.1%} to {high:.1%}", f"{worst:+.0%}", f"{np.median(without):.1%}")
+    return f"{len(group)} | {' | '.join(cells)} | {held} of {len(group)}"
 
 
 def as_csv(found: Sequence[Pair]) -> str:
