@@ -2,12 +2,13 @@
 
 A ghost stands where torch's function stands, below everything that a strategy does: what runs sharded hands its shard's
 arguments to the ghost, and moves what the ghost returns. Outputs have the shape, strides and type that the function
-gives on the meta device; their memory is taken and not written. Backward of a ghost sleeps once, for all its gradients,
-and gives
+gives on the meta device; their memory is taken and not written. Backward of a ghost sleeps once, for all its gradients
+(or once for each part of backward, where the plan runs them apart), and gives
 
     to a leaf (a parameter)         zeros of its shape: one block of memory that all parameters' gradients share
     to what is no ghost's           zeros of its shape without memory of their own, for a strategy to send on
-    to what another ghost made      nothing: autograd runs that one's backward none the less, and adds up no zeros
+    to what another ghost made      nothing: autograd runs that one's backward none the less, and adds up no zeros; if
+                                    it runs backward in parts, zeros without memory, for the second part to start from
 
 Gradients of a layer's parameters arrive in the order in which tracing saw them arrive, which fills buckets.
 
@@ -18,7 +19,7 @@ hang on them, and they are small.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.spec.ghost_record import GhostRole
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
 from paradl_bench.strategies.operations import function_name
-from paradl_bench.strategies.sharded_module import Call
+from paradl_bench.strategies.sharded_module import Call, Substitute
 
 
 class _Output(NamedTuple):
@@ -94,7 +95,23 @@ class GhostLayers:
         ghost = self._ghosts[index] if index < len(self._ghosts) else None
         if ghost is None or function_name(function)[0] not in ghost.functions:
             return function
-        return partial(ghost.run, function)
+        return _Called(ghost, function)
+
+
+class _Called(Substitute):
+    """A layer's ghost in the place of a torch function."""
+
+    def __init__(self, ghost: _Ghost, function: Call) -> None:
+        self._ghost, self._function = ghost, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ghost.run(self._function, *args, **kwargs)
+
+    def instead(self, function: Call) -> Call:
+        return _Called(self._ghost, function)
+
+    def beside(self, function: Call) -> Call:
+        return _Called(self._ghost.awake, function)
 
 
 def _ghost(
@@ -107,7 +124,11 @@ def _ghost(
     return _Ghost(
         functions=functions,
         fw_s=seconds.seconds(layer.name, "FW"),
-        bw_s=seconds.seconds(layer.name, "BW"),
+        bw_s=_Backward(
+            seconds.seconds(layer.name, "BW"),
+            seconds.seconds(layer.name, "BW_input"),
+            seconds.seconds(layer.name, "BW_weight"),
+        ),
         last_first=_last_first(layer, arrival),
         sleeper=sleeper,
         zeros=zeros,
@@ -146,6 +167,34 @@ class _Zeros:
         return block.as_strided(tensor.shape, tensor.stride())
 
 
+class _Backward(NamedTuple):
+    """Seconds of a layer's backward: all of it at once, or that of its input and that of its parameters."""
+
+    whole_s: float = 0.0
+    input_s: float = 0.0
+    weight_s: float = 0.0
+
+    @property
+    def parted(self) -> bool:
+        """Whether the plan runs its parts apart."""
+        return self.input_s > 0 or self.weight_s > 0
+
+    def of(self, node: Any, leads_to_weight: Sequence[bool]) -> float:
+        """What the engine wants now of the node of a ghost; all of it where the layer has no parts.
+
+        Args:
+            leads_to_weight: of each argument's gradient, whether it is a parameter's.
+        """
+        if not self.parted:
+            return self.whole_s
+        wanted = {
+            of_weight
+            for (after, _), of_weight in zip(node.next_functions, leads_to_weight, strict=True)
+            if after is not None and torch._C._will_engine_execute_node(after)
+        }
+        return self.input_s * (False in wanted) + self.weight_s * (True in wanted)
+
+
 class _Ghost:
     """The ghost of one layer.
 
@@ -159,7 +208,7 @@ class _Ghost:
         *,
         functions: frozenset[str],
         fw_s: float,
-        bw_s: float,
+        bw_s: _Backward,
         last_first: tuple[int, ...],
         sleeper: Sleeper,
         zeros: _Zeros,
@@ -168,6 +217,13 @@ class _Ghost:
         self.bw_s, self.sleeper, self.zeros = bw_s, sleeper, zeros
         self._fw_s, self._last_first = fw_s, last_first
         self._forms: dict[Hashable, _Form] = {}
+
+    @cached_property
+    def awake(self) -> _Ghost:
+        """One that returns what it has to without sleep, for what is called beside the layer's work."""
+        return _Ghost(
+            functions=self.functions, fw_s=0.0, bw_s=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
+        )
 
     def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Sleep for the layer's forward; returns what the function would, without its values."""
@@ -253,6 +309,7 @@ class _GhostFunction(torch.autograd.Function):
         ctx.save_for_backward(ghost.zeros.mark)
         ctx.set_materialize_grads(False)
         ctx.ghost, ctx.givers = ghost, [_giver(tensor, ghost.zeros) for tensor in tensors]
+        ctx.leads_to_weight = [tensor.is_leaf or isinstance(tensor.grad_fn, _PASSES) for tensor in tensors]
         made = [tensors[out.argument] if out.argument is not None else _empty(out, tensors) for out in outputs]
         ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
         ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
@@ -262,7 +319,7 @@ class _GhostFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *_: Any) -> Any:
         assert len(ctx.saved_tensors) == 1
-        ctx.ghost.sleeper.sleep("BW", ctx.ghost.bw_s)
+        ctx.ghost.sleeper.sleep("BW", ctx.ghost.bw_s.of(ctx, ctx.leads_to_weight))
         return None, None, *(give() if give else None for give in ctx.givers)
 
 
@@ -281,7 +338,8 @@ class _Passed(torch.autograd.Function):
         return ctx.give(), None
 
 
-_SLEEPS = (_GhostFunction._backward_cls, _Passed._backward_cls)
+_PASSES = (_Passed._backward_cls,)
+_SLEEPS = (_GhostFunction._backward_cls, *_PASSES)
 _Giver = Callable[[], torch.Tensor]
 
 
@@ -291,10 +349,15 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
         return None
     if tensor.is_leaf:
         return partial(zeros.like, tensor)
-    if isinstance(tensor.grad_fn, _SLEEPS):
+    if isinstance(tensor.grad_fn, _SLEEPS) and not _runs_in_parts(tensor.grad_fn):
         return None
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def _runs_in_parts(node: Any) -> bool:
+    ghost: _Ghost | None = getattr(node, "ghost", None)
+    return ghost is not None and ghost.bw_s.parted
 
 
 def _empty(output: _Output, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -21,7 +21,9 @@ from paradl_bench.spec.emulation import EmulatedLayers
 from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
 from paradl_bench.spec.network import Network
 from paradl_bench.strategies.group_functions import Spans
+from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.parallel import ParallelModule
+from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.recomputed_module import recompute_segments
 
 REPEATED = 3
@@ -81,13 +83,18 @@ def measure_host_time(
 ) -> HostTime:
     """Iterations of the whole model on rank 0 alone, awake and asleep, while the other ranks wait; empty on those.
 
+    A rank of a pipeline runs a part of the model: its share of dispatching all of it.
+
     Args:
         batch: inputs and targets of this rank.
     """
     found = HostTime({}, {})
     if context.rank == 0:
         recompute_segments(model.module, network, request.settings)
-        found = _host_time(twin, model, network, batch, request.accumulate)
+        stages = degree_of(request.strategy, "pipeline")
+        count = request.accumulate if stages == 1 else micro_batches(request.settings, stages)
+        found = _host_time(twin, model, network, batch, count)
+        found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})
     context.barrier()
     return found
 
@@ -97,10 +104,10 @@ def _host_time(
     model: LoadedModel,
     network: Network,
     batch: tuple[torch.Tensor, torch.Tensor],
-    accumulate: int,
+    count: int,
 ) -> HostTime:
     whole = ParallelModule(twin.alone(model.module), network, Spans())
-    steps = MicroSteps(whole, twin.loss(model.loss), *batch, accumulate)
+    steps = MicroSteps(whole, twin.loss(model.loss), *batch, count)
     optimizer = twin.optimizer(model.module.parameters())
 
     def phases() -> dict[str, float]:

@@ -91,6 +91,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         profile, profile_sha256: whose seconds were slept. dilate: how many times as long.
         slept_s: asked for on the rank that sleeps most, dilation included; what a prediction takes for compute.
         framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host.
+            Of a pipeline it is the whole model's, on all micro-batches, over the pipeline's ranks.
         oversleep_s: median iteration of rank 0 alone, beyond both: what sleeping adds.
         without_compute_s: median iteration of the slowest rank of all that sleep nothing: communication and framework.
             It is no phase, but the whole.

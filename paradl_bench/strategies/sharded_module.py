@@ -7,6 +7,7 @@ did, and hands those that a strategy has a rule for to that rule.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -29,13 +30,48 @@ RunLayer = Callable[[int, Call], Call]
 the function itself where the call is no layer's."""
 
 
+class Substitute(ABC):
+    """What stands for a layer's torch function (:data:`RunLayer`), and for those that a rule calls in its place."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function that it stands for."""
+
+    @abstractmethod
+    def instead(self, function: Call) -> Call:
+        """What stands for another function that does the layer's work."""
+
+    @abstractmethod
+    def beside(self, function: Call) -> Call:
+        """What stands for a function that is called beside it, and is no work of the layer's own."""
+
+
+def instead(called: Call, function: Call) -> Call:
+    """What a rule calls for a layer's work, where that is another function than the model's.
+
+    Args:
+        called: what the rule was given to call.
+    """
+    return called.instead(function) if isinstance(called, Substitute) else function
+
+
+def beside(called: Call, function: Call) -> Call:
+    """What a rule calls on tensors of the layer's beside its work.
+
+    Args:
+        called: what the rule was given to call.
+    """
+    return called.beside(function) if isinstance(called, Substitute) else function
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How one layer runs.
 
     Attributes:
         functions: normalised names of the torch functions that the layer may be a call of.
-        run: called as ``run(function, args, kwargs)`` in the place of ``function(*args, **kwargs)``.
+        run: called as ``run(function, args, kwargs)`` in the place of ``function(*args, **kwargs)``; whatever else it
+            calls on the layer's tensors goes through :func:`instead` or :func:`beside`, communication aside.
     """
 
     functions: frozenset[str]

@@ -11,7 +11,7 @@ from paradl_bench.spec.network import Layer
 from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
 from paradl_bench.strategies.gradient_parts import Parts
 from paradl_bench.strategies.group_functions import Group, axis_slices, reduce, take
-from paradl_bench.strategies.sharded_module import Call, bind, channel_dim
+from paradl_bench.strategies.sharded_module import Call, beside, bind, channel_dim
 from paradl_bench.strategies.split_runner import SplitRunner
 
 
@@ -38,9 +38,9 @@ class _ChannelLayer:
         behind = partial.dim() - dim - 1
         own = self._own.filters
         if own.extent < self._filters:
-            partial = F.pad(partial, (0, 0) * behind + (own.start, self._filters - own.stop))
+            partial = beside(function, F.pad)(partial, (0, 0) * behind + (own.start, self._filters - own.stop))
         whole = reduce(partial, self._group)
-        return whole if bias is None else whole + bias.view(-1, *(1,) * behind)
+        return whole if bias is None else beside(function, torch.add)(whole, bias.view(-1, *(1,) * behind))
 
 
 RUNNER = SplitRunner(CHANNELS, _ChannelLayer)

@@ -28,7 +28,7 @@ from paradl_bench.strategies.group_functions import (
     take,
 )
 from paradl_bench.strategies.own_randomness import OwnRandomness
-from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, bind
+from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, beside, bind, instead
 from paradl_bench.strategies.spatial.region import INPUT, BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
@@ -160,6 +160,7 @@ class _BlockOperation:
         self._blocks = _Blocks(block.boxes, tuple(layer.output_shape[1:]))
         self._exchange = block.exchanges[group.rank] if block.exchanges is not None else None
         self._random = random if _draws_by_position(layer) else None
+        self._pooling = _without_padding(layer, kind) if block.exchanges is not None and layer.kind != "conv" else None
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         if self._random is not None:
@@ -172,23 +173,22 @@ class _BlockOperation:
             given["input"] = exchange_halo(given["input"], self._exchange, self._block.fill, self._group)
             given["padding"] = 0
             return _mark(function(**given), self._blocks)
-        return _mark(self._pool(args, kwargs), self._blocks)
+        return _mark(self._pool(function, args, kwargs), self._blocks)
 
-    def _pool(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _pool(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Pooling without padding of what the windows read; averages are divided by what torch divides by."""
         assert self._exchange is not None
-        assert self._kind.build is not None
+        assert self._pooling is not None
         inputs = args[0] if args else kwargs["input"]
         read = exchange_halo(inputs, self._exchange, self._block.fill, self._group)
-        attributes = self._layer.attributes
-        kernel = attributes["kernel"]
-        assert isinstance(kernel, tuple)
-        run = self._kind.build({**attributes, "padding": (0,) * len(kernel), "ceil_mode": False})
-        pooled: torch.Tensor = run([read], [])
-        if not str(attributes["function"]).startswith("avg"):
+        pooled: torch.Tensor = instead(function, self._pooling)([read], [])
+        if not str(self._layer.attributes["function"]).startswith("avg"):
             return pooled
         divisors = self._divisors(args, kwargs, inputs)
-        return pooled if divisors is None else pooled * (math.prod(kernel) / divisors)
+        if divisors is None:
+            return pooled
+        averaged: torch.Tensor = beside(function, torch.mul)(pooled, math.prod(_kernel(self._layer)) / divisors)
+        return averaged
 
     def _divisors(self, args: tuple[Any, ...], kwargs: dict[str, Any], like: torch.Tensor) -> torch.Tensor | None:
         """By how much torch divides at each position of this rank's output; None where that is the kernel's size."""
@@ -210,6 +210,18 @@ class _BlockOperation:
         if all(count == window.kernel for window, own in zip(windows, counts, strict=True) for count in own):
             return None
         return _outer([torch.tensor(own, dtype=like.dtype, device=like.device) for own in counts])
+
+
+def _kernel(layer: Layer) -> tuple[int, ...]:
+    kernel = layer.attributes["kernel"]
+    assert isinstance(kernel, tuple)
+    return kernel
+
+
+def _without_padding(layer: Layer, kind: LayerKind) -> Call:
+    """A pool of what the windows read, called with its operands and no parameters."""
+    assert kind.build is not None
+    return kind.build({**layer.attributes, "padding": (0,) * len(_kernel(layer)), "ceil_mode": False})
 
 
 def _window_counts(window: Window, outputs: Interval, extent: int, *, include: bool) -> list[float]:

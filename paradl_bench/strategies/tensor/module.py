@@ -21,7 +21,7 @@ from paradl_bench.spec.strategy import Axis
 from paradl_bench.strategies.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.own_randomness import OwnRandomness
-from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, replace_parameter
+from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
 from paradl_bench.strategies.tensor.pairs import Piece, find_pairs
@@ -181,11 +181,11 @@ def _bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given
     return _Given(given["input"], given["weight"], given.get("bias"))
 
 
-def _multiply(layer: Layer, given: _Given) -> torch.Tensor:
+def _multiply(layer: Layer, function: Call, given: _Given) -> torch.Tensor:
     """The product, without bias."""
-    if function_of(layer) == "linear":
-        return F.linear(given.input, given.weight)
-    return torch.matmul(given.input, given.weight)
+    multiply: Call = F.linear if function_of(layer) == "linear" else torch.matmul
+    product: torch.Tensor = instead(function, multiply)(given.input, given.weight)
+    return product
 
 
 class _Column:
@@ -200,10 +200,10 @@ class _Column:
         if self._last:
             self._shared.forget()
         if function_of(self._part.layer) == "linear":
-            return self._part.mark(F.linear(*shared))
+            return self._part.mark(instead(function, F.linear)(*shared))
         if shared.bias is None:
-            return self._part.mark(torch.matmul(shared.input, shared.weight))
-        return self._part.mark(torch.addmm(shared.bias, shared.input, shared.weight))
+            return self._part.mark(instead(function, torch.matmul)(shared.input, shared.weight))
+        return self._part.mark(instead(function, torch.addmm)(shared.bias, shared.input, shared.weight))
 
 
 class _Row:
@@ -214,8 +214,8 @@ class _Row:
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = _bind(self._layer, args, kwargs)
-        whole = reduce(_multiply(self._layer, given), self._group)
-        return whole if given.bias is None else whole + given.bias
+        whole = reduce(_multiply(self._layer, function, given), self._group)
+        return whole if given.bias is None else beside(function, torch.add)(whole, given.bias)
 
 
 class _Inside:
