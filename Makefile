@@ -43,10 +43,11 @@ types: $(VENV)/.test ## mypy, strict
 contracts: $(VENV)/.test ## which module may import which
 	$(BIN)/lint-imports --no-logo
 
-# Tests that start ranks take the cores themselves; the others share them out.
+# Tests that start ranks take the cores themselves, but wait a good part of their time: for processes to start, for each
+# other, for limits to pass. Two files at a time fill that; the other tests share the cores out.
 unit: $(VENV)/.test ## the tests, all but the slow ones
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 8 --ignore tests/distributed
-	$(BIN)/python -m pytest -m "not slow" tests/distributed
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile tests/distributed
 
 format: $(VENV)/.test ## put the code in shape
 	$(BIN)/ruff check --fix

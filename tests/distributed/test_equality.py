@@ -127,13 +127,13 @@ def compare(where: Path, ranks: int, cases: list[dict[str, Any]]) -> dict[str, A
     return result
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4, 8))])
 def test_sharded_is_serial(tmp_path: Path, ranks: int) -> None:
     cases = [named(text) for text in CASES[ranks].split()]
     assert compare(tmp_path, ranks, cases) == {"ran": len(cases), "refused": []}
 
 
-@pytest.mark.parametrize("ranks", DRAWN_STRATEGIES)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     "count", [pytest.param(4), pytest.param(120, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )

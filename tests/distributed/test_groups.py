@@ -33,6 +33,7 @@ def swept(output: Path) -> list[CollectiveSamples]:
     return read_records(output, COLLECTIVES_FILE, CollectiveSamples)
 
 
+@pytest.mark.slow
 def test_groups_call_at_once_and_alone_and_every_result_is_verified(tmp_path: Path) -> None:
     """Two groups of two: each block has, of every operation and size, both groups alone and both at once."""
     output = tmp_path / "out"

@@ -113,7 +113,7 @@ TOLERANCE = 0.01
 """Losses, targets and counters are not predicted, and these networks are small."""
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_tracked_peak_of_the_rank_that_needs_most_is_predicted(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "networks.py").write_text(NETWORKS)
     program = tmp_path / "program_of_test.py"

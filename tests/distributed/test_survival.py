@@ -123,6 +123,7 @@ def test_a_rank_that_is_stopped_is_named_as_such(workplace: Path) -> None:
     assert "rank 0 made no progress; where its threads stand:\nCurrent thread" in result.stderr
 
 
+@pytest.mark.slow
 def test_under_torchrun_a_rank_watches_over_itself(workplace: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "paradl_bench", *train("Sleeps", "--hang-timeout", "8")]

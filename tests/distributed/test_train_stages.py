@@ -58,6 +58,7 @@ def write_layers(path: Path, slow: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_stages_that_share_layers_are_cut_by_measured_seconds(tmp_path: Path) -> None:
     write_layers(tmp_path / "layers", "classifier.3")
     settings = ("--strategy", "p2s2", "--batch", "4", "--iterations", "3", "--warmup", "3", "-o", "run")

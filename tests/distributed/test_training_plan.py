@@ -43,7 +43,10 @@ def test_what_zero_issues_is_what_is_planned(workplace: Path) -> None:
         assert (len(gathered) > 0) == ("z1" not in case), case
 
 
-@pytest.mark.parametrize(("ranks", "strategies"), [(2, "f2 c2 s2 s1x2"), (3, "f3 c3 s3"), (4, "s2x2 d2f2 d2c2 d2s2")])
+@pytest.mark.parametrize(
+    ("ranks", "strategies"),
+    [(2, "f2 c2 s2 s1x2"), pytest.param(3, "f3 c3 s3", marks=pytest.mark.slow), (4, "s2x2 d2f2 d2c2 d2s2")],
+)
 def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ranks: int, strategies: str) -> None:
     cases = [f"{name} {strategy} 0.001 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]
     cases += [f"BatchNormed {strategy} - sync" for strategy in strategies.split()]
@@ -100,6 +103,7 @@ def test_what_is_issued_again_in_backward_is_what_is_planned(workplace: Path) ->
             assert all(seconds > 0 for seconds in in_backward), run
 
 
+@pytest.mark.slow
 def test_what_is_issued_over_nodes_is_what_is_planned(workplace: Path) -> None:
     """Four ranks as two nodes of two: leaders issue other things than those that they lead."""
     forms = ("flat", "leader ranks_per_node=2", "leaders:2 ranks_per_node=2", "segmented ranks_per_node=2")
