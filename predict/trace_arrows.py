@@ -18,11 +18,12 @@ from predict.costs import Floats, Ints
 from predict.timeline import LineTimeline, RoleTimeline
 from predict.trace_works import WorkDescriptions
 
-MICROSECONDS = 1e6
-"""A trace's stamps of a second."""
+NANOSECONDS = 1e9
+STAMP_NS = 1000
+"""Nanoseconds of the microsecond that stamps are written in."""
 _THREADS_A_RANK = 10
-_SHORTEST_S = 1e-9
-"""Viewers count in nanoseconds."""
+_BEFORE_END_NS = 500
+"""How long before a task's end an arrow leaves it at most."""
 
 
 class Process(NamedTuple):
@@ -31,6 +32,23 @@ class Process(NamedTuple):
     rank: int
     name: str
     role: RoleTimeline
+
+
+class Stamps(NamedTuple):
+    """Start and end of tasks in whole nanoseconds, which is what viewers count in.
+
+    They round a start and a length each by itself: of tasks that follow each other at fractions of a nanosecond one in
+    eight would seem to begin before the last one ended, and Perfetto takes what overlaps off its lane.
+    """
+
+    start: Ints
+    end: Ints
+
+
+def stamps_of(role: RoleTimeline) -> Stamps:
+    """When a role's tasks start and end."""
+    start, end = (np.rint(times_s * NANOSECONDS).astype(np.int64) for times_s in (role.start_s, role.end_s))
+    return Stamps(start, np.maximum(start, end))
 
 
 def thread_number(rank: int, stream: int) -> int:
@@ -68,8 +86,8 @@ class _Tasks:
 
     def __init__(self, process: Process) -> None:
         role, plan = process.role, process.role.of_plan
-        length_s = role.end_s - role.start_s
-        long_enough = length_s >= _SHORTEST_S
+        stamps = stamps_of(role)
+        long_enough = stamps.end > stamps.start
         awaited = _awaited_last(plan, role.end_s)
         before = _last_seen(plan, long_enough)
         self.seen: list[bool] = long_enough.tolist()
@@ -77,9 +95,9 @@ class _Tasks:
         self.following: list[int] = _next_seen(plan, long_enough).tolist()
         self._rank = process.rank
         self._thread = [thread_number(process.rank, stream) for stream in plan.stream.tolist()]
-        leaving_s = role.end_s - np.minimum(length_s / 2, 500 * _SHORTEST_S)
-        self._leaving_us: list[float] = (leaving_s * MICROSECONDS).tolist()
-        self._arriving_us: list[float] = (role.start_s * MICROSECONDS).tolist()
+        before_end = np.clip((stamps.end - stamps.start) // 2, 1, _BEFORE_END_NS)
+        self._leaving_us: list[float] = ((stamps.end - before_end) / STAMP_NS).tolist()
+        self._arriving_us: list[float] = (stamps.start / STAMP_NS).tolist()
 
     def leaving(self, task: int) -> tuple[int, int, float]:
         """Process, thread and moment at which an arrow leaves a task."""

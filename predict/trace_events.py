@@ -1,8 +1,8 @@
 """A predicted iteration in the trace event format, which Perfetto and chrome://tracing open.
 
-A process is a rank, a thread a stream, a complete event (``X``) a task; stamps are microseconds. Arrows (flow events)
-lead from what a collective waited for last to the collective, and from what a stage computed over its message to what
-the next stage does with it. Written piece by piece: a long pipeline has a million tasks.
+A process is a rank, a thread a stream, a complete event (``X``) a task; stamps are microseconds, to the nanosecond.
+Arrows (flow events) lead from what a collective waited for last to the collective, and from what a stage computed over
+its message to what the next stage does with it. Written piece by piece: a long pipeline has a million tasks.
 
 Source: "Trace Event Format" (Google, 2016), sections on complete, flow and metadata events and the JSON object format.
 """
@@ -19,7 +19,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Plan, Stream
 from paradl_bench.strategies.mesh import rank_at
 from predict.timeline import IterationTimeline, RoleTimeline
-from predict.trace_arrows import MICROSECONDS, Process, arrows_of_collectives, arrows_of_messages, thread_number
+from predict.trace_arrows import STAMP_NS, Process, arrows_of_collectives, arrows_of_messages, stamps_of, thread_number
 from predict.trace_works import WorkDescriptions, describe_works
 
 _EVENTS_A_PIECE = 20_000
@@ -155,8 +155,8 @@ def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspe
         yield _Metadata("thread_sort_index", rank, {"sort_index": stream}, tid)
     arguments = described.arguments_at(rank, np.unique(role.work).tolist())
     marks = _marks(process.role)
-    start_us = process.role.start_s * MICROSECONDS
-    length_us = process.role.end_s * MICROSECONDS - start_us
+    stamps = stamps_of(process.role)
+    start_us, length_us = stamps.start / STAMP_NS, (stamps.end - stamps.start) / STAMP_NS
     columns = (column.tolist() for column in (role.work, role.phase, role.stream, start_us, length_us))
     for work, phase, stream, ts, dur, mark in zip(*columns, marks, strict=True):
         name, category = described.named(work, phase)

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from network_factory import NetworkFactory
 from profile_factory import free_copies, interference, make_profile, ring_fit
-from trace_format import by_thread, check_trace, complete_events, held_by
+from trace_format import by_thread, check_trace, complete_events, held_by, imported
 
 from calibrate.profile import write_profile
 from paradl_bench.spec.plan import Plan, RoleBuilder
@@ -20,6 +23,8 @@ from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.terminal import run_command
 from predict import trace_events
 from predict.cli import group
+from predict.timeline import RoleTimeline
+from predict.trace_arrows import stamps_of
 
 Call = Callable[..., tuple[int, str, str]]
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
@@ -80,14 +85,91 @@ def test_traces_are_valid_and_end_with_the_iteration(trace_of: Callable[..., dic
     tasks = complete_events(trace)
     prediction = trace["otherData"]["prediction"]
     end_us = max(event["ts"] + event["dur"] for event in tasks)
-    assert end_us * 1e-6 == pytest.approx(prediction["iteration_s"], rel=1e-9)
+    # Stamps are whole nanoseconds.
+    assert end_us * 1e-6 == pytest.approx(prediction["iteration_s"], abs=0.51e-9)
     assert trace["otherData"]["strategy"] == prediction["strategy"] == strategy
     assert trace["otherData"]["command"].startswith("predict timeline --from-profile ")
     for event in tasks:
         low, high = event["args"]["interval_us"]
         assert low <= event["args"]["alone_us"] <= high
         assert event["args"]["source"] in prediction["sources"]
-        assert event["dur"] >= event["args"]["alone_us"] * (1 - 1e-9) - 1e-6
+        assert event["dur"] >= event["args"]["alone_us"] * (1 - 1e-9) - 1.01e-3
+
+
+def change(kind: str, place: int, **fields: object) -> Callable[[dict[str, Any]], None]:
+    """Changes fields of the n-th event of a kind."""
+
+    def changed(trace: dict[str, Any]) -> None:
+        event = [event for event in trace["traceEvents"] if event["ph"] == kind][place]
+        for name, value in fields.items():
+            event[name] = value(event[name]) if callable(value) else value
+
+    return changed
+
+
+def without(kind: str, name: str = "") -> Callable[[dict[str, Any]], None]:
+    """Takes out the first event of a kind and name."""
+
+    def changed(trace: dict[str, Any]) -> None:
+        events = trace["traceEvents"]
+        events.remove(next(event for event in events if event["ph"] == kind and event["name"].startswith(name)))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(change("X", 2, dur=lambda dur: dur + 0.001), id="a slice ends a nanosecond too late"),
+        pytest.param(change("X", 2, dur=lambda dur: dur + 0.0003), id="a length of a fraction of a nanosecond"),
+        pytest.param(change("X", 2, dur=lambda dur: -dur), id="negative length"),
+        pytest.param(change("X", 2, ts=lambda ts: -ts - 1), id="negative start"),
+        pytest.param(change("X", 2, ts=str), id="a stamp that is text"),
+        pytest.param(change("X", 2, name=""), id="no name"),
+        pytest.param(change("X", 2, tid=lambda tid: tid + 5), id="a thread without a name"),
+        pytest.param(change("X", 2, pid=lambda pid: pid + 77), id="a process without a name"),
+        pytest.param(without("M", "thread_name"), id="thread name missing"),
+        pytest.param(without("M", "process_name"), id="process name missing"),
+        pytest.param(change("M", 0, args={"name": 3}), id="a name that is no text"),
+        pytest.param(without("s"), id="an arrow without a start"),
+        pytest.param(without("f"), id="an arrow without an end"),
+        pytest.param(change("f", 0, id=lambda number: number + 1000), id="ends of an arrow of unlike ids"),
+        pytest.param(change("f", 0, cat="other"), id="ends of an arrow of unlike categories"),
+        pytest.param(change("f", 0, name="other"), id="ends of an arrow of unlike names"),
+        pytest.param(change("f", 0, bp="n"), id="bound to the next slice"),
+        pytest.param(change("f", 0, ts=0.0), id="an arrow back in time"),
+        pytest.param(change("s", -1, ts=lambda ts: ts + 1e9), id="an arrow from where nothing is"),
+        pytest.param(change("s", 0, tid=lambda tid: tid + 3), id="an arrow from another thread"),
+    ],
+)
+def test_the_check_finds_what_perfetto_would_reject_or_draw_wrongly(
+    trace_of: Callable[..., dict[str, Any]], spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    trace = trace_of("--strategy", "p2", "--batch", "16", "--micro-batches", "4")
+    check_trace(trace)
+    spoil(trace)
+    with pytest.raises((AssertionError, KeyError, TypeError)):
+        check_trace(trace)
+
+
+@given(st.lists(st.floats(1e-10, 3e-9), min_size=2, max_size=40))
+def test_tasks_of_fractions_of_a_nanosecond_meet(lengths_s: list[float]) -> None:
+    ends = np.cumsum(lengths_s)
+    plan = Plan(
+        strategy=parse_strategy("serial"),
+        network="x",
+        local_batch=1,
+        works=(),
+        roles=(RoleBuilder({}).build("all", 1),),
+    )
+    role = RoleTimeline(plan=plan, role=0, start_s=np.concatenate([[0.0], ends[:-1]]), end_s=ends)
+    start, end = stamps_of(role)
+    events = [
+        {"ph": "X", "name": "x", "pid": 0, "tid": 1, "ts": begin / 1000, "dur": (stop - begin) / 1000}
+        for begin, stop in zip(start.tolist(), end.tolist(), strict=True)
+    ]
+    assert not imported({"traceEvents": events}).dropped
+    assert abs(end[-1] - 1e9 * ends[-1]) <= 0.5 + 1e-6
 
 
 def test_names_categories_and_bytes(trace_of: Callable[..., dict[str, Any]]) -> None:
@@ -117,6 +199,23 @@ def test_arrows_lead_from_what_was_awaited(trace_of: Callable[..., dict[str, Any
         assert collective["name"] == "all_reduce"
         assert awaited["name"] == "copy into bucket"
         assert awaited["ts"] + awaited["dur"] <= collective["ts"] + 1e-6
+
+
+@pytest.mark.parametrize("preset", ["naive", "pytorch", "caffe-mpi"])
+def test_reading_and_copying_have_threads(trace_of: Callable[..., dict[str, Any]], preset: str) -> None:
+    fed = "--io-seconds", "0.5", "--h2d-seconds", "0.0005", "--preset", preset
+    trace = trace_of("--strategy", "d2", "--batch", "16", *fed)
+    check_trace(trace)
+    found = {event["cat"]: event for event in complete_events(trace) if event["cat"] in ("IO", "H2D")}
+    assert {cat: (event["name"], event["dur"]) for cat, event in found.items()} == {
+        "IO": ("read a mini-batch", 1e6),
+        "H2D": ("copy a mini-batch to the device", 500.0),
+    }
+    assert found["IO"]["args"]["samples_of_host"] == 16
+    assert found["H2D"]["args"]["bytes"] == 8 * 4 * 16 * 16 * 4
+    threads = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert [threads[found[cat]["tid"]] for cat in ("IO", "H2D")] == ["input", "copy_engine"]
+    assert trace["otherData"]["prediction"]["breakdown_s"]["input"] > 0
 
 
 def test_messages_lead_from_stage_to_stage(trace_of: Callable[..., dict[str, Any]]) -> None:
