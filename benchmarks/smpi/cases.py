@@ -32,7 +32,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     judged_ranks: tuple[int, ...] = (128, 256)
     judged_sizes: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
     large_ranks: tuple[int, ...] = (1024,)
-    large_sizes: tuple[int, ...] = (1 << 16, 1 << 26)
+    large_sizes: tuple[int, ...] = (1 << 16, 1 << 22, 1 << 24, 1 << 26)
     models: tuple[str, ...] = ("resnet18", "vgg11")
     replica_batch: int = 4
     iteration_ranks: tuple[int, ...] = (128, 256)
