@@ -1,11 +1,12 @@
 """Held-out errors of kernel regressors: ours, the paper's network, and untuned trees, on the same kernels.
 
-    python benchmarks/kernel_regression.py [DIR ...] [--seeds 5] [--without-mlp] [-o DIR]
+    python benchmarks/kernel_regression.py [DIR ...] [--seeds 5] [--without-mlp] [--data ../shared/data] [-o DIR]
 
 Beside them, what no regressor on shapes can know: trees that are told as well what the three kernels measured before
-took (a GPU that was heated is slower), and, of a sweep in blocks, what blocks of one kernel differ by.
+took (a GPU that was heated is slower), what kernels of nearly the same shape differ by when their trees' difference is
+taken out (benchmarks/kernel_neighbours.py), and, of a sweep in blocks, what blocks of one kernel differ by.
 
-Without DIR: convolution (forward) and linear kernels of V100, A100 and T4 in ../shared/data/neusight-ops (fp32, torch
+Without DIR: convolution (forward) and linear kernels of V100, A100 and T4 in neusight-ops under --data (fp32, torch
 2.1; sitar-lab/NeuSight, MIT). With DIR: directories of `paradl-bench kernels`. A fifth of the shapes of every device is
 held out, another by each seed; no shape occurs twice. Everything that is chosen is chosen on the other four fifths.
 About half a minute a device, kernel and seed on one core, most of it for the network.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from kernel_neighbours import neighbours
 
 from calibrate.kernel_drift import hats
 from calibrate.kernel_features import roofline_features
@@ -36,7 +38,7 @@ from paradl_bench.spec.measurement import read_records
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ROOT.parent / "shared/data/neusight-ops"
+DATA = ROOT.parent / "shared" / "data"
 KERNELS_BEFORE = 3
 ORDER = ("mlp", "plain trees", "trees", "trees and mlp")
 WORDS = {
@@ -47,6 +49,7 @@ WORDS = {
     "taken": "**taken** (least error on the validation part)",
     "in order": "trees, place in the sweep known",
     "kernels before": "trees, place in the sweep and the three kernels before known",
+    "neighbours": "no error but what kernels less than a tenth apart in size differ by",
     "blocks": "no error but that of the times held against, by how blocks of a kernel differ",
 }
 
@@ -96,10 +99,10 @@ def linear(row: dict[str, str]) -> KernelShape:
     )
 
 
-def public_groups() -> Iterator[Group]:
-    """Tables of ../shared/data/neusight-ops, in the order in which they were measured."""
+def public_groups(data: Path) -> Iterator[Group]:
+    """Tables of neusight-ops, in the order in which they were measured."""
     for what, shape_of in (("conv", convolution), ("linear", linear)):
-        path = PUBLIC / f"op_{what}_fp32.csv"
+        path = data / "neusight-ops" / f"op_{what}_fp32.csv"
         if not path.exists():
             sys.exit(f"{path} is not here: give directories of paradl-bench kernels instead")
         with path.open(encoding="utf-8", newline="") as stream:
@@ -143,6 +146,8 @@ def errors(group: Group, seed: int, with_mlp: bool) -> dict[str, dict[str, float
     if trial.fitted.drift_s:
         found["in order"] = {"re": trial.in_order_re, "drift_ms": trial.fitted.drift_s[-1] * 1e3}
     found["kernels before"] = {"re": error_with_kernels_before(group.timed, trial, seed)}
+    if alike := neighbours(group.timed, trial.fitted.drift_s, seed=seed):
+        found["neighbours"] = alike._asdict()
     if group.blocks:
         found["blocks"] = {"re": error_of_medians(group.blocks)}
     return found
@@ -192,7 +197,7 @@ def report(results: dict[str, dict[str, list[dict[str, dict[str, float]]]]], com
     for what, devices in results.items():
         lines += [f"## {what}", "", "| regressor | " + " | ".join(devices) + " | mean RE |"]
         lines += ["|---|" + "---|" * (len(devices) + 1)]
-        for model in (*ORDER, "taken", "in order", "kernels before", "blocks"):
+        for model in (*ORDER, "taken", "in order", "kernels before", "neighbours", "blocks"):
             if not all(model in seed for seeds in devices.values() for seed in seeds):
                 continue
             cells = [_cell([seed[model] for seed in seeds]) for seeds in devices.values()]
@@ -206,6 +211,11 @@ def report(results: dict[str, dict[str, list[dict[str, dict[str, float]]]]], com
 
 
 def _cell(values: list[dict[str, float]]) -> str:
+    if "pairs" in values[0]:
+        unsure = statistics.mean(value["standard_error"] for value in values)
+        correlation = statistics.mean(value["correlation"] for value in values)
+        of = f"{values[0]['pairs']:.0f} pairs, standard error {unsure:.1%}, correlation {correlation:.2f}"
+        return f"{_spread([value['re'] for value in values])}; {of}"
     wre = f"; WRE {statistics.mean(value['wre'] for value in values):.1%}" if "wre" in values[0] else ""
     return _spread([value["re"] for value in values]) + wre
 
@@ -220,9 +230,10 @@ def main() -> None:
     parser.add_argument("directories", nargs="*", type=Path, metavar="DIR", help="of paradl-bench kernels")
     parser.add_argument("--seeds", type=int, default=5, help="how many splits (default 5)")
     parser.add_argument("--without-mlp", action="store_true", help="leave the paper's network out: much faster")
+    parser.add_argument("--data", type=Path, default=DATA, help="that holds neusight-ops")
     parser.add_argument("-o", "--output", type=Path, help="folder for report.md and report.json")
     given = parser.parse_args()
-    groups = swept_groups(given.directories) if given.directories else public_groups()
+    groups = swept_groups(given.directories) if given.directories else public_groups(given.data)
     results: dict[str, dict[str, list[Any]]] = {}
     kernels: dict[str, int] = {}
     for group in groups:
