@@ -19,9 +19,10 @@ from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 from predict.cost_model import CostModel
 from predict.interval import interval
+from predict.memory_estimate import EstimatedMemory
 from predict.scaling_band import Timed, efficiency_band
 from predict.utilisation import effort, model_flops, tokens_per_sample, utilisation
-from predict.workload import Evaluator, Point, Timing, Workload
+from predict.workload import Evaluator, Point, Timing
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +154,7 @@ class Predictor:
         speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
         efficiency = speedup / point.strategy.ranks
         epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
-        costs = workload.costs
+        costs, memory = workload.costs, workload.memory()
         prediction = Prediction(
             iteration_s=iteration_s,
             interval_s=(bounds.low_s, bounds.high_s),
@@ -172,12 +173,12 @@ class Predictor:
             limits=workload.limits,
             sources=costs.source_shares(),
             extrapolated=workload.remarks.extrapolated(),
-            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(workload), *self._emulated()),
+            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._emulated()),
             spread_s=bounds.spread_s,
             efficiency_interval=self._band(point, timed, reference, efficiency),
             knee_ranks=None,
             **self._configuration(point),
-            **self._memory(workload),
+            **self._memory(memory),
             **self._use(point, iteration_s, epoch_s),
         )
         return prediction, timed
@@ -200,14 +201,14 @@ class Predictor:
             "options": point.settings.options,
         }
 
-    def _memory(self, workload: Workload) -> dict[str, Any]:
+    def _memory(self, memory: EstimatedMemory) -> dict[str, Any]:
         """Fields on what a rank holds."""
         return {
-            "memory_bytes": workload.memory.peak_bytes,
-            "memory_interval_bytes": workload.memory.interval_bytes,
-            "memory_of": workload.memory.measured,
-            "memory_parts_bytes": workload.memory.parts_bytes,
-            "fits": self._fits(workload),
+            "memory_bytes": memory.peak_bytes,
+            "memory_interval_bytes": memory.interval_bytes,
+            "memory_of": memory.measured,
+            "memory_parts_bytes": memory.parts_bytes,
+            "fits": self._fits(memory),
         }
 
     def _use(self, point: Point, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
@@ -231,9 +232,9 @@ class Predictor:
             return efficiency, efficiency
         return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
 
-    def _fits(self, workload: Workload) -> bool | None:
+    def _fits(self, memory: EstimatedMemory) -> bool | None:
         limit = self.model.communication.cluster.memory_bytes_per_rank
-        return None if limit is None else workload.memory.peak_bytes <= limit
+        return None if limit is None else memory.peak_bytes <= limit
 
     def _emulated(self) -> tuple[str, ...]:
         """What the profile's measurements emulated, or had simulated."""
@@ -245,8 +246,8 @@ class Predictor:
         }
         return tuple(sorted(found))
 
-    def _memory_notes(self, workload: Workload) -> tuple[str, ...]:
-        limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, workload.memory.interval_bytes
+    def _memory_notes(self, memory: EstimatedMemory) -> tuple[str, ...]:
+        limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, memory.interval_bytes
         if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
             return ()
         held = " to ".join(map(format_bytes, bounds))

@@ -98,6 +98,7 @@ class Workload:
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
+        memory: of the rank that needs most; asked for where it is shown, since that takes longer than the time does.
         lag: how much longer the slowest rank computes than a median one.
         overlap_is_free: whether compute and communication side by side were taken as not slowing each other for want
             of a measurement.
@@ -106,7 +107,7 @@ class Workload:
     costs: Costs
     spread: Spread
     remarks: Remarks
-    memory: EstimatedMemory
+    memory: Callable[[], EstimatedMemory]
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]

@@ -69,6 +69,8 @@ def _parts(
     count, schedule = micro_batches(settings, ranks), schedule_of(settings.schedule)
     held = msgspec.structs.replace(
         network,
+        # Making a network checks all of its layers, and none is asked for here.
+        layers=(),
         parameters=tuple(parameter for share in own for parameter in share.network.parameters),
         buffers=tuple(buffer for share in own for buffer in share.network.buffers),
         gradient_order=tuple(name for share in own for name in share.network.gradient_order),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -180,6 +181,12 @@ class NetworkCompute:
         self._forward: list[int] = []
         self.backward_task = -1
         """The task that ends what backward has done so far, communication included."""
+
+    def onto(self, builder: RoleBuilder) -> NetworkCompute:
+        """The same network, for another builder: what is known of its layers is not worked out again."""
+        other = copy.copy(self)
+        other._builder, other._forward, other.backward_task = builder, [], -1
+        return other
 
     def add_forward(self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None) -> None:
         """Append forward of all layers; those that read the network's input wait for ``after``.

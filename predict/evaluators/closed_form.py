@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
 
 
 def prepare_closed_form(
-    name: str, form: ClosedForm, model: CostModel, point: Point, memory: EstimatedMemory
+    name: str, form: ClosedForm, model: CostModel, point: Point, memory: Callable[[], EstimatedMemory]
 ) -> Workload:
     """A workload of six sums.
 

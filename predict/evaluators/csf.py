@@ -12,8 +12,7 @@ from predict.workload import Evaluator, Point, Workload
 
 def prepare(model: CostModel, point: Point) -> Workload:
     """The sums, time between operations included."""
-    memory = model.memory(point.strategy, point.settings)
-    workload = prepare_closed_form("csf", csf, model, point, memory)
+    workload = prepare_closed_form("csf", csf, model, point, lambda: model.memory(point.strategy, point.settings))
     if point.strategy.ranks > 1:
         timing = workload.timing()
         factor = scaling_factor(timing.fw_s + timing.bw_s, timing.ge_s)

@@ -51,12 +51,12 @@ def prepare(model: CostModel, point: Point) -> Workload:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False))
     form = ClosedForm(plan, fetch, wait_free=PRESETS[options.preset].wait_free)
-    memory = model.memory(point.strategy, point.settings)
+    ahead_bytes = batches_ahead_bytes(fetch, terms)
     return Workload(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=memory.beside_batches(batches_ahead_bytes(fetch, terms)),
+        memory=lambda: model.memory(point.strategy, point.settings).beside_batches(ahead_bytes),
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,

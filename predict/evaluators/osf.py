@@ -60,7 +60,7 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
         costs=priced.costs,
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings),
+        memory=lambda: model.memory(point.strategy, point.settings),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,

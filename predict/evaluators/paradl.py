@@ -47,7 +47,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
         return _pipelined(model, point, memory)
     if sharing_kind(point.strategy) is not None:
         return _shared(model, point, memory)
-    return prepare_closed_form("paradl", paradl, model, point, memory)
+    return prepare_closed_form("paradl", paradl, model, point, lambda: memory)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:
@@ -87,7 +87,7 @@ def _shared(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload
         costs=dataclasses.replace(priced.costs, counts=np.sum(list(times.values()), axis=0)),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=memory,
+        memory=lambda: memory,
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=time,
         iteration_s=lambda *costs: time(*costs).iteration_s,
@@ -137,7 +137,7 @@ def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workl
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=memory,
+        memory=lambda: memory,
         limits=tuple(map(str, planner.limits(model.network, settings))),
         time=time,
         iteration_s=lambda *costs: form(np.asarray(costs[0])).iteration_s,

@@ -28,6 +28,7 @@ from predict.host_sharing import on_shared_host
 from predict.input_tasks import is_of_input, waits_for_input, with_input
 from predict.lateness import RoleLateness
 from predict.layerwise_plan import gradient_bytes
+from predict.memory_estimate import EstimatedMemory
 from predict.osf import Gradients
 from predict.osf_form import backward_order, describe
 from predict.pipeline_lateness import pipeline_lag
@@ -112,7 +113,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes),
+        memory=lambda: _memory(model, point, priced),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
@@ -160,6 +161,10 @@ def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLatene
     return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower)
 
 
+def _memory(model: CostModel, point: Point, priced: PricedPlan) -> EstimatedMemory:
+    return model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes)
+
+
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
@@ -170,7 +175,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),
         spread=priced.spread,
         remarks=priced.remarks,
-        memory=model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes),
+        memory=lambda: _memory(model, point, priced),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,

@@ -172,6 +172,7 @@ class _RankPlan:
         self._micro_batch = samples_at_once(strategy, settings)
         self._works = works
         self._operations: dict[int, str] = {}
+        self._computes: dict[int, NetworkCompute] = {}
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
@@ -220,15 +221,8 @@ class _RankPlan:
         Args:
             exchanging: whether gradients are exchanged after it. first: whether none is before it.
         """
-        builder, share = RoleBuilder(self._works), self._own[action.stage]
-        compute = NetworkCompute(
-            builder,
-            share.network,
-            share.shards,
-            outputs=share.stage.outputs,
-            input_has_gradient=bool(share.stage.receives),
-            operations=self._operations,
-        )
+        builder = RoleBuilder(self._works)
+        compute = self._compute_of(action.stage).onto(builder)
         forward = action._replace(direction="FW")
         computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
         if action.direction == "FW":
@@ -236,6 +230,19 @@ class _RankPlan:
         start = builder.tasks
         computed, done = self._add_backward(builder, compute, action, exchanging=exchanging)
         return ActionTasks.of_builder(builder, start, computed, done)
+
+    def _compute_of(self, stage: int) -> NetworkCompute:
+        if stage not in self._computes:
+            share = self._own[stage]
+            self._computes[stage] = NetworkCompute(
+                RoleBuilder(self._works),
+                share.network,
+                share.shards,
+                outputs=share.stage.outputs,
+                input_has_gradient=bool(share.stage.receives),
+                operations=self._operations,
+            )
+        return self._computes[stage]
 
     def _add_forward(
         self, builder: RoleBuilder, compute: NetworkCompute, action: Action, before: tuple[int, ...]
