@@ -52,6 +52,7 @@ class RepeatedPasses:
         self._walk = walk(self._scratch)
         self._received_bytes, self._sent = received_bytes, tuple(sent)
         self._forward: _Effect | None = None
+        self._left: Pass | None = None
         self._backward: dict[tuple[Part, bool, tuple[int, ...]], _Effect] = {}
         self._is_first = True
 
@@ -59,8 +60,8 @@ class RepeatedPasses:
         """Run forward of a micro-batch; returns its outputs, which backward lets go of."""
         if self._forward is None:
             self._start_over()
-            left = self._walk_forward()
-            self._forward = self._effect(left.outputs)
+            self._left = self._walk_forward()
+            self._forward = self._effect(self._left.outputs)
         return self._repeat(self._forward)
 
     def backward(self, outputs: Sequence[Storage]) -> list[Storage]:
@@ -89,7 +90,8 @@ class RepeatedPasses:
         return self._repeat(effect)
 
     def _walk_backward(self, part: Part, held: tuple[int, ...]) -> _Effect:
-        left = self._walk_forward()
+        # A walk backward uses up what one forward left; that of the effect has not been used yet.
+        left, self._left = self._left or self._walk_forward(), None
         if part == "weight":
             self._walk.backward_input(left, self._given())
         for output, holders in zip(left.outputs, held, strict=True):
