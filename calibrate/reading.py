@@ -53,6 +53,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 _SHOWN_DIFFERENCES = 3
 _IN_RECORDS = {f"settings.{name}" for name in ("dtype", "tf32_matmul", "tf32_cudnn", "cudnn_benchmark")}
 """What records say themselves, so that unlike ones do not mix."""
+_COMPILER = "compiler"
+"""A setting of what was compiled; records say whether."""
 
 
 class Placed(NamedTuple, Generic[T]):
@@ -175,6 +177,11 @@ def _differences(one: Manifest, other: Manifest) -> list[str]:
     mine, theirs = one.environment, other.environment
     if one.kind != other.kind:
         return unlike(mine, theirs)
+    if (_COMPILER in mine.settings) != (_COMPILER in theirs.settings):
+        mine, theirs = (
+            msgspec.structs.replace(each, settings={k: v for k, v in each.settings.items() if k != _COMPILER})
+            for each in (mine, theirs)
+        )
     return [text for text in mine.differences(theirs) if text.split(" ")[0] not in _IN_RECORDS]
 
 

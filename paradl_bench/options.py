@@ -50,6 +50,12 @@ kernel_options = together(
         default=None,
         help="On a GPU, cuDNN's fastest algorithm of each shape.",
     ),
+    click.option(
+        "--compile/--no-compile",
+        default=None,
+        help="Kernels of torch.compile: of the whole model where it is trained, of each layer by itself where layers"
+        " are timed.",
+    ),
 )
 """What changes a kernel besides the dtype. Measurements take what nobody gives as off."""
 

@@ -173,7 +173,7 @@ class Predictor:
             limits=workload.limits,
             sources=costs.source_shares(),
             extrapolated=workload.remarks.extrapolated(),
-            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._emulated()),
+            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._measured()),
             spread_s=bounds.spread_s,
             efficiency_interval=self._band(point, timed, reference, efficiency),
             knee_ranks=None,
@@ -236,15 +236,16 @@ class Predictor:
         limit = self.model.communication.cluster.memory_bytes_per_rank
         return None if limit is None else memory.peak_bytes <= limit
 
-    def _emulated(self) -> tuple[str, ...]:
-        """What the profile's measurements emulated, or had simulated."""
+    def _measured(self) -> tuple[str, ...]:
+        """What the profile's measurements emulated, or had simulated, and compiled."""
         found = {
             ("not measured" if simulated_messages(each.emulated) else "measured on an emulated cluster")
             + f": {kind_of_emulation(each.emulated)}"
             for each in self.model.profile.environments
             if each.emulated
         }
-        return tuple(sorted(found))
+        emulated = tuple(sorted(found))
+        return (*emulated, *_compiled_notes(self.model.kernel_settings))
 
     def _memory_notes(self, memory: EstimatedMemory) -> tuple[str, ...]:
         limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, memory.interval_bytes
@@ -270,6 +271,17 @@ class Predictor:
         (serial_s, _), beyond = self._serial[key]
         text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
         return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _compiled_notes(label: str) -> tuple[str, ...]:
+    """What layers that were compiled each by itself leave out."""
+    if "compile" not in label.split("+"):
+        return ()
+    return (
+        "the layers' times are of each compiled by itself, and add up to more than a model compiled whole takes, as it"
+        " is trained; the interval reaches to what it was measured to take",
+        "memory is that of the model uncompiled",
+    )
 
 
 def _alone_on(samples: int, settings: PlanSettings) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ import click
 
 from paradl_bench.options import dtype_option, hang_option, kernel_options, sample_options, sharing_options
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.kernel_settings import KernelSettings
+from paradl_bench.spec.kernel_settings import settings_given
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
 
@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 @click.option(
     "--isolated",
     type=click.Choice(["none", "split", "all"]),
-    default="split",
-    show_default=True,
-    help="Operations measured alone as well: those whose backward has two parts, or all.",
+    help="Operations measured alone as well: those whose backward has two parts, or all. Default: split; none with"
+    " --compile.",
 )
 @click.option(
     "--shards",
@@ -72,6 +71,7 @@ def COMMAND(  # noqa: N802
     device: str,
     dtype: str,
     channels_last: bool | None,
+    compile: bool | None,
     tf32: bool | None,
     cudnn_benchmark: bool | None,
     optimizer: str,
@@ -79,7 +79,7 @@ def COMMAND(  # noqa: N802
     blocks: int,
     iterations: int,
     warmup: int,
-    isolated: str,
+    isolated: str | None,
     shards: str,
     split: str | None,
     filter_backward: Literal["all-reduce", "reduce-scatter"],
@@ -112,15 +112,15 @@ def COMMAND(  # noqa: N802
         input_shape=shape,
         device=device,
         dtype=dtype,
-        kernel_settings=KernelSettings(
-            channels_last=bool(channels_last), tf32=bool(tf32), cudnn_benchmark=bool(cudnn_benchmark)
+        kernel_settings=settings_given(
+            channels_last=channels_last, compile=compile, tf32=tf32, cudnn_benchmark=cudnn_benchmark
         ),
         optimizer=optimizer,
         ranks_on_host=_numbers_of_ranks(ranks_on_host, place),
         blocks=blocks,
         pairs=iterations,
         warmup=warmup,
-        isolated=isolated,
+        isolated=isolated or ("none" if compile else "split"),
         shards=strategies,
         split=parse_layers(split, "--split"),
         filter_backward=filter_backward,

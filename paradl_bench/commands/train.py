@@ -119,6 +119,7 @@ def COMMAND(  # noqa: N802
     device: str,
     dtype: str,
     channels_last: bool | None,
+    compile: bool | None,
     tf32: bool | None,
     cudnn_benchmark: bool | None,
     backend: str | None,
@@ -140,7 +141,7 @@ def COMMAND(  # noqa: N802
     """
     from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
-    from paradl_bench.spec.kernel_settings import KernelSettings
+    from paradl_bench.spec.kernel_settings import settings_given
     from paradl_bench.spec.strategy import parse_strategy
 
     parsed = parse_strategy(strategy)
@@ -152,8 +153,8 @@ def COMMAND(  # noqa: N802
         batch=batch,
         device=device,
         dtype=dtype,
-        kernel_settings=KernelSettings(
-            channels_last=bool(channels_last), tf32=bool(tf32), cudnn_benchmark=bool(cudnn_benchmark)
+        kernel_settings=settings_given(
+            channels_last=channels_last, compile=compile, tf32=tf32, cudnn_benchmark=cudnn_benchmark
         ),
         optimizer=optimizer,
         accumulate=accumulate,

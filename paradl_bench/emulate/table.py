@@ -47,6 +47,7 @@ def make_table(
                 "--dtype",
                 dtype,
                 "--no-channels-last",
+                "--no-compile",
                 "--no-tf32",
                 "--no-cudnn-benchmark",
                 "--backend",

@@ -22,6 +22,8 @@ import torch
 
 from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.compiled import CompiledModel, Compiling, keep_records, set_up_compiler
+from paradl_bench.measure.compiler import compiler_settings
 from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
@@ -62,7 +64,9 @@ class _Subject:
     """One model, or one rank's part of it, at one local batch, ready to be measured.
 
     Attributes:
+        forward: to the loss; as it is probed, and as it is trained unless that is compiled.
         copies: None for a part of a model.
+        compiled: what is trained in the place of forward, and stands for its functions where it is probed.
         layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
     """
 
@@ -75,6 +79,7 @@ class _Subject:
     observed: Callable[[OperationProbe], AbstractContextManager[Any]]
     layers: list[tuple[Layer, str] | None]
     copies: GradientCopies | None = None
+    compiled: CompiledModel | None = None
     operations: list[IsolatedOperation] = field(default_factory=list)
     shard: str = ""
     position: int = 0
@@ -82,6 +87,9 @@ class _Subject:
     @property
     def key(self) -> tuple[str, int, str, int]:
         return self.model.name, self.batch, self.shard, self.position
+
+    def trained(self) -> torch.Tensor:
+        return self.compiled.forward() if self.compiled else self.forward()
 
     def update(self) -> None:
         self.optimizer.step()
@@ -101,6 +109,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     """
     clock = clock_for(context.device)
     set_modes(request.kernel_settings, context.device)
+    set_up_compiler(context.device)
     subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
@@ -110,13 +119,16 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
     plan = _block_plan(request, len(subjects))
-    with progress("layers", len(plan)) as bar:
+    if len(done) < len(plan):
+        keep_records([subject.compiled for subject in subjects if subject.compiled], context, directory)
+    with progress("layers", len(plan)) as bar, Compiling() as compiling:
         for block, index, count in plan:
             subject = subjects[index]
             bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
             if (*subject.key, count, block) not in done:
                 about = _About(subject, active[count], request, block)
-                _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
+                with compiling.nothing_more(subject.model.name):
+                    _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
             bar.advance()
     if directory is not None:
         directory.finish()
@@ -131,7 +143,14 @@ def _open(
         kind="layers",
         arguments=request.arguments(),
         command_line=command_line,
-        environment=capture_environment(request.device, settings={"dtype": request.dtype, **context.settings}),
+        environment=capture_environment(
+            request.device,
+            settings={
+                "dtype": request.dtype,
+                **compiler_settings(request.kernel_settings, request.device),
+                **context.settings,
+            },
+        ),
     )
 
 
@@ -173,12 +192,18 @@ def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Cl
         inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
         inputs = laid_out(inputs, request.kernel_settings)
 
-        def forward(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
+        def forward(
+            run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
+        ) -> torch.Tensor:
             with within():
-                return model.loss(model.module(inputs), targets)
+                return model.loss(run(inputs), targets)
 
         subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
         _warm_up(subject, request.warmup)
+        if request.kernel_settings.compile:
+            subject.compiled = CompiledModel(name, network, batch, model.module, forward)
+            subject.compiled.compile(clock.stamp, subject.update)
+            _warm_up(subject, request.warmup)
         subject.operations = isolated_operations(
             network,
             batch,
@@ -227,7 +252,7 @@ def _warm_up(subject: _Subject, iterations: int) -> None:
     try:
         for _ in range(iterations):
             beat()
-            subject.forward().backward()  # type: ignore[no-untyped-call]
+            subject.trained().backward()  # type: ignore[no-untyped-call]
             subject.update()
     except (RuntimeError, ValueError) as error:
         shape = "x".join(map(str, subject.model.input_shape))
@@ -252,7 +277,15 @@ def _measure_block(about: _About, cost: ProbeCost) -> _Records:
             plain.append(_plain_iteration(subject, context, clock))
             context.barrier()
             probed.append(
-                probed_iteration(subject.forward, subject.update, clock, cost, layers, observed=subject.observed)
+                probed_iteration(
+                    subject.forward,
+                    subject.update,
+                    clock,
+                    cost,
+                    layers,
+                    observed=subject.observed,
+                    stand_in=subject.compiled.layers if subject.compiled else None,
+                )
             )
     isolated = [about.isolated(operation, clock) for operation in subject.operations]
     context.barrier()
@@ -298,7 +331,7 @@ def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> t
     them use the memory's bandwidth at once then.
     """
     begin = clock.stamp()
-    loss = subject.forward()
+    loss = subject.trained()
     fw_end = clock.stamp()
     loss.backward()  # type: ignore[no-untyped-call]
     bw_end = clock.stamp()

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.measure.compiler import refuse_without_compiler
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
@@ -55,6 +57,12 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         for strategy in self.shards:
             check_dtype(strategy, self.settings(batch=1), self.dtype)
             check_kernel_settings(strategy, self.settings(batch=1), self.kernel_settings.label)
+        if self.kernel_settings.compile and self.isolated != "none":
+            raise UserError(
+                f"--isolated {self.isolated} with --compile: a compiled operation's backward is one, of all its"
+                " gradients; leave it out"
+            )
+        refuse_without_compiler(self.kernel_settings, self.device)
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""

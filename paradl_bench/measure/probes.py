@@ -25,6 +25,8 @@ from paradl_bench.spec.errors import WorkError
 from paradl_bench.strategies.operations import is_operation
 
 Floats = NDArray[np.float64]
+StandIn = Callable[[int, Callable[..., Any]], Callable[..., Any]]
+"""From how many operations were called before, and a torch function, what is called in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +64,25 @@ class ProbedIteration:
 
 
 class OperationProbe(TorchFunctionMode):
-    """Stamps before and after every operation, and keeps the autograd node that it made."""
+    """Stamps before and after every operation, and keeps the autograd node that it made.
 
-    def __init__(self, stamp: Callable[[], Any]) -> None:
+    Args:
+        stand_in: what is called in the place of a function; None for the functions themselves.
+    """
+
+    def __init__(self, stamp: Callable[[], Any], stand_in: StandIn | None = None) -> None:
         super().__init__()
         self._stamp = stamp
+        self._stand_in = stand_in
         self.builtin_calls = 0
         self.python_calls = 0
         self.records: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         stamp = self._stamp
+        called = function if self._stand_in is None else self._stand_in(len(self.records), function)
         start = stamp()
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        result = called(*args, **kwargs) if kwargs else called(*args)
         end = stamp()
         if type(function) is FunctionType:
             self.python_calls += 1
@@ -145,16 +153,18 @@ def probed_iteration(
     layers: int,
     *,
     observed: Callable[[OperationProbe], AbstractContextManager[Any]] = entered,
+    stand_in: StandIn | None = None,
 ) -> ProbedIteration:
     """Run forward (to the loss), backward and weight update once, with probes.
 
     Args:
         observed: lets a probe see the operations of what runs inside.
+        stand_in: as of :class:`OperationProbe`.
 
     Raises:
         WorkError: forward ran another number of operations than the traced network has.
     """
-    probe = OperationProbe(clock.stamp)
+    probe = OperationProbe(clock.stamp, stand_in)
     with observed(probe):
         begin = clock.stamp()
         loss = forward()

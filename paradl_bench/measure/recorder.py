@@ -61,6 +61,11 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled module runs compiled while this is active: what replicas exchange is issued outside of it."""
+        return True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace == "c10d":
             self._record(function, args, kwargs or {})

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
+from paradl_bench.measure.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
 from paradl_bench.measure.ghosts import Ghost, HostTime, describe_run, emulate, measure_host_time
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
@@ -42,6 +43,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training_request import RECORDED, TrainingRequest
 from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
 from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.ghost_record import GhostRun, GhostTable
 from paradl_bench.spec.network import Network
@@ -128,22 +130,28 @@ def _measure(
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
     cores = tuple(core for core in context.gather(context.core) if core is not None)
-    # Ghosts hold other tensors than layers do: their memory says nothing of a real run's.
-    peaks = [] if ghost else context.gather(msgspec.to_builtins(trainer.track_memory()))
+    # Ghosts hold other tensors than layers do: their memory says nothing of a real run's. A model that is tracked runs
+    # uncompiled.
+    untracked = ghost or request.kernel_settings.compile
+    peaks = [] if untracked else context.gather(msgspec.to_builtins(trainer.track_memory()))
+    compiled = context.gather(list(map(msgspec.to_builtins, trainer.compiled)))
     about = trainer.describe_ghosts(ghost.table, host) if ghost and host else None
     if writer is not None:
         memory = msgspec.convert(peaks, tuple[MemoryPeak, ...])
-        writer.describe(network, context, cores, issued, planned, memory, about)
+        whole = msgspec.convert([record for of_rank in compiled for record in of_rank], tuple[CompileRecord, ...])
+        writer.describe(network, context, cores, issued, planned, memory, about, whole)
         if ghost:
             writer.keep_table(ghost.table)
         writer.write(found)
-    with progress(f"{request.model} {request.strategy}, batch {request.batch}", request.iterations) as bar:
+    about_run = f"{request.model} {request.strategy}, batch {request.batch}"
+    with progress(about_run, request.iterations) as bar, Compiling() as compiling:
         bar.advance(done)
         for _ in range(request.warmup - len(RECORDED)):
             trainer.iterate()
         while done < request.iterations:
             count = min(CHUNK_ITERATIONS, request.iterations - done)
-            chunk = trainer.run_chunk(done, count)
+            with compiling.nothing_more(request.model):
+                chunk = trainer.run_chunk(done, count)
             found += _count_differences(context, chunk, trainer.recorded_count)
             chunks = context.gather(chunk)
             if writer is not None:
@@ -210,6 +218,7 @@ class Trainer:
             backend does not count.
         phase: what the rank is doing, in words.
         attempt: at the run, for what is recorded.
+        compiled: what was compiled in the recorded iterations; nothing where nothing was.
     """
 
     _optimizer: torch.optim.Optimizer
@@ -224,7 +233,9 @@ class Trainer:
         self._context = context
         self.phase = "setting up"
         self.attempt = 0
+        self.compiled: tuple[CompileRecord, ...] = ()
         set_modes(request.kernel_settings, context.device)
+        set_up_compiler(context.device)
         self._clock: Clock = clock_for(context.device)
         torch.manual_seed(_replica(request, context))
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
@@ -276,10 +287,29 @@ class Trainer:
             self._optimizer = self._twin.optimizer(model.parameters(), built.optimizer_group)
         else:
             self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
-        issued = list(recorder.issued("setup"))
+        issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
+        if not request.kernel_settings.compile:
+            return (*issued, *self._run_recorded())
+        # Inside of the wrapper that exchanges gradients, which torch parts the graph at the buckets of.
+        compile_in_place(model)
+        with Compiling() as compiling, compile_errors(request.model):
+            issued += self._run_recorded()
+            # Hooks of those iterations are gone, and one is there that stays.
+            self.iterate()
+        local = len(self._inputs) // request.accumulate
+        self.compiled = (compiling.record(self._context.rank, request.model, local, "whole"),)
+        return issued
+
+    def _run_recorded(self) -> tuple[IssuedCollective, ...]:
+        """The recorded iterations; returns what this rank issued in them, and watches the last gradient from then on.
+
+        Raises:
+            UserError: nothing in the model is trained.
+        """
+        issued: tuple[IssuedCollective, ...] = ()
         last: str | None = None
         for when in RECORDED:
-            with CollectiveRecorder() as recorder, GradientOrder(model) as order:
+            with CollectiveRecorder() as recorder, GradientOrder(self._model.module) as order:
                 self._counter.since_last()
                 self.iterate()
                 self.recorded_count = self._counter.since_last()
@@ -290,9 +320,9 @@ class Trainer:
                 f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
             )
         # Where no gradients are exchanged nothing is waited for after the last one.
-        if group_axes(request.strategy, *REPLICATING):
+        if group_axes(self._request.strategy, *REPLICATING):
             self._watch(last)
-        return tuple(issued)
+        return issued
 
     def close(self) -> None:
         """Let its process groups go, but for that of all ranks: they keep threads. A collective."""

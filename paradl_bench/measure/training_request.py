@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.emulate_nodes.layout import NodeLayout
+from paradl_bench.measure.compiler import refuse_without_compiler
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
@@ -121,6 +122,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
             )
+        refuse_without_compiler(self.kernel_settings, self.device)
 
     def _check_balance(self) -> None:
         given = "--balance" if self.balance is not None else "--stages" if self.stages else ""

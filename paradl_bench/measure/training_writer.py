@@ -9,10 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from paradl_bench.measure.compiler import compiler_settings
 from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.emulation import EmulatedLayers
 from paradl_bench.spec.ghost_record import GHOST_FILE, GhostRun, GhostTable
 from paradl_bench.spec.network import Network
@@ -69,7 +71,13 @@ class TrainingWriter:
             arguments=request.arguments(context),
             command_line=command_line,
             environment=capture_environment(
-                request.device, settings={"dtype": request.dtype, **context.settings}, layers=layers
+                request.device,
+                settings={
+                    "dtype": request.dtype,
+                    **compiler_settings(request.kernel_settings, request.device),
+                    **context.settings,
+                },
+                layers=layers,
             ),
             alone=alone,
         )
@@ -105,6 +113,7 @@ class TrainingWriter:
         planned: tuple[IssuedCollective, ...],
         memory: tuple[MemoryPeak, ...],
         ghost: GhostRun | None = None,
+        compiled: tuple[CompileRecord, ...] = (),
     ) -> None:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
@@ -142,6 +151,7 @@ class TrainingWriter:
             memory=memory,
             ghost=ghost,
             kernel_settings=request.kernel_settings.label,
+            compiled=compiled,
         )
 
     def keep_table(self, table: GhostTable) -> None:

@@ -1,4 +1,4 @@
-"""What besides dtype and shapes decides which kernels run: layout and modes of a GPU's libraries. Torch-free.
+"""What besides dtype and shapes decides which kernels run: layout, compilation, modes of a GPU's libraries. Torch-free.
 
 Times are keyed by the settings' label, so that unlike ones stand apart in a profile and are never added up together.
 """
@@ -19,11 +19,13 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         channels_last: images and volumes, and the weights that are convolved with them, have their channels innermost.
+        compile: torch.compile makes the kernels.
         cudnn_benchmark: cuDNN tries its algorithms on each shape and keeps the fastest.
         tf32: products and convolutions of fp32 round their operands to TensorFloat-32.
     """
 
     channels_last: bool = False
+    compile: bool = False
     cudnn_benchmark: bool = False
     tf32: bool = False
 
@@ -45,6 +47,11 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 NO_SETTINGS = KernelSettings()
 """No setting on."""
+
+
+def settings_given(**options: bool | None) -> KernelSettings:
+    """Settings by their names, as options give them: what nobody gave is off."""
+    return KernelSettings(**{name: bool(value) for name, value in options.items()})
 
 
 def flag_of(name: str) -> str:

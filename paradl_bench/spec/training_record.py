@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
+from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.plan import PlanSettings, library_blocks
@@ -146,6 +147,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ghost: of an emulated run, whose layers slept; None where they computed. Its losses and memory mean nothing, and
             are left out.
         kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
+        compiled: what every rank compiled before it timed anything; empty where nothing was.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
     """
 
@@ -185,6 +187,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     did_not_fit: tuple[MemoryShortage, ...] = ()
     ghost: GhostRun | None = None
     kernel_settings: str = ""
+    compiled: tuple[CompileRecord, ...] = ()
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)

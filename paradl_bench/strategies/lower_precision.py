@@ -1,7 +1,8 @@
-"""What can be trained by autocast: where ranks exchange gradients alone, which stay fp32.
+"""What can be trained by autocast, or compiled: where ranks exchange gradients alone, which stay fp32.
 
 Activations that ranks hand each other would go in the lower dtype, and segments that are computed again, or statistics
-that are synchronised, convert tensors of their own: neither is in plans or in the memory model.
+that are synchronised, convert tensors of their own: neither is in plans or in the memory model. What is compiled is a
+whole model: rules that run its layers one by one are not followed into it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from paradl_bench.layers.autocast import is_autocast
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
+
+_MIB = 1024 * 1024
 
 
 def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
@@ -38,7 +41,10 @@ def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str
     Raises:
         UserError: names what does not go with them.
     """
-    if "channels_last" not in label.split("+"):
+    names = label.split("+")
+    if "compile" in names:
+        _check_compile(strategy, settings)
+    if "channels_last" not in names:
         return
     kinds = [axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1]
     stages = [axis.zero_stage for axis in strategy.axes if axis.zero_stage > 1]
@@ -47,4 +53,25 @@ def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str
         raise UserError(
             f"--channels-last with {what}, which cuts tensors along their channels and rows: it goes with serial and"
             " data parallelism (d, z1)"
+        )
+
+
+def _check_compile(strategy: Strategy, settings: PlanSettings) -> None:
+    kinds = [axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1]
+    stages = [axis.zero_stage for axis in strategy.axes if axis.zero_stage > 1]
+    what = f"{kinds[0]} parallelism" if kinds else f"stage {stages[0]} of ZeRO" if stages else ""
+    if what:
+        raise UserError(
+            f"--compile with {what}, which runs or gathers a model's layers one by one: a model is compiled whole, with"
+            " serial and data parallelism (d, z1)"
+        )
+    if settings.recompute:
+        raise UserError("--compile with --recompute: a compiler chooses itself what it computes again in backward")
+    if settings.batch_norm == "sync":
+        raise UserError("--compile with --batch-norm sync: normalise over each rank's samples, or leave it uncompiled")
+    least = PlanSettings(batch=1).first_bucket_bytes
+    if settings.bucket_cap_bytes < least and any(axis.degree > 1 for axis in strategy.axes):
+        raise UserError(
+            f"--compile with --bucket-cap-mb {settings.bucket_cap_bytes / _MIB:g}: torch parts a compiled graph at"
+            f" buckets of {least / _MIB:g} MiB or more"
         )

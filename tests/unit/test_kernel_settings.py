@@ -47,8 +47,8 @@ class Rows(nn.Module):
 
 
 def test_a_label_is_the_settings_that_are_on() -> None:
-    every = KernelSettings(channels_last=True, cudnn_benchmark=True, tf32=True)
-    assert every.label == "channels_last+cudnn_benchmark+tf32"
+    every = KernelSettings(channels_last=True, compile=True, cudnn_benchmark=True, tf32=True)
+    assert every.label == "channels_last+compile+cudnn_benchmark+tf32"
     for settings in (every, KernelSettings(), KernelSettings(tf32=True)):
         assert settings_of_label(settings.label) == settings
     for wrong in ("fast", "tf32+channels_last", "tf32+tf32", "+"):

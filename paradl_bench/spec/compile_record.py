@@ -1,0 +1,36 @@
+"""What compiling took and made of a model: in ``run.json``, and in ``compiled.jsonl`` beside measured layers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.spec.checks import check_counts, check_not_negative
+
+COMPILED_FILE = "compiled.jsonl"
+
+
+class CompileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank compiled before anything was timed; no iteration holds any of its time.
+
+    Attributes:
+        batch: of this rank.
+        what: the model ``whole``, as it is trained, or its ``layers``, each operation by itself.
+        compile_s: in the compiler, forward's and backward's kernels; what an earlier run left in torch's cache on disk
+            is not compiled again.
+        graphs: that were compiled. Of a whole model more than one where its code could not be followed, and ran as it
+            stands.
+    """
+
+    rank: int
+    model: str
+    batch: int
+    what: Literal["whole", "layers"]
+    compile_s: float
+    graphs: int
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "compile_s")
+        check_counts(self, "rank", least=0)
+        check_counts(self, "batch", "graphs", least=1)
