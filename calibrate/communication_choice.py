@@ -5,7 +5,8 @@ logarithm of bytes (OSF eq. 18), whether the reduction stands apart, and whether
 bytes, where the algorithm cuts the message by its ranks; or each rank count fitted by itself, where no algorithm's
 scaling holds between those measured. Sizes left out in turn, and rank counts but the smallest left out in
 turn where several were measured, count alike. Of forms within one standard error of the best (Hastie, Tibshirani and
-Friedman, The Elements of Statistical Learning, section 7.10) the one with the fewest parameters is taken.
+Friedman, The Elements of Statistical Learning, section 7.10) the one with the fewest parameters is taken, as long as it
+is worse by no more than the noise of a point: sizes at which times jump make that error large where nothing is noise.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def choose(curve: Curve, operation: CollectiveOperation, library: str) -> tuple[
     choices = tried(curve, forms(curve, operation, library))
     if len(np.unique(curve.ranks[curve.own])) > 1:
         choices += [_counts_apart(curve, each) for each in _flat(operation, library)]
-    return choices[_simplest(choices, curve)], tuple(choices)
+    return choices[simplest(choices, curve)], tuple(choices)
 
 
 def _flat(operation: CollectiveOperation, library: str) -> list[Algorithm]:
@@ -237,7 +238,7 @@ def _counts_apart(curve: Curve, algorithm: Algorithm) -> Choice:
         own = curve.own & (curve.ranks == count)
         part = curve.part(own)
         choices = tried(part, _shapes((algorithm,)))
-        chosen[count] = choices[_simplest(choices, part)]
+        chosen[count] = choices[simplest(choices, part)]
         if chosen[count].held_out is not None:
             held_out[own] = chosen[count].held_out
     found = {count: _at(count, choice.pieces) for count, choice in chosen.items()}
@@ -285,8 +286,8 @@ def _errors_by_size(predicted: Floats, curve: Curve) -> Floats:
     return np.asarray(np.where(counts, sums / np.maximum(counts, 1), sums.sum() / counts.sum()))
 
 
-def _simplest(choices: Sequence[Choice], curve: Curve) -> int:
-    """Index of the choice with the fewest parameters among those within one standard error of the best.
+def simplest(choices: Sequence[Choice], curve: Curve) -> int:
+    """Index of the choice with the fewest parameters among those that noise keeps from being told from the best.
 
     Differences are paired by size: that is how many there are of, where two or three rank counts are left out. Of as
     many parameters the one with the least error is taken.
@@ -297,11 +298,11 @@ def _simplest(choices: Sequence[Choice], curve: Curve) -> int:
         return 0
     means = {index: float(table.mean()) for index, table in tables.items()}
     best = tables[min(tables, key=means.__getitem__)]
-    good = [index for index, table in tables.items() if _as_good(table, best)]
+    good = [index for index, table in tables.items() if _as_good(table, best, curve.noise)]
     return min(good, key=lambda index: (choices[index].parameters, means[index] // _ARITHMETIC, index))
 
 
-def _as_good(errors: Floats, best: Floats) -> bool:
+def _as_good(errors: Floats, best: Floats, noise: float) -> bool:
     paired = errors - best
     standard_error = float(np.std(paired, ddof=1) / np.sqrt(len(paired))) if len(paired) > 1 else 0.0
-    return float(paired.mean()) <= max(standard_error, _ARITHMETIC)
+    return float(paired.mean()) <= max(min(standard_error, noise), _ARITHMETIC)

@@ -213,7 +213,10 @@ def _print_choices(profile: Profile, console: Console) -> None:
         if more:
             table.add_row("", "", "", f"and {more} more", "", "")
     console.print(table)
-    console.print("Of forms within one standard error of the best, the one with the fewest parameters is taken.")
+    console.print(
+        "Of forms within one standard error of the best, and within the noise of a point, the one with the fewest"
+        " parameters is taken."
+    )
 
 
 def _alpha(fit: CommunicationFit) -> str:
