@@ -2,8 +2,8 @@
 
 A ghost stands where torch's function stands, below everything that a strategy does: what runs sharded hands its shard's
 arguments to the ghost, and moves what the ghost returns. Outputs have the shape, strides and type that the function
-gives on the meta device; their memory is taken and not written. Backward of a ghost sleeps once, for all its gradients
-(or once for each part of backward, where the plan runs them apart), and gives
+gives on the meta device; all of them lie in one block of memory, which holds zeros. Backward of a ghost sleeps once,
+for all its gradients (or once for each part of backward, where the plan runs them apart), and gives
 
     to a leaf (a parameter)         zeros of its shape: one block of memory that all parameters' gradients share
     to what is no ghost's           zeros of its shape without memory of their own, for a strategy to send on
@@ -18,6 +18,7 @@ hang on them, and they are small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -148,23 +149,52 @@ def _last_first(layer: Layer, arrival: Mapping[str, int]) -> tuple[int, ...]:
 
 
 class _Zeros:
-    """Zeros for the gradients of all leaves of a rank, in one block as large as the largest of them.
+    """Zeros that many tensors of a rank have in common: gradients of all leaves in one block, outputs in another.
+
+    A block is as large as the largest of them. Nobody writes anything but zeros there: sums over ranks are of zeros.
 
     Attributes:
         mark: a tensor without elements, for autograd to keep.
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._gradients: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._outputs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self.mark = torch.empty(0)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Contiguous zeros, or as the tensor's strides are, which autograd takes for a gradient without a copy."""
-        key = tensor.dtype, tensor.device
-        block = self._blocks.get(key)
-        if block is None or block.numel() < tensor.numel():
-            block = self._blocks[key] = torch.zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        block = _grown(self._gradients, tensor.numel(), tensor.dtype, tensor.device)
         return block.as_strided(tensor.shape, tensor.stride())
+
+    def output(self, output: _Output, device: torch.device) -> torch.Tensor:
+        """A tensor that is no view, as what a function returns has to be where it is then changed in place."""
+        extents = zip(output.shape, output.stride, strict=True)
+        reach = 1 + sum((extent - 1) * step for extent, step in extents) if math.prod(output.shape) else 0
+        block = _grown(self._outputs, reach, output.dtype, device)
+        made = torch.empty(0, dtype=output.dtype, device=device)
+        return made.set_(block.untyped_storage(), 0, output.shape, output.stride)
+
+
+def _grown(
+    blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor],
+    elements: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """The block of a kind, made anew where it has fewer elements; what lies in the old one stays there."""
+    block = blocks.get((dtype, device))
+    if block is None or block.numel() < elements:
+        block = blocks[dtype, device] = torch.zeros(elements, dtype=dtype, device=device)
+    return block
+
+
+def hold_in_common(module: torch.nn.Module) -> None:
+    """Have all parameters lie in one block of zeros, as large as the largest: ranks that share a host have one each."""
+    zeros = _Zeros()
+    parameters = list(module.parameters())
+    for parameter in sorted(parameters, key=torch.Tensor.numel, reverse=True):
+        parameter.data = zeros.like(parameter)
 
 
 class _Backward(NamedTuple):
@@ -310,7 +340,10 @@ class _GhostFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.ghost, ctx.givers = ghost, [_giver(tensor, ghost.zeros) for tensor in tensors]
         ctx.leads_to_weight = [tensor.is_leaf or isinstance(tensor.grad_fn, _PASSES) for tensor in tensors]
-        made = [tensors[out.argument] if out.argument is not None else _empty(out, tensors) for out in outputs]
+        made = [
+            tensors[out.argument] if out.argument is not None else _zeros_of(out, tensors, ghost.zeros)
+            for out in outputs
+        ]
         ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
         ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
         return tuple(made)
@@ -360,8 +393,9 @@ def _runs_in_parts(node: Any) -> bool:
     return ghost is not None and ghost.bw_s.parted
 
 
-def _empty(output: _Output, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Memory that nobody writes; zeros where somebody reads it: indices, and a loss."""
+def _zeros_of(output: _Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
+    """Memory that nobody reads the values of; its own where somebody does: indices, and a loss."""
     device = tensors[0].device if tensors else torch.device("cpu")
-    made = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device)
-    return made.zero_() if not output.shape or not output.floats else made
+    if output.shape and output.floats:
+        return zeros.output(output, device)
+    return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device).zero_()

@@ -18,6 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paradl_bench.emulate.layers import hold_in_common
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
@@ -94,6 +95,8 @@ def measure_training(
     request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context)
+    if ghost:
+        hold_in_common(model.module)
     trainer: Trainer | None = None
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from paradl_bench.emulate.layers import hold_in_common
 from paradl_bench.emulate.sleeper import MOST_PAID_BACK_S, SHORTEST_S, Sleeper
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.gradient_order import GradientOrder
@@ -149,9 +150,18 @@ def test_backward_sleeps_for_the_layers_that_a_plan_runs_backward(monkeypatch: p
         assert twin.sleeper.take_asked() == pytest.approx(wanted), recompute
 
 
-def test_memory_of_outputs_is_not_written_and_gradients_share_theirs() -> None:
+def test_outputs_gradients_and_parameters_each_share_their_memory() -> None:
     model = load_model("resnet18", (3, 32, 32))
     network = trace_network(model)
+    hold_in_common(model.module)
+    held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.module.parameters()}
+    assert list(held.values()) == [4 * max(p.numel() for p in model.module.parameters())]
+    outputs: dict[int, int] = {}
+    for part in model.module.modules():
+        if isinstance(part, nn.Conv2d):
+            part.register_forward_hook(
+                lambda _, __, made: outputs.update({made.untyped_storage().data_ptr(): made.untyped_storage().nbytes()})
+            )
     twin = GhostTwin(network, GhostRole(layers={}, between={}, update_s=0.0), 1.0)
     inputs, targets = model.make_batch(2, 0)
     twin.loss(model.loss)(twin.alone(model.module)(inputs), targets).backward()
@@ -160,6 +170,8 @@ def test_memory_of_outputs_is_not_written_and_gradients_share_theirs() -> None:
     # A block is made anew when a larger parameter comes; here they grow towards the input's side a few times.
     assert len(blocks) < 12
     assert max(sizes) == 4 * max(p.numel() for p in model.module.parameters())
+    # The first convolution's output is the largest: 64 channels of 16 x 16, of two samples.
+    assert list(outputs.values()) == [4 * 2 * 64 * 16 * 16]
 
 
 def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
