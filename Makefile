@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install test test-full gpu-check lint types contracts unit format constraints clean
+.PHONY: help quickstart install test test-full gpu-check emulate lint types contracts unit format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test-full: test ## everything: what `make test` runs, then the slow tests
 # OUT names the directory here too, of its own unless it is given.
 gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference calibration; OUT=gpu-check
 	$(BIN)/python benchmarks/gpu_check.py -o $(if $(filter file,$(origin OUT)),gpu-check,$(OUT))
+
+# OUT likewise.
+emulate: $(VENV)/.bench ## strategies on layers that sleep, over emulated nodes, against predictions; OUT=emulation
+	$(BIN)/python benchmarks/emulation.py -o $(if $(filter file,$(origin OUT)),emulation,$(OUT))
 
 lint: $(VENV)/.test ## ruff: rules and format
 	$(BIN)/ruff check
