@@ -32,6 +32,7 @@ from paradl_bench.slurm.plan import PLAN, SUBMITTED, read_plan, read_submitted
 from paradl_bench.slurm.site import read_site
 from paradl_bench.spec import (
     behind,
+    compile_record,
     host_record,
     input_record,
     measurement,
@@ -82,9 +83,11 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     input_record.LOADER_FILE: input_record.LoaderSamples,
     input_record.UNREADABLE_FILE: input_record.UnreadableFile,
     host_record.HOSTS_FILE: host_record.RankHost,
+    compile_record.COMPILED_FILE: compile_record.CompileRecord,
 }
 """Every JSON-lines file of a measurement directory."""
 _RECORD_SEEDS = {
+    compile_record.COMPILED_FILE: b'{"rank":0,"model":"resnet18","batch":8,"what":"layers","compile_s":12.5,"graphs":30}\n',
     measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
     b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
     behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
