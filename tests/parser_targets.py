@@ -87,7 +87,8 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
 }
 """Every JSON-lines file of a measurement directory."""
 _RECORD_SEEDS = {
-    compile_record.COMPILED_FILE: b'{"rank":0,"model":"resnet18","batch":8,"what":"layers","compile_s":12.5,"graphs":30}\n',
+    compile_record.COMPILED_FILE: b'{"rank":0,"model":"resnet18","batch":8,"what":"layers","compile_s":2.5,'
+    b'"graphs":30}\n',
     measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
     b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
     behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
