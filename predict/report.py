@@ -13,7 +13,17 @@ from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 from predict.memory_validation import MemoryScore
 from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
-from predict.validation_report import EVALUATORS, PREDICTOR, Outlier, Pair, Ranking, Report, Unfit
+from predict.validation_report import (
+    EVALUATORS,
+    PREDICTOR,
+    Outlier,
+    Pair,
+    Ranking,
+    Repeated,
+    RepeatedPrediction,
+    Report,
+    Unfit,
+)
 
 FILES = ("report.md", "pairs.csv", "report.json")
 _RUN_TITLES = (
@@ -22,6 +32,11 @@ _RUN_TITLES = (
 )
 _TOLD = ("schedule", "accumulate", "recompute", "exchange", "batch_norm")
 _RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
+_REPEATED_TITLES = (
+    *("model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"),
+)
+_ALL = "all"
+_CONFIGURATION_TITLES = ("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds")
 _SCORE_TITLES = (
     *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
     "noise floor",
@@ -72,6 +87,9 @@ def _tables(report: Report) -> list[tuple[str, Sequence[str], list[list[str]]]]:
     ]
     if report.reruns:
         tables.append(("What repeating a run predicts of it", _RERUN_TITLES, _rerun_rows(report)))
+    if report.repeated:
+        tables.append(("Median of a configuration's runs", _repeated_titles(report), _repeated_rows(report)))
+        tables.append(("Accuracy over configurations", _CONFIGURATION_TITLES, _configuration_rows(report)))
     return tables
 
 
@@ -136,6 +154,13 @@ def _markdown_reruns(report: Report) -> list[str]:
         "",
         *_markdown_table(_RERUN_TITLES, _rerun_rows(report)),
         "",
+        "Where the machine's speed changes from run to run, one prediction can't meet every run. Below, the median of "
+        "a configuration's runs, between the fastest and the slowest of them, stands for it.",
+        "",
+        *_markdown_table(_repeated_titles(report), _repeated_rows(report)),
+        "",
+        *_markdown_table(_CONFIGURATION_TITLES, _configuration_rows(report)),
+        "",
     ]
 
 
@@ -143,6 +168,52 @@ def _rerun_rows(report: Report) -> list[list[str]]:
     return [
         [strategy, str(rerun.runs), f"{rerun.mean_accuracy:.1%}", f"{rerun.half_width_85:.1%}"]
         for strategy, rerun in report.reruns.items()
+    ]
+
+
+def _repeated_titles(report: Report) -> list[str]:
+    return [*_REPEATED_TITLES, *(f"{name} error" for name in _baselines(report))]
+
+
+def _repeated_rows(report: Report) -> list[list[str]]:
+    names = _baselines(report)
+    return [
+        [
+            one.model,
+            _configured(one),
+            str(one.batch),
+            str(one.runs),
+            format_seconds(one.measured_range_s[0]),
+            format_seconds(one.measured_median_s),
+            format_seconds(one.measured_range_s[1]),
+            format_seconds(predicted.predicted_s),
+            f"{predicted.error:+.1%}",
+            "yes" if predicted.covered else "no",
+            *(f"{one.by_evaluator[name].error:+.1%}" if name in one.by_evaluator else "" for name in names),
+        ]
+        for one in report.repeated
+        for predicted in (one.by_evaluator[PREDICTOR],)
+    ]
+
+
+def _configuration_rows(report: Report) -> list[list[str]]:
+    """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and over all."""
+    groups: dict[tuple[str, str], list[RepeatedPrediction]] = {}
+    for strategy in (*dict.fromkeys(one.strategy for one in report.repeated), _ALL):
+        of_strategy = [one.by_evaluator for one in report.repeated if strategy in (one.strategy, _ALL)]
+        for name in (PREDICTOR, *_baselines(report)):
+            groups[strategy, name] = [found[name] for found in of_strategy if name in found]
+    return [
+        [
+            strategy,
+            name,
+            str(len(found)),
+            f"{1 - sum(abs(one.error) for one in found) / len(found):.1%}",
+            f"{1 - max(abs(one.error) for one in found):.1%}",
+            f"{sum(one.covered for one in found) / len(found):.0%}",
+        ]
+        for (strategy, name), found in groups.items()
+        if found
     ]
 
 
@@ -171,7 +242,7 @@ def _run_rows(report: Report) -> list[list[str]]:
     ]
 
 
-def _configured(pair: Pair) -> str:
+def _configured(pair: Pair | Repeated) -> str:
     """The strategy, with what tells runs of it apart."""
     told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
     told += ["emulated"] if pair.emulated else []
@@ -186,7 +257,7 @@ def _memory_cell(pair: Pair) -> str:
 
 def _score_rows(report: Report) -> list[list[str]]:
     scores = [(strategy, by_evaluator) for strategy, by_evaluator in report.strategies.items()]
-    scores.append(("all", {name: overall.score for name, overall in report.overall.items()}))
+    scores.append((_ALL, {name: overall.score for name, overall in report.overall.items()}))
     return [
         [
             strategy,

@@ -23,7 +23,7 @@ from predict.memory_validation import memory_pair
 from predict.prediction import Prediction, Predictor
 from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
 from predict.validation_report import EVALUATORS, PREDICTOR, Outlier, Pair, PhasePair, Report, Unfit
-from predict.validation_scores import overall_score, pairs_of, rerun_of, scores_by_evaluator
+from predict.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
 from predict.workload import Point, evaluators
 
 _NO_BACKEND = "none"
@@ -76,6 +76,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         outliers=tuple(_outlier(pair) for pair in pairs_of(pairs, PREDICTOR) if not pair.covered),
         notes=(*notes, *_emulated([*runs, *unfit]), *(f"compared by force: {line}" for line in differences)),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
+        repeated=repeated_of(pairs),
     )
 
 

@@ -112,6 +112,42 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     half_width_85: float
 
 
+class RepeatedPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluator says of a configuration that ran more than once.
+
+    Attributes:
+        error: (predicted - measured) / measured, of the median of the runs' medians. covered: whether the interval
+            holds that.
+    """
+
+    predicted_s: float
+    error: float
+    covered: bool
+
+
+class Repeated(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that ran more than once, beside its predictions.
+
+    On a host whose speed changes from run to run, a single run tells the host's error as much as the prediction's.
+
+    Attributes:
+        options: what tells it from others of its strategy, beside bucket sizes, dtype and the like.
+        measured_median_s: of the runs' medians. measured_range_s: the fastest run's and the slowest one's.
+        by_evaluator: of those that say something on it.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    strategy: str
+    batch: int
+    options: dict[str, str]
+    emulated: str
+    runs: int
+    measured_median_s: float
+    measured_range_s: tuple[float, float]
+    by_evaluator: dict[str, RepeatedPrediction]
+
+
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluator's score and ranking over all runs; memory over those that it was not fitted to."""
 
@@ -159,6 +195,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         strategies: by strategy, then by evaluator.
         overall: by evaluator.
         reruns: by strategy: what a prediction can reach at best on this machine.
+        repeated: configurations that ran more than once, in the order of the runs.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
         did_not_fit: runs that memory ended; those with enough iterations are among the pairs too.
     """
@@ -171,3 +208,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outliers: tuple[Outlier, ...]
     notes: tuple[str, ...]
     did_not_fit: tuple[Unfit, ...] = ()
+    repeated: tuple[Repeated, ...] = ()

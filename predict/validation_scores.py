@@ -9,7 +9,7 @@ import numpy as np
 from predict.costs import Floats
 from predict.memory_validation import memory_score
 from predict.runs import PHASES, Run
-from predict.validation_report import EVALUATORS, Overall, Pair, Ranking, Rerun, Score
+from predict.validation_report import EVALUATORS, Overall, Pair, Ranking, Repeated, RepeatedPrediction, Rerun, Score
 
 
 def overall_score(pairs: Sequence[Pair]) -> Overall:
@@ -59,10 +59,7 @@ def rank(pairs: Sequence[Pair]) -> Ranking:
     """
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Pair]]] = {}
     for pair in pairs:
-        computed_in = pair.dtype, pair.kernel_settings
-        key = pair.model, pair.input_shape, pair.batch, *computed_in, pair.optimizer, pair.emulated
-        strategy = pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes, *sorted(pair.options.items())
-        groups.setdefault(key, {}).setdefault(strategy, []).append(pair)
+        groups.setdefault(_work_of(pair), {}).setdefault(_way_of(pair), []).append(pair)
     correlations, regrets = [], []
     for strategies in groups.values():
         if len(strategies) < 2:
@@ -76,6 +73,52 @@ def rank(pairs: Sequence[Pair]) -> Ranking:
         groups=len(regrets),
         rank_correlation=float(np.mean(known)) if known else None,
         top1_regret=float(np.mean(regrets)) if regrets else None,
+    )
+
+
+def _work_of(pair: Pair) -> tuple[object, ...]:
+    """What strategies are compared at."""
+    computed_in = pair.dtype, pair.kernel_settings
+    return pair.model, pair.input_shape, pair.batch, *computed_in, pair.optimizer, pair.emulated
+
+
+def _way_of(pair: Pair) -> tuple[object, ...]:
+    return pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes, *sorted(pair.options.items())
+
+
+def repeated_of(pairs: Iterable[Pair]) -> tuple[Repeated, ...]:
+    """Configurations with more than one run, predictions held against the median of the runs' medians."""
+    groups: dict[tuple[object, ...], dict[str, list[Pair]]] = {}
+    for pair in pairs:
+        key = (*_work_of(pair), pair.backend, *_way_of(pair))
+        groups.setdefault(key, {}).setdefault(pair.evaluator, []).append(pair)
+    return tuple(
+        _repeated(by_evaluator) for by_evaluator in groups.values() if len(next(iter(by_evaluator.values()))) > 1
+    )
+
+
+def _repeated(by_evaluator: dict[str, list[Pair]]) -> Repeated:
+    runs = next(iter(by_evaluator.values()))
+    one, medians_s = runs[0], [pair.measured_median_s for pair in runs]
+    measured_s = float(np.median(medians_s))
+    return Repeated(
+        model=one.model,
+        input_shape=one.input_shape,
+        strategy=one.strategy,
+        batch=one.batch,
+        options=one.options,
+        emulated=one.emulated,
+        runs=len(runs),
+        measured_median_s=measured_s,
+        measured_range_s=(min(medians_s), max(medians_s)),
+        by_evaluator={name: _of_repeated(own[0], measured_s) for name, own in by_evaluator.items()},
+    )
+
+
+def _of_repeated(pair: Pair, measured_s: float) -> RepeatedPrediction:
+    low, high = pair.interval_s
+    return RepeatedPrediction(
+        predicted_s=pair.predicted_s, error=pair.predicted_s / measured_s - 1, covered=low <= measured_s <= high
     )
 
 

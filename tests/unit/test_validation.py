@@ -135,6 +135,30 @@ def test_other_runs_of_a_configuration_say_how_well_a_run_can_be_predicted(profi
     assert validate(profile, [alone]).reruns == {}
 
 
+def test_predictions_are_held_against_the_median_of_a_configurations_runs(profile: Path, tmp_path: Path) -> None:
+    runs = [run_like(tmp_path / str(factor), "serial", 8, factor=factor) for factor in (1.0, 1.25, 0.8, 1.3)]
+    alone = run_like(tmp_path / "alone", "d2", 8)
+    report = validate(profile, [alone, *runs])
+    (found,) = report.repeated
+    medians_s = [
+        pair.measured_median_s for pair in report.pairs if (pair.strategy, pair.evaluator) == ("serial", "csf")
+    ]
+    assert (found.strategy, found.runs) == ("serial", 4)
+    assert found.measured_median_s == pytest.approx((medians_s[0] + medians_s[1]) / 2)
+    assert found.measured_range_s == (medians_s[2], medians_s[3])
+    assert set(found.by_evaluator) == {"simulate", "paradl", "csf"}
+    for name, of_median in found.by_evaluator.items():
+        expected = predicted("serial", 8, name)
+        assert of_median.error == pytest.approx(expected.iteration_s / found.measured_median_s - 1)
+        low, high = expected.interval_s
+        assert of_median.covered == (low <= found.measured_median_s <= high)
+    text = markdown(report)
+    assert f"| all | simulate | 1 | {1 - abs(found.by_evaluator['simulate'].error):.1%} |" in text
+    assert "| d2 | simulate | 1 |" in text.split("## Repeated runs")[0]
+    assert "| d2 |" not in text.split("## Repeated runs")[1].split("## Findings")[0]
+    assert validate(profile, [alone, runs[0]]).repeated == ()
+
+
 def test_memory_is_held_against_the_rank_that_held_most(profile: Path, tmp_path: Path) -> None:
     wanted = predicted("d2", 8).memory_bytes
     peaks = tuple(
