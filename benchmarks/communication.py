@@ -18,7 +18,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -101,17 +101,20 @@ def abci(data: Path) -> Source:
 
 
 def vtrain(data: Path, gpu: str) -> Source:
-    """vTrain's all-reduce tables of one node, in place: nanoseconds, a file a GPU count."""
+    """vTrain's all-reduce tables of one node, out of place and in place: nanoseconds, a file a GPU count."""
     samples = []
     for ranks in (2, 4, 8):
         with open(data / "vtrain-a100" / f"{gpu}__AR_GPU{ranks}_1M_1024M_LUT.csv", newline="") as stream:
-            for size, _, _, _, _, in_place_ns, *_ in list(csv.reader(stream))[1:]:
-                samples.append(_sample(ranks, int(size), float(in_place_ns) * 1e-9))
+            for size, _, _, out_of_place_ns, _, in_place_ns, *_ in list(csv.reader(stream))[1:]:
+                samples.append(_sample(ranks, int(size), float(out_of_place_ns) * 1e-9, "out_of_place"))
+                samples.append(_sample(ranks, int(size), float(in_place_ns) * 1e-9, "in_place"))
     cluster = Cluster(name=gpu, levels=(Level(name=NODE, ranks=8),))
     return Source(f"vTrain {gpu}", cluster, ("GPU", 1), read_points(samples, OPERATIONS).points)
 
 
-def _sample(ranks: int, message_bytes: int, seconds: float) -> CollectiveSamples:
+def _sample(
+    ranks: int, message_bytes: int, seconds: float, buffers: Literal["in_place", "out_of_place"]
+) -> CollectiveSamples:
     return CollectiveSamples(
         library="nccl",
         tool="nccl-tests",
@@ -124,7 +127,7 @@ def _sample(ranks: int, message_bytes: int, seconds: float) -> CollectiveSamples
         samples_s=((seconds,),) * ranks,
         verified=True,
         calls_per_sample=20,
-        buffers="in_place",
+        buffers=buffers,
     )
 
 

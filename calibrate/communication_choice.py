@@ -116,9 +116,28 @@ def choose(curve: Curve, operation: CollectiveOperation, library: str) -> tuple[
     gamma_r is told from beta by three rank counts at least.
     """
     choices = tried(curve, forms(curve, operation, library))
+    chosen = choices[simplest(choices, curve)]
     if len(np.unique(curve.ranks[curve.own])) > 1:
-        choices += [_counts_apart(curve, each) for each in _flat(operation, library)]
-    return choices[simplest(choices, curve)], tuple(choices)
+        apart = [_counts_apart(curve, each) for each in _flat(operation, library)]
+        other = apart[simplest(apart, curve)]
+        if _no_scaling_holds(choices, other, curve):
+            chosen = other
+        choices += apart
+    return chosen, tuple(choices)
+
+
+def _no_scaling_holds(choices: Sequence[Choice], apart: Choice, curve: Curve) -> bool:
+    """Whether rank counts fitted each by itself do better than every form, by more than one standard error.
+
+    That times follow no algorithm over ranks is a claim that has to show: of one whose scaling holds, each count by
+    itself follows the jumps of sizes more closely, and says nothing of more ranks.
+    """
+    errors = apart.errors_by_size(curve)
+    tables = [table for choice in choices if (table := choice.errors_by_size(curve)) is not None]
+    if errors is None or not tables:
+        return errors is not None
+    worse = min(tables, key=lambda table: float(table.mean())) - errors
+    return float(worse.mean()) > max(_standard_error(worse), _ARITHMETIC)
 
 
 def _flat(operation: CollectiveOperation, library: str) -> list[Algorithm]:
@@ -304,5 +323,8 @@ def simplest(choices: Sequence[Choice], curve: Curve) -> int:
 
 def _as_good(errors: Floats, best: Floats, noise: float) -> bool:
     paired = errors - best
-    standard_error = float(np.std(paired, ddof=1) / np.sqrt(len(paired))) if len(paired) > 1 else 0.0
-    return float(paired.mean()) <= max(min(standard_error, noise), _ARITHMETIC)
+    return float(paired.mean()) <= max(min(_standard_error(paired), noise), _ARITHMETIC)
+
+
+def _standard_error(paired: Floats) -> float:
+    return float(np.std(paired, ddof=1) / np.sqrt(len(paired))) if len(paired) > 1 else 0.0

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.blocks import far_from_the_rest, quantile_covariance
-from paradl_bench.spec.statistics import IQR_TO_SD
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 DRAWS = 200
+_FEWEST_BOTH_WAYS = 8
 
 
 class Point(NamedTuple):
@@ -24,6 +25,8 @@ class Point(NamedTuple):
     Attributes:
         numbers: of the blocks, equal ones measured at the same time; none given, they count from 0.
         of_means: whether a value is the mean over several calls.
+        other_way_s: where one value is all there is, what the same run took with the other way of buffers (in place,
+            out of place); 0 where it was not measured.
     """
 
     ranks: int
@@ -32,6 +35,12 @@ class Point(NamedTuple):
     ranks_per_node: int = 1
     numbers: tuple[int, ...] = ()
     of_means: bool = False
+    other_way_s: float = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether one value is all there is, which tells nothing of its spread."""
+        return sum(len(block) for block in self.blocks) == 1
 
     @property
     def seconds(self) -> float:
@@ -96,8 +105,12 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
     drawn = np.empty((DRAWS, len(points)))
     for index, point in enumerate(points):
         drawn[:, index] = _draw_medians(without_outliers(point.blocks), picks, generator)
+    alone = np.array([point.alone for point in points])
+    unknown_sd = _sd_where_alone(points, drawn[:, ~alone] / seconds[~alone])
+    drawn[:, alone] *= 1 + unknown_sd * generator.standard_normal((DRAWS, int(alone.sum())))
     drawn = np.maximum(drawn, seconds * 1e-3)
     relative_sd = np.sqrt(np.diag(quantile_covariance(drawn / seconds)))
+    relative_sd[alone] = unknown_sd
     ranks, per_node = (
         np.array([getattr(point, name) for point in points], float) for name in ("ranks", "ranks_per_node")
     )
@@ -118,6 +131,37 @@ def build_curve(points: Sequence[Point], *, inside: Sequence[Point] = (), seed: 
         place=place,
         blocks=int(np.median([len(point.blocks) for point in points])),
     )
+
+
+def _sd_where_alone(points: Sequence[Point], others: Floats) -> float:
+    """Relative standard deviation of points of one value: by both ways of buffers, else as of the points of several.
+
+    Args:
+        others: (draws, points) resampled times of the points of several values, relative to their times.
+    """
+    between_ways = noise_between_ways(points)
+    if between_ways is not None:
+        return between_ways
+    # A spread of 0 would have them decide the fit over points whose spread is known.
+    return float(np.median(np.sqrt(np.diag(quantile_covariance(others))))) if others.size else 0.0
+
+
+def noise_between_ways(points: Sequence[Point]) -> float | None:
+    """Relative standard deviation of one time, from a run's two of each size: in place and out of place.
+
+    The ways themselves may differ, by a copy that grows with the size. So each log ratio is held against the mean of
+    those of the next smaller and the next larger size (Gasser, Sroka and Jennen-Steinmetz 1986), whose variance
+    is three halves of a ratio's, which holds that of two times. It is the noise within a run; what runs differ by is
+    more. None where fewer than eight sizes were timed both ways.
+    """
+    apart: list[float] = []
+    for ranks in {point.ranks for point in points}:
+        pairs = sorted((each.message_bytes, each.seconds, each.other_way_s) for each in points if each.ranks == ranks)
+        ratios = np.log([other_s / own_s for _, own_s, other_s in pairs if other_s > 0])
+        apart += (ratios[1:-1] - (ratios[:-2] + ratios[2:]) / 2).tolist()
+    if len(apart) < _FEWEST_BOTH_WAYS:
+        return None
+    return MAD_TO_SD * float(np.median(np.abs(apart))) / float(np.sqrt(1.5 * 2))
 
 
 def without_outliers(blocks: tuple[Floats, ...]) -> tuple[Floats, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from calibrate.communication_curve import Floats, Point
+from calibrate.communication_curve import Floats, Point, noise_between_ways
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
@@ -106,10 +106,13 @@ def _points(
         calls.setdefault(place, []).append((sample.block, seconds))
         if sample.calls_per_sample > 1 or (sample.tool in _PRINT_MEANS and len(seconds) == 1):
             of_means.add(place)
+    other_way = _other_way(variants, chosen, operation)
     points = []
     for place in sorted(calls):
         numbers, blocks = zip(*calls[place], strict=True)
-        points.append(Point(*place[:2], blocks, place[2], numbers, place in of_means))
+        point = Point(*place[:2], blocks, place[2], numbers, place in of_means)
+        points.append(point._replace(other_way_s=other_way.get(place[:2], 0.0)) if point.alone else point)
+    notes += _noise_noted(key, points)
     timed = [point for point in points if point.seconds > 0 and point.message_bytes > 0]
     if len(timed) < len(points):
         notes.append(f"{' '.join(key)}: {len(points) - len(timed)} sizes of no bytes or no time are left out")
@@ -117,6 +120,25 @@ def _points(
     if wrong:
         notes.append(f"{' '.join(key)}: the results of {wrong} of {len(variants[chosen])} records were not verified")
     return timed, notes
+
+
+def _other_way(
+    variants: Mapping[Variant, list[CollectiveSamples]], chosen: Variant, operation: CollectiveOperation
+) -> dict[tuple[int, int], float]:
+    """By ranks and bytes, the one time of the same tool and dtype with the other way of buffers."""
+    other = {"in_place": "out_of_place", "out_of_place": "in_place"}.get(chosen.buffers)
+    found: dict[tuple[int, int], list[float]] = {}
+    for sample in variants.get(chosen._replace(buffers=other), []) if other else ():
+        found.setdefault((sample.ranks, sample.message_bytes), []).extend(operation.call_seconds(sample.samples_s))
+    return {place: seconds[0] for place, seconds in found.items() if len(seconds) == 1}
+
+
+def _noise_noted(key: Key, points: Sequence[Point]) -> list[str]:
+    """What both ways of buffers say of the noise of one run's times."""
+    noise = noise_between_ways([point for point in points if point.seconds > 0])
+    if noise is None:
+        return []
+    return [f"{' '.join(key)}: times out of place and in place tell a noise of {noise:.1%} within a run"]
 
 
 def _preference(variant: Variant, samples: int, operation: CollectiveOperation) -> tuple[object, ...]:

@@ -185,7 +185,7 @@ def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[Communicat
     """Half of how far algorithms take a fit of one rank count, which cannot tell them from each other.
 
     Each is given the alpha and the beta that it needs for the start-up and the transfer at the count measured that is
-    nearest; then the ranks change.
+    nearest; then the ranks change. One of short messages alone has no say where the transfer outweighs the start-up.
     """
     fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
     (piece,) = pieces_of(operation, [fit])
@@ -197,7 +197,7 @@ def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[Communicat
         parts[:2] = parts[:2].sum(), 0.0
     seconds = []
     for algorithm in operation.algorithms.values():
-        if not algorithm.hierarchical:
+        if not algorithm.hierarchical and not (algorithm.short and parts[1] > parts[0]):
             before = algorithm.terms(known, asked.message_bytes)
             after = algorithm.terms(asked.ranks, asked.message_bytes)
             pairs = zip(parts[:3], before, after, strict=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
-from paradl_bench.collectives.hierarchies import by_leader, chain_and_tree, flat_over_nodes, segmented
+from paradl_bench.collectives.hierarchies import (
+    binomial_of_nodes,
+    by_leader,
+    chain_and_tree,
+    flat_over_nodes,
+    segmented,
+)
 from paradl_bench.collectives.pipelining import depth, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
@@ -29,6 +35,12 @@ def _halving_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # Each step of the reduce-scatter halves the message, each of the all-gather doubles it: (p-1)/p of it either way.
     part = (ranks - 1) / ranks * message_bytes
     return CostTerms(2 * depth(ranks), 2 * part, part)
+
+
+def _recursive_doubling(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # Partners at distance 1, 2, 4, ... exchange all they have and add it up.
+    moved = depth(ranks) * message_bytes
+    return CostTerms(depth(ranks), moved, moved)
 
 
 def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
@@ -59,6 +71,12 @@ OPERATION = CollectiveOperation(
             terms=_halving_doubling,
         ),
         Algorithm(
+            name="recursive_doubling",
+            source="log2(p) (alpha + m beta + m gamma) (Thakur, Rabenseifner, Gropp 2005, section 4.5): MPI, short",
+            terms=_recursive_doubling,
+            short=True,
+        ),
+        Algorithm(
             name="ring_of_nodes",
             source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
             level_terms=_ring_of_nodes,
@@ -68,6 +86,11 @@ OPERATION = CollectiveOperation(
             name="tree_of_nodes",
             source="chain through each node, tree between nodes, as NCCL's trees: reduce, then broadcast",
             level_terms=lambda p, m, g: chain_and_tree(2, m, p, g),
+        ),
+        Algorithm(
+            name="recursive_doubling_of_nodes",
+            source="recursive doubling (Thakur, Rabenseifner, Gropp 2005, section 4.5), its near steps inside nodes",
+            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
         ),
         Algorithm(
             name="segmented",

@@ -48,6 +48,7 @@ class Algorithm:
         name: ``ring``, ``tree``.
         source: paper and equation or table row.
         libraries: those that are known to run this algorithm where it is not the operation's default.
+        short: whether libraries run it for short messages alone, since every step sends the whole message.
 
     Args:
         terms: of an algorithm that knows one kind of link (flat).
@@ -56,7 +57,7 @@ class Algorithm:
             steps send all of it, or messages of unlike sizes.
     """
 
-    __slots__ = ("_level_terms", "_parts", "_terms", "libraries", "name", "source")
+    __slots__ = ("_level_terms", "_parts", "_terms", "libraries", "name", "short", "source")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Algorithm:
         terms: TermsFunction | None = None,
         level_terms: LevelTermsFunction | None = None,
         libraries: tuple[str, ...] = (),
+        short: bool = False,
         parts: Callable[[Floats], Floats] | None = None,
     ) -> None:
         if (terms is None) == (level_terms is None):
@@ -73,6 +75,7 @@ class Algorithm:
         self.name = name
         self.source = source
         self.libraries = libraries
+        self.short = short
         self._terms = terms
         self._level_terms = level_terms
         self._parts = parts

@@ -37,7 +37,7 @@ def points(piece: Piece, counts: tuple[int, ...], noise: float, seed: int = 0) -
     return found
 
 
-@pytest.mark.parametrize("name", ["ring_of_nodes", "tree_of_nodes", "segmented"])
+@pytest.mark.parametrize("name", ["ring_of_nodes", "tree_of_nodes", "recursive_doubling_of_nodes", "segmented"])
 def test_hierarchies_are_told_from_flat_algorithms_and_hold_for_more_nodes(name: str) -> None:
     truth = Piece(ALL_REDUCE.algorithms[name], 1024, 1e9, 2e-5, 1e-10, 0.0, 0.0, 2e-6, 5e-12)
     inside, own = points(truth, (4,), 0.01), points(truth, (8, 16, 32), 0.01, seed=1)
@@ -69,6 +69,32 @@ def test_a_binomial_tree_of_nodes_takes_as_long_as_its_hops(ranks: int, per_node
     truth = Piece(algorithm, 1, 1e9, 2e-5, 1e-9, 0.0, 0.0, 1e-6, 5e-11)
     hops = (1e-6 + 4096 * 5e-11, 2e-5 + 4096 * 1e-9)
     assert float(truth.seconds(ranks, 4096, per_node)) == pytest.approx(reached_s(ranks, per_node, hops))
+
+
+def exchanged_s(ranks: int, per_node: int, exchange_s: tuple[float, float]) -> float:
+    """When the last rank holds the sum, partners 1, 2, 4, ... apart exchanging: (inside a node, between nodes)."""
+    ready, summed = dict.fromkeys(range(ranks), 0.0), {rank: {rank} for rank in range(ranks)}
+    distance = 1
+    while distance < ranks:
+        met = {rank: rank ^ distance for rank in range(ranks)}
+        ready = {
+            rank: max(ready[rank], ready[other]) + exchange_s[rank // per_node != other // per_node]
+            for rank, other in met.items()
+        }
+        summed = {rank: summed[rank] | summed[other] for rank, other in met.items()}
+        distance *= 2
+    assert all(len(held) == ranks for held in summed.values())
+    return max(ready.values())
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (4, 4), (8, 4), (64, 4), (256, 8), (1024, 1)])
+def test_recursive_doubling_takes_as_long_as_its_exchanges(ranks: int, per_node: int) -> None:
+    nested, flat = (ALL_REDUCE.algorithms[f"recursive_doubling{suffix}"] for suffix in ("_of_nodes", ""))
+    exchanges = (1e-6 + 4096 * 5e-11, 2e-5 + 4096 * 1e-9)
+    truth = Piece(nested, 1, 1e9, 2e-5, 1e-9, 0.0, 0.0, 1e-6, 5e-11)
+    assert float(truth.seconds(ranks, 4096, per_node)) == pytest.approx(exchanged_s(ranks, per_node, exchanges))
+    alike = flat.seconds(ranks, 4096, alpha_s=2e-5, beta_s_per_byte=4e-10, gamma_s_per_byte=6e-10)
+    assert float(alike) == pytest.approx(exchanged_s(ranks, 1, exchanges))
 
 
 def test_ranks_that_share_no_node_need_no_hierarchy() -> None:

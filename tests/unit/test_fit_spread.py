@@ -9,10 +9,11 @@ from profile_factory import ring_fit
 
 from calibrate.blocks import far_from_the_rest
 from calibrate.communication import CommunicationFit, CommunicationPoint
-from calibrate.communication_curve import Point, build_curve, without_outliers
+from calibrate.communication_curve import Point, build_curve, noise_between_ways, without_outliers
 from calibrate.communication_fit import fit_communication, fit_points
 from calibrate.communication_spread import (
     Asked,
+    algorithms_apart_s,
     error_modes,
     other_level_mode,
     scaling_errors,
@@ -24,6 +25,7 @@ from calibrate.communication_time import communication_seconds
 from calibrate.outliers import outlier_words, outliers_of
 from calibrate.regression import fit_relative, fit_relative_many
 from paradl_bench.collectives.catalog import operations
+from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.statistics import Z90
 
@@ -90,6 +92,24 @@ def test_where_the_scaling_holds_more_ranks_are_predicted_within_a_narrow_interv
         seconds, reach = interval_s(fits, 8, size)
         assert abs(seconds - on_a_switch(8, size)) <= max(reach, 0.03 * seconds)
         assert reach < 0.5 * seconds
+
+
+@pytest.mark.parametrize("seed", [1, 6, 9])
+def test_a_ring_whose_noise_nothing_tells_still_scales(seed: int) -> None:
+    # Of these sweeps each count by itself has the least error with sizes and counts left out, by a hair.
+    noise = np.random.default_rng(seed)
+    own = [
+        Point(ranks, size, (np.full(1, on_a_switch(ranks, size) * np.exp(0.03 * noise.standard_normal())),))
+        for ranks in (2, 4)
+        for size in SIZES
+    ]
+    fits, choice = fit_points(KEY, own, ALL_REDUCE)
+    errors = {
+        each.form: each.held_out_relative_error + (each.held_out_ranks_relative_error or 0.0)
+        for each in choice.candidates
+    }
+    assert "each rank count by itself" in min(errors, key=errors.__getitem__)
+    assert not any(fit.by_ranks for fit in fits)
 
 
 def test_what_is_noted_names_the_counts_and_how_far_off_each_is() -> None:
@@ -170,6 +190,21 @@ def test_a_level_that_was_not_measured_is_known_within_nothing_and_twice() -> No
     assert other_level_mode(ALL_REDUCE, [fit], "rack", 1024, 2.0) == (("level not measured", 2.0 / Z90),)
     known = float(communication_seconds(ALL_REDUCE, [fit], fit.ranks_range[0], 1024))
     assert other_level_mode(ALL_REDUCE, [fit], "rack", 1024, 0.0) == (("level not measured", known / Z90),)
+
+
+def test_an_algorithm_of_short_messages_has_no_say_of_long_ones() -> None:
+    def all_reduce(*algorithms: Algorithm) -> CollectiveOperation:
+        return CollectiveOperation(
+            name="all_reduce", message_bytes_is="all", bus_factor=ALL_REDUCE.bus_factor, algorithms=algorithms
+        )
+
+    ring, doubling = (ALL_REDUCE.algorithms[name] for name in ("ring", "recursive_doubling"))
+    fit = msgspec.structs.replace(ring_fit(), ranks_range=(2, 2), alpha_s=1e-5, beta_s_per_byte=1e-9)
+    # From 2 to 8 ranks a ring's start-up grows sevenfold and its transfer by 7/4; recursive doubling's both threefold.
+    for size, apart_s in ((10_000, (4 * 2e-5 - 1.25 * 1e-5) / 2), (1 << 30, 0.0)):
+        found = algorithms_apart_s(all_reduce(ring, doubling), [fit], Asked(8, size))
+        assert found == pytest.approx(apart_s)
+    assert algorithms_apart_s(ALL_REDUCE, [fit], Asked(8, 1 << 30)) > 0
 
 
 def test_students_quantile_is_that_of_the_tables() -> None:
@@ -260,6 +295,38 @@ def test_long_sweeps_are_fitted_on_some_sizes_evenly_spaced_in_logarithm() -> No
     np.testing.assert_allclose(
         communication_seconds(ALL_REDUCE, [fit], 2, sizes), [on_a_switch(2, size) for size in sizes], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("copy_s_per_byte", [0.0, 2e-12])
+def test_both_ways_of_buffers_tell_the_noise_of_a_run(copy_s_per_byte: float) -> None:
+    noise = np.random.default_rng(3)
+
+    def timed(ranks: int, size: int, sd: float) -> Point:
+        own, other = np.exp(sd * noise.standard_normal(2))
+        slower_s = on_a_switch(ranks, size) + copy_s_per_byte * size
+        return Point(ranks, size, (np.full(1, on_a_switch(ranks, size) * own),), other_way_s=slower_s * other)
+
+    sizes = np.geomspace(1024, 1 << 30, 120).astype(int).tolist()
+    for sd in (0.002, 0.03):
+        measured = [timed(ranks, size, sd) for ranks in (2, 4, 8) for size in sizes]
+        assert noise_between_ways(measured) == pytest.approx(sd, rel=0.25)
+        curve = build_curve(measured)
+        assert curve.noise == noise_between_ways(measured)
+        assert np.all(curve.precision == 1)
+        assert curve.drawn.std(axis=0) / curve.seconds == pytest.approx(curve.noise, rel=0.35)
+    assert noise_between_ways([timed(2, size, 0.01) for size in sizes[:9]]) is None
+    assert noise_between_ways([point._replace(other_way_s=0.0) for point in measured]) is None
+
+
+def test_one_value_does_not_outweigh_points_whose_spread_is_known() -> None:
+    noise = np.random.default_rng(0)
+    repeated = [
+        Point(2, size, tuple(on_a_switch(2, size) * np.exp(0.02 * noise.standard_normal((6, 1))))) for size in SIZES
+    ]
+    lone = [Point(4, size, (np.full(1, on_a_switch(4, size)),)) for size in SIZES]
+    curve = build_curve([*repeated, *lone])
+    assert curve.precision.min() > 0.2
+    assert np.all(curve.drawn[:, len(SIZES) :].std(axis=0) > 0)
 
 
 def test_bootstrap_draws_repetitions_where_there_are_any() -> None:
