@@ -65,6 +65,17 @@ class Net(nn.Module):
         x += x.tanh()
         x = x.reshape(x.shape[0], x.size(1), -1).mean(2)
         return self.head(self.three(self.two(x)))
+class Pairs(nn.Module):
+    "Batch norm over two values a channel, layer after layer: each makes of a rounding as much as the pair is apart."
+    input_shape = (3, 2, 2)
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Conv2d(3, 8, 2, bias=False)]
+        for _ in range(6):
+            layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False)]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(8, 3)
+    def forward(self, x):
+        return self.head(self.body(x).flatten(1))
 class Deep(nn.Module):
     "Several buckets of 1 MiB, no biases: gradients of one graph arrive in one order."
     input_shape = (520,)
@@ -97,9 +108,15 @@ def model(workplace: Path) -> LoadedModel:
 class Trained:
     """One iteration of a model after another from the same state: its loss, gradients and buffers."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, batch: int = 4) -> None:
         self.model, self.state = model, {k: v.clone() for k, v in model.module.state_dict().items()}
-        self.inputs, self.targets = model.make_batch(4, 0)
+        self.inputs, self.targets = model.make_batch(batch, 0)
+
+    def to(self, dtype: torch.dtype) -> Trained:
+        """The same numbers in another precision."""
+        self.inputs = self.inputs.to(dtype)
+        self.model.module.to(dtype)
+        return self
 
     def loss(self, run: object = None) -> torch.Tensor:
         return self.model.loss((run or self.model.module)(self.inputs), self.targets)
@@ -119,10 +136,10 @@ class Trained:
         return {"loss": loss.detach(), **gradients, **buffers}
 
 
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **tolerance: float) -> None:
     assert one.keys() == other.keys()
     for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(other[name], tensor, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
 
 
 def test_whole_and_layer_by_layer_it_computes_what_it_computed(model: LoadedModel) -> None:
@@ -281,6 +298,31 @@ def test_a_missing_compiler_is_said_before_anything_starts(monkeypatch: pytest.M
 def test_a_prediction_says_what_compiled_layers_are() -> None:
     assert _compiled_notes("channels_last") == ()
     assert any("compiled by itself" in note for note in _compiled_notes("channels_last+compile"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "batch"), [("Net", 4), ("Pairs", 2)])
+def test_the_compilers_kernels_give_the_same_gradients(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, name: str, batch: int
+) -> None:
+    """In double precision, where rounding cannot hide a wrong kernel, nor be taken for one."""
+    try:
+        refuse_without_compiler(COMPILE, "cpu")
+    except UserError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(compiling_module, "BACKEND", "inductor")
+    torch._dynamo.reset()
+    model = load_model(f"nets_compiled_test:{name}", None)
+    trained, network = Trained(model, batch), trace_network(model)
+    exact = trained.to(torch.float64).by()
+    with Compiling() as whole:
+        assert_same(exact, trained.by(compiled(model.module, "whole")), rtol=1e-9, atol=1e-12)
+    assert whole.record(0, name, batch, "whole").graphs == 1
+    layers = CompiledLayers(network, trained.loss)
+    assert_same(exact, trained.by(stand_in=layers), rtol=1e-9, atol=1e-12)
+    compile_in_place(model.module)
+    assert_same(exact, trained.by(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
