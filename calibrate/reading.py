@@ -12,6 +12,7 @@ import msgspec
 
 from calibrate.input_fit import InputRecords
 from calibrate.profile import Source
+from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers import sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import UserError
@@ -117,7 +118,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         if manifest.kind == "collectives" and not manifest.imported:
             sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
             pace = sweep_pace(sweeps, read_host_records(directory), _behind(directory))
-            notes += [f"{directory}: {line}" for line in pace.lines()]
+            notes += [f"{directory}: {line}" for line in (*lines_of_nodes(directory), *pace.lines())]
     _check_distinct(sources)
     return Measurements(
         sources=tuple(sources),

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from paradl_bench.measure.node_findings import lines_of_nodes
+from paradl_bench.measure.stragglers import training_pace
 from paradl_bench.spec.emulation import kind_of_emulation
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import Manifest, read_manifest, read_records, torn_rows
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import (
@@ -80,7 +83,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
-    """Runs of directories, and a line on each that is skipped or incomplete.
+    """Runs of directories, and lines on what to know of each: skipped, incomplete, on unlike nodes, held up by a rank.
 
     Raises:
         UserError: a directory holds no training run, one that can't be read, or none has enough iterations.
@@ -91,14 +94,18 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         manifest = read_manifest(path)
         if manifest.kind != "training":
             raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
-        times = _by_iteration(read_records(path, TRAINING_FILE, TrainingIterations))
+        records = read_records(path, TRAINING_FILE, TrainingIterations)
+        times = _by_iteration(records)
         if len(times) < MIN_ITERATIONS:
             lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
             continue
         if not manifest.complete:
             lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
         lines += [f"{path}/{name}: 1 row that was not written whole is left out" for name in torn_rows(path)]
-        runs.append(_run(path, manifest, read_run(path), times))
+        about = read_run(path)
+        pace = training_pace(about, records, read_host_records(path))
+        lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
+        runs.append(_run(path, manifest, about, times))
     if not runs:
         raise UserError(f"no run to compare with: {'; '.join(lines)}")
     return tuple(runs), tuple(lines)

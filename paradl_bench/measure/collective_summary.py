@@ -21,6 +21,7 @@ from paradl_bench.measure.group_summary import (
     concurrent_table,
     verified_word,
 )
+from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.host_clocks import HostClocks
@@ -85,13 +86,18 @@ class InterferenceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints; ``emulated`` says in a line what was emulated, nothing where nothing was."""
+    """What ``--json`` prints.
+
+    Attributes:
+        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
+    """
 
     collectives: tuple[SweepRow, ...]
     interference: tuple[InterferenceRow, ...]
     concurrent: tuple[ConcurrentRow, ...] = ()
     behind_compute: tuple[BehindRow, ...] = ()
     pace: SweepPace = SweepPace()
+    nodes: tuple[str, ...] = ()
     emulated: str = ""
 
 
@@ -111,6 +117,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         concurrent=concurrent_rows(sweeps),
         behind_compute=behind_rows(behind),
         pace=sweep_pace(sweeps, noted, behind),
+        nodes=tuple(lines_of_nodes(directory)),
         emulated=emulation_noted(directory),
     )
 
@@ -191,7 +198,7 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)
     console.print(_sweep_table(summary.collectives))
-    for line in summary.pace.lines():
+    for line in (*summary.nodes, *summary.pace.lines()):
         console.print(line, style="yellow", soft_wrap=True)
     if summary.interference:
         console.print()

@@ -27,8 +27,8 @@ from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment, host_memory_bytes
 from paradl_bench.measure.interference import InterferenceBench, interference_order
+from paradl_bench.measure.measured_nodes import note_places
 from paradl_bench.measure.process_groups import RankContext
-from paradl_bench.measure.rank_hosts import note_hosts
 from paradl_bench.measure.teams import form_teams
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import WorkError
@@ -84,7 +84,7 @@ def measure_collectives(
         on_host = max(hosts) if request.layout is None else context.ranks
         request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    hosts_noted = note_hosts(context, directory)
+    hosts_noted = note_places(context, directory)
     sweep = CollectiveSweep(request, Calls(request, context, form_teams(context, request.concurrent)))
     accepted = tuple(name for name in request.operations if sweep.accepts(name))
     steps = _unmeasured(request, _steps(request, accepted), directory, context)

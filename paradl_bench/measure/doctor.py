@@ -43,9 +43,13 @@ _TOOLS = {
 }
 
 
-def examine() -> list[Finding]:
-    """Look at devices, backends, tools and versions of this machine; measures nothing."""
-    cores = len(os.sched_getaffinity(0))
+def examine(*, cores: int | None = None) -> list[Finding]:
+    """Look at devices, backends, tools and versions of this machine; measures nothing.
+
+    Args:
+        cores: to say of it that they are allowed; None for those that this process is allowed.
+    """
+    cores = cores or len(os.sched_getaffinity(0))
     findings = [
         Finding(name="CPU", found=f"{cpu_name()}, {cores} cores allowed, {format_bytes(host_memory_bytes())}"),
         Finding(name="kernel", found=f"{platform.system()} {platform.release()}"),

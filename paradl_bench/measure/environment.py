@@ -50,7 +50,7 @@ def capture_environment(device: str, *, settings: dict[str, str], layers: Emulat
     return Environment(
         device=device,
         device_name=name,
-        device_count=_host_cores() if device == "cpu" else count,
+        device_count=host_cores() if device == "cpu" else count,
         memory_bytes=memory,
         hostname=cluster_or_host(),
         kernel=platform.release(),
@@ -68,7 +68,8 @@ def recorded_variables() -> dict[str, str]:
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes) and k not in _VOLATILE_VARIABLES}
 
 
-def _host_cores() -> int:
+def host_cores() -> int:
+    """Cores that ranks of this host were given."""
     # A pinned rank sees one core in its own mask; the launcher passes on how many the job was given.
     return int(os.environ.get("PARADL_HOST_CORES", len(os.sched_getaffinity(0))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from paradl_bench.measure.node_findings import NODES_NAME, JobNodes, Node, NodeF
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.rank_hosts import hosts_of_ranks
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_record import RankHost
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.units import format_seconds
 from paradl_bench.terminal import open_console, say
@@ -21,14 +23,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def node_of_findings() -> tuple[NodeFinding, ...]:
-    """All that doctor finds here; before joining, since a rank that has joined is pinned to one core."""
-    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine())
+def node_of_findings(*, cores: int | None = None) -> tuple[NodeFinding, ...]:
+    """All that doctor finds here.
+
+    Args:
+        cores: that ranks of this node were given; None asks for this process's own, which after joining are one.
+    """
+    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine(cores=cores))
 
 
 def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> JobNodes:
-    """What every node found, on every rank; a collective. The first rank of each node speaks for it."""
-    places = hosts_of_ranks(context)
+    """What every node found, and its clock, on every rank; a collective. The first rank of each node speaks for it."""
+    return nodes_of_job(context, hosts_of_ranks(context), findings)
+
+
+def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tuple[NodeFinding, ...]) -> JobNodes:
+    """The same where it is known on which host each rank is, and how far its clock is off."""
     own = context.gather(msgspec.to_builtins(findings))
     nodes = []
     for host in dict.fromkeys(place.host for place in places):

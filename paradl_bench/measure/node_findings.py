@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.spec.host_record import RankHost
+from paradl_bench.spec.storage import read_json
 from paradl_bench.spec.units import format_seconds
 
 SYS = Path("/sys")
@@ -62,6 +63,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     found: tuple[tuple[str | None, tuple[str, ...]], ...]
+
+    @property
+    def sides(self) -> str:
+        """Which nodes say what, in words."""
+        return "; ".join(
+            f"{'missing' if value is None else value} on {', '.join(hosts)}" for value, hosts in self.found
+        )
 
 
 class JobNodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +171,20 @@ def calendar_lines(nodes: Sequence[Node]) -> list[str]:
         for node in nodes
         if abs(node.clock.wall_offset_s) - node.clock.clock_error_s >= 1
     ]
+
+
+def lines_of_nodes(directory: Path) -> list[str]:
+    """What is worth saying of the nodes of a measurement, a line each; empty where they agree, or nobody noted them.
+
+    Raises:
+        UserError: a file that is not valid.
+    """
+    path = directory / NODES_NAME
+    if not path.exists():
+        return []
+    job = read_json(path, JobNodes)
+    lines = [f"its {len(job.nodes)} nodes differ in {each.name}: {each.sides}" for each in job.differences]
+    return lines + calendar_lines(job.nodes)
 
 
 def differences(nodes: Sequence[Node]) -> tuple[Difference, ...]:

@@ -28,22 +28,23 @@ class HostNotes:
 
     Attributes:
         attempt: at the measurement, counted from 1; the same on every rank.
+        places: of every rank, as at the beginning of this attempt.
+        speaking: the first rank of each host.
     """
 
     def __init__(self, context: RankContext, directory: MeasurementDirectory | None) -> None:
         self._context, self._directory = context, directory
         before = [] if directory is None else directory.records(HOSTS_FILE, RankHost)
         self.attempt: int = context.share(1 + max((record.attempt for record in before), default=0))
-        found = hosts_of_ranks(context, attempt=self.attempt)
-        self._append(found)
-        # The first rank of each host, which answered for it.
-        self._speaking = frozenset({record.host: record.rank for record in reversed(found)}.values())
+        self.places = hosts_of_ranks(context, attempt=self.attempt)
+        self._append(self.places)
+        self.speaking = frozenset({record.host: record.rank for record in reversed(self.places)}.values())
 
     def again(self) -> None:
         """Measure the clocks of several hosts once more; a collective. On one host there is nothing to measure."""
-        if len(self._speaking) > 1:
+        if len(self.speaking) > 1:
             found = hosts_of_ranks(self._context, attempt=self.attempt)
-            self._append(tuple(record for record in found if record.rank in self._speaking))
+            self._append(tuple(record for record in found if record.rank in self.speaking))
 
     def _append(self, records: tuple[RankHost, ...]) -> None:
         if self._directory is not None:

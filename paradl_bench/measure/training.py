@@ -26,13 +26,13 @@ from paradl_bench.measure.compiled import Compiling, compile_errors, compile_in_
 from paradl_bench.measure.ghosts import Ghost, HostTime, describe_run, emulate, measure_host_time
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
+from paradl_bench.measure.measured_nodes import note_places
 from paradl_bench.measure.memory_tracking import track_memory
 from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import describe_shortage, ran_out, shortage
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.pulse import beat
-from paradl_bench.measure.rank_hosts import note_hosts
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
     SequenceCounter,
@@ -126,7 +126,7 @@ def _measure(
     done = context.share(writer.done if writer else 0)
     if done >= request.iterations:
         return
-    hosts_noted = note_hosts(context, writer.directory if writer else None)
+    hosts_noted = note_places(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
     host = trainer.host_time(network) if ghost else None
     issued = trainer.prepare(network)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paradl_bench.measure.directory import emulation_noted
+from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers import TrainingPace, training_pace
 from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.host_record import read_host_records
@@ -48,12 +49,17 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and its statistics; ``emulated`` says in a line what was emulated, nothing where nothing was."""
+    """A run and its statistics.
+
+    Attributes:
+        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
+    """
 
     run: TrainingRun
     ranks: tuple[RankSummary, ...]
     pace: TrainingPace
     emulated: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 def summarise_training(directory: Path) -> TrainingSummary:
@@ -74,7 +80,8 @@ def summarise_training(directory: Path) -> TrainingSummary:
         summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
     pace = training_pace(run, records, read_host_records(directory))
     emulated = emulation_noted(directory)
-    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated)
+    nodes = tuple(lines_of_nodes(directory))
+    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated, nodes=nodes)
 
 
 def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
@@ -99,7 +106,7 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     console.print(_phase_table(summary))
     if any(rank.communication for rank in summary.ranks):
         console.print(_communication_table(summary.ranks))
-    for line in summary.pace.lines():
+    for line in (*summary.nodes, *summary.pace.lines()):
         console.print(line, style="yellow", soft_wrap=True)
     run = summary.run
     if run.ghost is not None:
@@ -109,6 +116,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     if run.issued:
         console.print(_collective_table(run.issued, run.planned))
     console.print(_verdict(run), style="bold red" if run.differences else "", soft_wrap=True)
+    if run.compiled:
+        console.print("memory was not tracked: torch's tracker sees no kernels of its compiler", soft_wrap=True)
 
 
 def _phase_table(summary: TrainingSummary) -> Table:

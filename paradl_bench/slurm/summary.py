@@ -12,6 +12,7 @@ import msgspec
 from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes, calendar_lines
 from paradl_bench.slurm.attempts import Spent, spent_on
 from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
+from paradl_bench.slurm.evenness import Evenness, evenness_lines, evenness_of
 from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
 
@@ -63,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         spent: by all attempts at commands that measure.
         accuracy: None without a validation.
         nodes: of jobs that compared theirs.
+        evenness: of sweeps and runs.
         go_on: the command that continues.
     """
 
@@ -74,6 +76,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     spent: Spent
     accuracy: Accuracy | None
     nodes: tuple[JobDifferences, ...]
+    evenness: tuple[Evenness, ...]
     go_on: str
 
     @property
@@ -97,6 +100,7 @@ def summarise(output: Path, plan: Plan) -> Summary:
         spent=spent_on(output, plan),
         accuracy=_accuracy(output / REPORT / _REPORT_FILE),
         nodes=tuple(_nodes(output, found)),
+        evenness=tuple(evenness_of(output, found)),
         go_on=f"cd {shlex.quote(plan.work)} && {shlex.join(words)}",
     )
 
@@ -150,6 +154,7 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     for state in summary.tasks:
         yield f"| {state.job} | {state.name} | {state.words} | {state.log or ''} |"
     yield from _node_lines(summary)
+    yield from evenness_lines(summary.evenness)
     if summary.complete:
         return
     yield ""
@@ -172,9 +177,7 @@ def _node_lines(summary: Summary) -> Iterator[str]:
     for own in summary.nodes:
         hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
         yield f"- {hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
-        for each in own.differences:
-            sides = "; ".join(f"{'missing' if value is None else value} on {', '.join(at)}" for value, at in each.found)
-            yield f"  - {each.name}: {sides}"
+        yield from (f"  - {each.name}: {each.sides}" for each in own.differences)
         yield from (f"  - {line}" for line in own.calendars)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ pytest.importorskip("torch")
 
 from survival_program import write_networks
 
-from paradl_bench.measure.collective_summary import summarise_collectives
+from paradl_bench.measure.collective_summary import CollectivesSummary, summarise_collectives
 from paradl_bench.measure.launcher import launch_ranks
-from paradl_bench.measure.training_summary import summarise_training
+from paradl_bench.measure.training_summary import TrainingSummary, summarise_training
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.host_clocks import HostClocks
 from paradl_bench.spec.host_record import read_host_records
@@ -38,6 +40,10 @@ rank, (ahead_s, pace, late_s) = int(os.environ["RANK"]), map(float, sys.argv[2:]
 os.environ["SLURMD_NODENAME"] = "node2" if rank else "node1"
 if rank:
     CpuClock.stamp = staticmethod(lambda: time.perf_counter() * pace + ahead_s)
+from paradl_bench.measure import doctor
+from paradl_bench.measure.node_findings import NodeFinding
+governor = NodeFinding(name="CPU governor", found="powersave" if rank else "performance")
+doctor.node_findings = lambda: (governor,)
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.collectives import measure_collectives
@@ -115,6 +121,21 @@ def test_the_rank_that_comes_late_is_named_and_so_is_the_clock_that_ran_away(mea
         assert (drift.host, drift.against, drift.drifted, drift.bent_s) == ("node2", "node1", True, 0.0)
         assert abs(drift.gained_s - (PACE - 1) * drift.over_s) <= drift.error_s
         assert pace.lines()[-1].startswith("the clock of node2 gained ")
+
+
+@pytest.mark.parametrize(("what", "summarise"), [("sweep", summarise_collectives), ("run", summarise_training)])
+def test_what_nodes_differ_in_is_kept_beside_what_was_measured_on_them(
+    measured: Path, what: str, summarise: Callable[[Path], CollectivesSummary | TrainingSummary]
+) -> None:
+    kept = json.loads((measured / what / "nodes.json").read_text())
+    assert [(node["host"], node["ranks"]) for node in kept["nodes"]] == [("node1", [0]), ("node2", [1, 2])]
+    # Rank 1 answers for its node, by its own clock.
+    assert kept["nodes"][1]["clock"]["clock_offset_s"] > 1
+    cores = {own["name"]: own["found"] for own in kept["nodes"][0]["findings"]}["CPU"]
+    # As many as ranks were given, not the one that the rank is pinned to.
+    assert f"{len(os.sched_getaffinity(0))} cores allowed" in cores
+    found = summarise(measured / what).nodes
+    assert found == ("its 2 nodes differ in CPU governor: performance on node1; powersave on node2",)
 
 
 def test_iterations_of_a_run_begin_when_they_did(measured: Path) -> None:

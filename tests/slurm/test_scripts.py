@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from in_process import run_in_process
+from profile_factory import make_network, write_training_run
 from slurm_scripts import CASES, EXAMPLES, scripts
+from synthetic_measurements import write_collectives
 
 from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, differences
 from paradl_bench.slurm import submission
@@ -23,6 +25,7 @@ from paradl_bench.slurm.site import Site, TimeLimits, read_site
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_record import RankHost
 from paradl_bench.spec.interruption import Terminated
+from paradl_bench.spec.storage import append_lines
 
 IDS = [folder.name for folder in CASES]
 REQUEST = CalibrationRequest(
@@ -317,6 +320,39 @@ def test_the_summary_names_what_nodes_differ_in(tmp_path: Path) -> None:
     assert "  - the calendar of n2 is 90.0 s ahead of rank 0's (within 100 us)" in told
     kept.write_bytes(b"{")
     assert "## Nodes" not in run_in_process(tmp_path, "slurm-status", "out").stdout
+
+
+def test_the_summary_names_ranks_and_nodes_that_held_the_others_up(tmp_path: Path) -> None:
+    assert plan(tmp_path).returncode == 0
+    assert "## Stragglers" not in run_in_process(tmp_path, "slurm-status", "out").stdout
+    even, slow = [(0.1, 0.2, 0.0, 0.01)] * 20, [(0.1, 0.2, 0.0, 0.01)] * 8 + [(0.2, 0.4, 0.0, 0.02)] * 12
+    network = make_network()
+    write_training_run(tmp_path / "out/runs/resnet18-d2", network, phases_s=[even, even])
+    run = write_training_run(
+        tmp_path / "out/runs/resnet18-d4", network, strategy="d4", ranks=4, phases_s=[even, even, slow, slow]
+    )
+    hosts = [RankHost(rank=rank, host=f"n{rank // 2}", attempt=1) for rank in range(4)]
+    append_lines(run / "hosts.jsonl", hosts)
+    nodes = tuple(
+        Node(host=f"n{i}", ranks=(2 * i,), clock=hosts[2 * i], findings=(NodeFinding(name="CPU turbo", found=state),))
+        for i, state in enumerate(("on", "off"))
+    )
+    (run / "nodes.json").write_bytes(msgspec.json.encode(JobNodes(nodes=nodes, differences=differences(nodes))))
+    write_collectives(tmp_path / "out/sweeps/gloo-1")
+    text = run_in_process(tmp_path, "slurm-status", "out").stdout
+    section = text.partition("## Stragglers and slow spells\n\n")[2].partition("\n\n")[0]
+    assert "- all ranks kept pace in " in section
+    assert "runs/resnet18-d2" in section.splitlines()[0]
+    named = section.partition("- runs/resnet18-d4\n")[2].splitlines()[:3]
+    assert named == [
+        "  - its 2 nodes differ in CPU turbo: on on n0; off on n1",
+        "  - node n1 is slow: its 2 ranks compute 2.00 times as long as their peers, in 60% of iterations",
+        "  - 60% of iterations had a rank that its peers waited for",
+    ]
+    # What can't be read keeps no summary from being written.
+    (run / "nodes.json").write_bytes(b"{")
+    torn = run_in_process(tmp_path, "slurm-status", "out").stdout.partition("## Stragglers")[2]
+    assert "resnet18-d4" not in torn.partition("## Missing")[0]
 
 
 def test_what_the_script_noted_is_told_apart(tmp_path: Path) -> None:

@@ -232,6 +232,19 @@ def test_the_noise_floor_is_between_runs_or_else_between_halves(tmp_path: Path) 
     assert noise_floor(runs[2], runs) == (pytest.approx(0.2 / 1.1), "halves of the run")
 
 
+def test_a_rank_that_held_the_others_up_is_named_in_the_report(profile: Path, tmp_path: Path) -> None:
+    times = phases("d2", 8)
+    slow = tuple(2 * seconds for seconds in times)
+    held = write_training_run(tmp_path / "held", CHAIN, batch=8, phases_s=[[times] * 12, [times] * 6 + [slow] * 6])
+    report = validate(profile, [run_like(tmp_path / "even", "d2", 8), held])
+    named = [line for line in report.notes if "rank 1" in line]
+    assert len(named) == 1
+    assert named[0].startswith(f"{held}: rank 1 computes ")
+    assert named[0].endswith("over 1.1 times as long in 50% of iterations")
+    assert named[0] in markdown(report)
+    assert f"{held}: 50% of iterations had a rank that its peers waited for" in report.notes
+
+
 def test_incomplete_runs_are_used_with_a_note_and_short_ones_skipped(profile: Path, tmp_path: Path) -> None:
     half = run_like(tmp_path / "half", "serial", 8, complete=False)
     short = run_like(tmp_path / "short", "serial", 8, iterations=4)

@@ -1,0 +1,41 @@
+"""What ``doctor`` finds on the nodes of a measurement, kept beside what was measured on them (``nodes.json``).
+
+Ranks look where they are already, so that no job has to start anything for it. On one host there is nothing to compare,
+and what it is stands in the manifest; nodes that are emulated are one host.
+"""
+
+from __future__ import annotations
+
+from paradl_bench.emulate_nodes.cluster import nodes_of_rank
+from paradl_bench.measure.directory import MeasurementDirectory
+from paradl_bench.measure.environment import host_cores
+from paradl_bench.measure.node_doctor import node_of_findings, nodes_of_job
+from paradl_bench.measure.node_findings import NODES_NAME, NodeFinding
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.rank_hosts import HostNotes, note_hosts
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+
+
+def note_places(context: RankContext, directory: MeasurementDirectory | None) -> HostNotes:
+    """Note every rank's host and clock, and what each of several nodes has; a collective. Rank 0 alone has a directory.
+
+    An attempt that goes on elsewhere replaces what the one before has noted of its nodes.
+
+    Raises:
+        WorkError: it can't be written.
+    """
+    noted = note_hosts(context, directory)
+    _note_nodes(context, directory, noted)
+    return noted
+
+
+def _note_nodes(context: RankContext, directory: MeasurementDirectory | None, noted: HostNotes) -> None:
+    if len(noted.speaking) < 2 or nodes_of_rank() is not None:
+        return
+    found: tuple[NodeFinding, ...] = ()
+    if context.rank in noted.speaking:
+        # This rank is pinned to a core by now; so many were there before.
+        found = node_of_findings(cores=host_cores())
+    job = nodes_of_job(context, noted.places, found)
+    if directory is not None:
+        write_bytes_atomically(directory.path / NODES_NAME, encode_pretty(job))

@@ -1,0 +1,62 @@
+"""How evenly the sweeps and runs of a calibration went: ranks and nodes that held the others up, and slow spells."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.measure.collective_summary import summarise_collectives
+from paradl_bench.measure.node_findings import lines_of_nodes
+from paradl_bench.measure.training_summary import summarise_training
+from paradl_bench.slurm.progress import TaskState
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import read_manifest
+
+
+class Evenness(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep or run has to say of its ranks and nodes, a line each; none where all kept pace.
+
+    Attributes:
+        name: of the measurement, a path below the calibration's folder.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+
+
+def evenness_of(output: Path, states: Iterable[TaskState]) -> Iterator[Evenness]:
+    """Of every sweep and run that has measured something; what can't be read is left out."""
+    for state in states:
+        directory = output / state.name
+        if not state.measurement:
+            continue
+        with contextlib.suppress(UserError, OSError):
+            kind = read_manifest(directory).kind
+            if kind == "collectives":
+                sweep = summarise_collectives(directory)
+                if sweep.collectives:
+                    yield Evenness(name=state.name, lines=(*lines_of_nodes(directory), *sweep.pace.lines()))
+            elif kind == "training":
+                run = summarise_training(directory)
+                if run.ranks:
+                    yield Evenness(name=state.name, lines=(*lines_of_nodes(directory), *run.pace.lines()))
+
+
+def evenness_lines(found: Iterable[Evenness]) -> Iterator[str]:
+    """The section of the summary; nothing where nothing was measured."""
+    measured = tuple(found)
+    if not measured:
+        return
+    yield ""
+    yield "## Stragglers and slow spells"
+    yield ""
+    even = [each.name for each in measured if not each.lines]
+    if even:
+        yield f"- all ranks kept pace in {', '.join(even)}"
+    for each in measured:
+        if each.lines:
+            yield f"- {each.name}"
+            yield from (f"  - {line}" for line in each.lines)
