@@ -215,7 +215,7 @@ def _print_choices(profile: Profile, console: Console) -> None:
     console.print(table)
     console.print(
         "Of forms within one standard error of the best, and within the noise of a point, the one with the fewest"
-        " parameters is taken."
+        " parameters is taken; rank counts each by itself only where no form lies within one standard error of that."
     )
 
 
