@@ -34,14 +34,17 @@ _OF_TORCH = {
     "ranks_per_node": "--ranks-per-node",
     "link_bandwidth": "--link-bandwidth",
 }
+_FEWEST = 2
+"""Ranks of a collective; one that nccl-tests drives alone only copies, which shows that the programs run."""
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
 @click.command("collectives")
 @click.option(
     "--ranks",
-    type=click.IntRange(2),
-    help="How many ranks. Needed unless torchrun or srun says, or --nodes and --ranks-per-node do.",
+    type=click.IntRange(1),
+    help="How many ranks, at least 2; 1 of --tool nccl-tests alone, to try it on one GPU. Needed unless torchrun or"
+    " srun says, or --nodes and --ranks-per-node do.",
 )
 @click.option("--backend", type=click.Choice([*sorted(_DEVICE_OF_BACKEND), "mpi"]), default="gloo", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cpu for gloo, cuda for nccl.")
@@ -160,7 +163,7 @@ def COMMAND(  # noqa: N802
                 tool_path=tool_path,
                 launcher=launcher_of_tool(tools()[tool], launcher),
                 launcher_arguments=launcher_arguments,
-                ranks=_required(ranks),
+                ranks=_required(ranks, least=1 if tools()[tool].alone else _FEWEST),
                 concurrent=concurrent,
                 operations=names,
                 sizes=parse_size_sweep(sizes),
@@ -222,7 +225,7 @@ def _sweep_with_torch(
     if place is None:
         ranks = _required(wanted_ranks if layout is None else layout.ranks // concurrent)
     else:
-        ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
+        ranks = place.ranks // concurrent if wanted_ranks is None else _required(wanted_ranks)
         if ranks * concurrent != place.ranks:
             wanted = f"--ranks {ranks}" if concurrent == 1 else f"--concurrent {concurrent} groups of {ranks}"
             raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
@@ -278,9 +281,11 @@ def _layout(
     return layout
 
 
-def _required(ranks: int | None) -> int:
+def _required(ranks: int | None, *, least: int = _FEWEST) -> int:
     if ranks is None:
         raise UserError("--ranks is missing: say how many ranks to start, at least 2")
+    if ranks < least:
+        raise UserError(f"--ranks {ranks}: a collective takes {least} ranks or more; --tool nccl-tests runs on one too")
     return ranks
 
 

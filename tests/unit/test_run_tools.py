@@ -58,6 +58,22 @@ def points(output: Path) -> set[tuple[str, int, int, int]]:
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
+def test_nccl_tests_is_tried_on_one_gpu_and_nothing_is_fitted_to_it(tmp_path: Path) -> None:
+    done = sweep("nccl-tests", tmp_path / "out", "--ranks", "1", "--ops", ",".join(OPERATIONS))
+    assert done.exit_code == 0, done.output
+    found = read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)
+    assert {(r.operation, r.message_bytes, r.ranks, r.level) for r in found} == {
+        (name, size, 1, "node") for name in OPERATIONS for size in (1024, 4096, 16384)
+    }
+    # A copy inside of one GPU says nothing of a link.
+    with pytest.raises(UserError, match="out: nothing measured that could be fitted"):
+        fit_profile([tmp_path / "out"], command_line=("calibrate", "fit"), force=False)
+    for words in (["--tool", "imb"], ["--backend", "gloo"]):
+        refused = CliRunner().invoke(group, ["collectives", "--ranks", "1", *words, "-o", str(tmp_path / "no")])
+        code, said = error_of(refused)
+        assert (code, "--ranks 1: a collective takes 2 ranks or more" in said) == (2, True)
+
+
 def test_nccl_tests_sweeps_every_operation_by_one_process(tmp_path: Path) -> None:
     done = sweep("nccl-tests", tmp_path / "out", "--ops", ",".join(OPERATIONS), "--json")
     assert done.exit_code == 0, done.output
