@@ -48,7 +48,8 @@ def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
 def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
     """Per task of a role, likewise, but for what is sent."""
     found = np.zeros(role.tasks, bool)
-    stream, starts, awaited = role.stream.tolist(), role.dependency_start.tolist(), role.dependencies.tolist()
+    stream, phase = role.stream.tolist(), role.phase.tolist()
+    starts, awaited = role.dependency_start.tolist(), role.dependencies.tolist()
     last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
     run: list[int] = []
     waited_for = False
@@ -56,7 +57,7 @@ def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.boo
 
     def end_run() -> None:
         if run and from_compute and (waited_for or last_computed < run[-1]):
-            found[run[0]] = not _is_exchange(works[role.work[run[0]]], role.phase[run[0]])
+            found[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
 
     for task in _communicating_or_waiting_for_it(role):
         waits_for = awaited[starts[task] : starts[task + 1]]
@@ -64,7 +65,7 @@ def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.boo
             waited_for = waited_for or any(other in run for other in waits_for)
             continue
         computed = [other for other in waits_for if stream[other] == Stream.COMPUTE]
-        goes_on = run and run[-1] == task - 1 and role.phase[run[-1]] == role.phase[task]
+        goes_on = run and run[-1] == task - 1 and phase[run[-1]] == phase[task]
         if goes_on and max(computed, default=-1) < run[0]:
             run.append(task)
             continue

@@ -5,6 +5,7 @@ Loads numpy, and neither torch nor pandas nor scipy: a prediction takes millisec
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
+_ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -138,4 +140,7 @@ group.add_command(ghost)
 
 def main() -> None:
     """Entry point of ``predict``."""
+    # A prediction makes tens of thousands of objects and drops few before it ends: at Python's own threshold, looking
+    # for circles among them takes a tenth of it.
+    gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     run_command(cast(click.Command, group), "predict")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paradl_bench.spec.statistics import median
 from predict.assembly import Priced
 from predict.costs import Floats, Ints, Remark
 
@@ -33,7 +34,7 @@ def with_congestion(parts: Sequence[Priced]) -> tuple[list[Priced], tuple[Remark
     counts = np.array([round(parts[index].occurrences) for index in chosen])
     mean = np.array([each.mean_excess for index in chosen if (each := parts[index].congestion)])
     added = _added(parts, chosen, usual, counts)
-    middle = float(np.median(added))
+    middle = median(added.tolist())
     if not middle:
         return list(parts), ()
     share = middle / float(added.mean())

@@ -31,7 +31,7 @@ from calibrate.roofline_rates import roofline_rates
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD, median
 from predict.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source
@@ -345,9 +345,7 @@ class LayerCosts:
                 if other is not None:
                     predicted_s = self._any_seconds(other, phase) * self._roofline.ratio(layer, other, phase)
                     errors.append(abs(predicted_s / measured_s - 1))
-            self._neighbour_errors[kind, phase] = (
-                MAD_TO_SD * float(np.median(errors)) if errors else UNKNOWN_RELATIVE_SD
-            )
+            self._neighbour_errors[kind, phase] = MAD_TO_SD * median(errors) if errors else UNKNOWN_RELATIVE_SD
         return self._neighbour_errors[kind, phase]
 
     def _any_seconds(self, layer: Layer, phase: PhaseName) -> float:

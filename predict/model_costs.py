@@ -16,7 +16,7 @@ import numpy as np
 from calibrate.profile import ModelTime, Profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.statistics import IQR_TO_SD, Summary
+from paradl_bench.spec.statistics import IQR_TO_SD, Summary, median
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
 from predict.costs import MEDIAN_ERROR, Cost, Floats, Remark, Source
 from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
@@ -133,7 +133,7 @@ class ModelCosts:
         if near.model == self._own_name:
             return Spread(near.common_relative_sd, (near.remainder_relative,))
         others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
-        return Spread(near.common_relative_sd, (float(np.median([time.remainder_relative for time in others])),))
+        return Spread(near.common_relative_sd, (median([time.remainder_relative for time in others]),))
 
     def _near(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The measurement that tells of spread: the model's own, else that of the median model; None without any."""
@@ -251,7 +251,7 @@ class ModelCosts:
             per_unit.append(estimate.seconds / max(units(self._networks[model]), 1))
         if not per_unit:
             raise UserError(f"the profile holds no {what} of a model whose network it knows: fit it anew")
-        middle = float(np.median(per_unit))
+        middle = median(per_unit)
         seconds = middle * units(self._network)
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
         remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)

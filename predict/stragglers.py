@@ -40,7 +40,7 @@ import numpy as np
 
 from calibrate.blocks import pull_in
 from paradl_bench.spec.checks import check_finite
-from paradl_bench.spec.statistics import IQR_TO_SD
+from paradl_bench.spec.statistics import IQR_TO_SD, median
 from predict.costs import Floats, Remark
 
 _POINTS = 2001
@@ -71,7 +71,7 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _pulled_in(self) -> Floats:
-        return pull_in(self.quantiles, middle=float(np.median(self.quantiles)))
+        return pull_in(self.quantiles, middle=median(self.quantiles))
 
     def wait(self, ranks: int, slower: float = 1.0) -> float:
         """How late the last of so many ranks is expected to be, over an iteration; 0 for one.

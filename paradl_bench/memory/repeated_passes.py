@@ -139,5 +139,7 @@ class RepeatedPasses:
 
 def _copies(storages: Sequence[Storage]) -> list[Storage]:
     """Storages like these; where the same one stands twice, so does its copy."""
+    if len(storages) == 1:
+        return [Storage(storages[0].size, storages[0].holders)]
     made = {id(storage): Storage(storage.size, storage.holders) for storage in storages}
     return [made[id(storage)] for storage in storages]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from paradl_bench.schedules.schedule import Action, Direction, Schedule
+from paradl_bench.schedules.schedule import Action, Direction, Schedule, in_turn
 
 _STAGES_PER_RANK = 2
 
@@ -32,10 +32,10 @@ def _order(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
 def _in_turn(direction: Direction, stages: Sequence[int], group: int, micro_batches: int) -> list[Action]:
     """A rank's forwards, or backwards: groups of micro-batches, each on one stage after the other."""
     return [
-        Action(direction, stage, micro_batch)
+        action
         for start in range(0, micro_batches, group)
         for stage in stages
-        for micro_batch in range(start, start + group)
+        for action in in_turn(direction, stage, range(start, start + group))
     ]
 
 

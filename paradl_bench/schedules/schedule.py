@@ -8,8 +8,10 @@ A schedule orders computation alone; what is sent follows from it (:meth:`Schedu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from paradl_bench.spec.errors import UserError
@@ -34,6 +36,15 @@ class Action(NamedTuple):
     def completes(self) -> bool:
         """Whether the micro-batch is done on its stage then: its weights have all of their gradients."""
         return self.direction in ("BW", "BW_weight")
+
+
+# Long pipelines have a hundred thousand actions, and the tuple's own constructor takes half the time of the named one.
+_action_of = partial(tuple.__new__, Action)
+
+
+def in_turn(direction: Direction, stage: int, micro_batches: Iterable[int]) -> Iterator[Action]:
+    """The same action on a stage for one micro-batch after the other."""
+    return map(_action_of, zip(itertools.repeat(direction), itertools.repeat(stage), micro_batches, strict=False))
 
 
 class Neighbours(NamedTuple):

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import cached_property
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network, Tensor
@@ -89,7 +90,6 @@ class GradientBuckets:
     Attributes:
         arrival: parameters in the order in which their gradients arrive.
         unused: parameters that get no gradient.
-        first: buckets of the first iteration; rebuilt: of every later one; each a list of parameters.
     """
 
     def __init__(self, network: Network, settings: PlanSettings) -> None:
@@ -97,16 +97,23 @@ class GradientBuckets:
         self.arrival = [parameters[name] for name in gradient_order(network)]
         arriving = {parameter.name for parameter in self.arrival}
         self.unused = [parameter for parameter in network.parameters if parameter.name not in arriving]
-        limits = [settings.first_bucket_bytes, settings.bucket_cap_bytes]
-        registered = list(network.parameters)
-        everything = [total_bytes(registered) + 1]
-        initial = assign_buckets(registered, limits if self.unused else everything, in_order_of_arrival=False)
-        self.first = [[registered[i] for i in bucket] for bucket in reversed(initial)]
+        self._registered = network.parameters
+        self._limits = [settings.first_bucket_bytes, settings.bucket_cap_bytes]
+
+    @cached_property
+    def first(self) -> list[list[Tensor]]:
+        """Buckets of the first iteration."""
+        limits = self._limits if self.unused else [total_bytes(self._registered) + 1]
+        initial = assign_buckets(self._registered, limits, in_order_of_arrival=False)
+        return [[self._registered[i] for i in bucket] for bucket in reversed(initial)]
+
+    @cached_property
+    def rebuilt(self) -> list[list[Tensor]]:
+        """Buckets of every later iteration."""
         if self.unused:
-            self.rebuilt = self.first
-        else:
-            rebuilt = assign_buckets(self.arrival, limits, in_order_of_arrival=True)
-            self.rebuilt = [[self.arrival[i] for i in bucket] for bucket in rebuilt]
+            return self.first
+        rebuilt = assign_buckets(self.arrival, self._limits, in_order_of_arrival=True)
+        return [[self.arrival[i] for i in bucket] for bucket in rebuilt]
 
     @property
     def used_map_bytes(self) -> int:

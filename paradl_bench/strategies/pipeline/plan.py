@@ -53,6 +53,8 @@ from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, share
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
 _VOTE_BYTES = 4
+_FORWARD, _COMPLETES = 0, 2
+_DIRECTIONS = {"FW": _FORWARD, "BW_input": 1, "BW": _COMPLETES, "BW_weight": _COMPLETES}
 
 
 class PipelinePlanner:
@@ -126,7 +128,8 @@ def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, 
         roles[rank, share] = planned.role(name, alike * replicas)
     numbers = {place: number for number, place in enumerate(roles)}
     exchange_axes = group_axes(strategy, *REPLICATING)
-    exchanged = [note for stage in stages for note in GradientBuckets(stage.network, settings).notes]
+    exchanging = stages if exchange_axes else ()
+    exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
     return Plan(
         strategy=strategy,
         network=network.name,
@@ -137,7 +140,7 @@ def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, 
             f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
             f" {count} micro-batches, {settings.schedule}",
             *dict.fromkeys(note for shared in shares.distinct for note in shared.notes),
-            *(exchanged if exchange_axes else ()),
+            *exchanged,
         ),
         positions=tuple(numbers[place] for place in places),
         exchange_axes=exchange_axes,
@@ -173,16 +176,22 @@ class _RankPlan:
         self._works = works
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
+        self._buckets = {
+            index: GradientBuckets(share.network, settings) for index, share in self._own.items() if self._exchange_axes
+        }
 
     def role(self, name: str, multiplicity: int) -> Role:
         """Actions in the schedule's order, then the weight update of all stages of the rank."""
         actions = self._schedule.order(self._rank, self._ranks, self._count)
-        directions, stages, micro_batches = (np.array(column) for column in zip(*actions, strict=True))
-        is_forward, last = directions == "FW", micro_batches == self._count - 1
-        completes = (directions == "BW") | (directions == "BW_weight")
+        directions, of_stages, of_micro_batches = zip(*actions, strict=True)
+        # Numbers compare faster than words.
+        direction = np.array([_DIRECTIONS[name] for name in directions])
+        stages, micro_batches = np.array(of_stages), np.array(of_micro_batches)
+        is_forward, last = direction == _FORWARD, micro_batches == self._count - 1
+        completes = direction == _COMPLETES
         exchanging = completes & last & bool(self._exchange_axes)
         adding = completes & (micro_batches > 0)
-        kinds = 8 * stages + 4 * adding + np.select([is_forward, completes], [0, 2 + exchanging], 1)
+        kinds = 8 * stages + 4 * adding + direction + exchanging
         # Nothing is before the first one.
         kinds[0] = -1
         _, first, order = np.unique(kinds, return_index=True, return_inverse=True)
@@ -272,7 +281,7 @@ class _RankPlan:
             exchange = GradientExchange(
                 builder,
                 share.network,
-                GradientBuckets(share.network, self._settings),
+                self._buckets[action.stage],
                 own,
                 self._exchanging,
                 self._exchange_axes,
@@ -326,8 +335,8 @@ class _RankPlan:
         if not self._exchange_axes:
             return ()
         counts: Counter[tuple[str, str, int]] = Counter()
-        for share in self._own.values():
-            buckets = GradientBuckets(share.network, self._settings)
+        for index, share in self._own.items():
+            buckets = self._buckets[index]
             for *key, times in issued_before_steady_state(share.network, buckets, buffers_in_second=False):
                 counts[tuple(key)] += times  # type: ignore[index]
         return tuple((*key, times) for key, times in counts.items())

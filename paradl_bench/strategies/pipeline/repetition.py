@@ -51,14 +51,15 @@ class ActionTasks:
         """
         bounds = np.array(builder.dependency_start[start:], np.int32)
         awaited = np.array(builder.dependencies[bounds[0] :], np.int32)
-        base = np.where(awaited == BEFORE, _BEFORE, np.where(awaited < start, _FORWARD, _OWN)).astype(np.int32)
+        before, own = awaited == BEFORE, awaited >= start
+        base = np.where(before, np.int32(_BEFORE), np.where(own, np.int32(_OWN), np.int32(_FORWARD)))
         return cls(
             phase=np.array(builder.phase[start:], np.int32),
             stream=np.array(builder.stream[start:], np.int32),
             work=np.array(builder.work[start:], np.int32),
             waits=np.diff(bounds),
             base=base,
-            offset=np.select([base == _BEFORE, base == _FORWARD], [0, awaited], awaited - start).astype(np.int32),
+            offset=np.where(before, np.int32(0), np.where(own, awaited - np.int32(start), awaited)),
             computed=computed - start,
             done=np.array(done, np.int32) - np.int32(start),
         )
