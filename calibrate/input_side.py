@@ -101,15 +101,21 @@ class InputSide(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class InputTime(NamedTuple):
-    """Seconds, their relative standard deviation, where they come from, and whether that lies beyond measurement."""
+    """Seconds, their relative standard deviation, where they come from, and whether that lies beyond measurement.
+
+    ``in_process``: whether the process that computes does it itself, so that nothing of it is done ahead.
+    """
 
     seconds: float
     relative_sd: float
     words: str
     beyond: bool = False
+    in_process: bool = False
 
 
-def io_seconds(side: InputSide, samples: int, workers: int | None, *, cold: bool) -> InputTime | None:
+def io_seconds(
+    side: InputSide, samples: int, workers: int | None, *, cold: bool, ahead: bool = True
+) -> InputTime | None:
     """t_io: reading, decoding and collating ``samples`` samples, all that the ranks of one machine need.
 
     What another tool timed inside of training counts as it is, scaled to the samples. Else the loader's rate with as
@@ -119,13 +125,15 @@ def io_seconds(side: InputSide, samples: int, workers: int | None, *, cold: bool
     Args:
         workers: of the whole machine; None for the number that was fastest.
         cold: files come from disk.
+        ahead: whether it is to be read ahead: then, of loaders without workers, None chooses one only where no other
+            was measured.
 
     Returns:
         None where nothing of it was measured.
     """
     if side.batches:
         return _of_trace(side.batches, samples)
-    found = _loaded(side.loader, workers) if side.loader else _in_parts(side)
+    found = _loaded(side.loader, workers, ahead=ahead) if side.loader else _in_parts(side)
     if found is None:
         return None
     per_sample, used = found
@@ -138,7 +146,7 @@ def io_seconds(side: InputSide, samples: int, workers: int | None, *, cold: bool
             seconds += max(side.read_cold.mean_s - side.read_warm.mean_s, 0.0) / max(used, 1)
             spread += side.read_cold.mean_s * side.read_cold.relative_sd / max(used, 1)
             words += ", read from disk"
-    return InputTime(samples * seconds, spread / seconds if seconds else 0.0, words, beyond)
+    return InputTime(samples * seconds, spread / seconds if seconds else 0.0, words, beyond, per_sample.in_process)
 
 
 def _of_trace(batches: Sequence[BatchInput], samples: int) -> InputTime:
@@ -149,17 +157,19 @@ def _of_trace(batches: Sequence[BatchInput], samples: int) -> InputTime:
     return InputTime(near.median_s * samples / near.batch, near.relative_sd, f"{words}, scaled to {samples}", True)
 
 
-def _loaded(loader: Sequence[LoaderRate], workers: int | None) -> tuple[InputTime, int]:
+def _loaded(loader: Sequence[LoaderRate], workers: int | None, *, ahead: bool) -> tuple[InputTime, int]:
     if workers is None:
-        best = min(loader, key=lambda rate: rate.sample_s)
-        words = f"a loader with {best.workers} workers, the fastest measured"
-        return InputTime(best.sample_s, best.relative_sd, words), best.workers
+        reading_ahead = [rate for rate in loader if rate.workers] if ahead else []
+        best = min(reading_ahead or loader, key=lambda rate: rate.sample_s)
+        passed_over = any(rate.sample_s < best.sample_s for rate in loader)
+        words = f"a loader with {best.workers} workers, the fastest measured" + (" that reads ahead" * passed_over)
+        return InputTime(best.sample_s, best.relative_sd, words, in_process=not best.workers), best.workers
     counts = sorted({rate.workers for rate in loader})
     used = max((count for count in counts if count <= workers), default=counts[0])
     rate = min((rate for rate in loader if rate.workers == used), key=lambda rate: rate.sample_s)
     beyond = used != workers
     words = f"a loader with {used} workers" + (f", which stands for {workers}" if beyond else "")
-    return InputTime(rate.sample_s, rate.relative_sd, words, beyond), used
+    return InputTime(rate.sample_s, rate.relative_sd, words, beyond, in_process=not workers), used
 
 
 def _in_parts(side: InputSide) -> tuple[InputTime, int] | None:

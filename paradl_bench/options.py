@@ -201,7 +201,7 @@ input_options = together(
         "--prefetch",
         metavar="N",
         type=click.IntRange(0),
-        help="Mini-batches fetched ahead. Default: 1, as the preset does; none with naive or --io-workers 0.",
+        help="Mini-batches fetched ahead. Default: 1, as the preset does; none with naive or a loader without workers.",
     ),
     click.option("--io-seconds", type=click.FloatRange(0), help="Reading one rank's mini-batch. Default: the profile."),
     click.option("--h2d-seconds", type=click.FloatRange(0), help="Copying it to its device. Default: the profile."),

@@ -19,6 +19,8 @@ import numpy as np
 
 from predict.costs import Floats
 
+Seconds = float | Floats
+
 
 class Preset(NamedTuple):
     """How a framework overlaps: which of reading and copying run ahead, whether layers exchange as they are ready."""
@@ -51,8 +53,8 @@ PRESETS = {
 """The paper's four frameworks and the naive order; ``pytorch`` (a DataLoader's workers read ahead) is ours."""
 
 
-def iteration_seconds(fetch: Fetch, io_s: float, h2d_s: float, rest_s: float) -> float:
-    """Seconds of an iteration in the steady state.
+def iteration_seconds(fetch: Fetch, io_s: Seconds, h2d_s: Seconds, rest_s: Seconds) -> Seconds:
+    """Seconds of an iteration in the steady state; of numbers, or of arrays entry by entry.
 
     Args:
         io_s: reading for the ranks of one machine. h2d_s: copying one rank's mini-batch.
@@ -61,8 +63,8 @@ def iteration_seconds(fetch: Fetch, io_s: float, h2d_s: float, rest_s: float) ->
     if not fetch.ahead:
         return io_s + h2d_s + rest_s
     if not fetch.to_device:
-        return max(io_s, h2d_s + rest_s)
-    return max(io_s + h2d_s, rest_s) if fetch.ahead == 1 else max(io_s, h2d_s, rest_s)
+        return np.maximum(io_s, h2d_s + rest_s)
+    return np.maximum(io_s + h2d_s if fetch.ahead == 1 else np.maximum(io_s, h2d_s), rest_s)
 
 
 class InputWait(NamedTuple):
@@ -74,7 +76,7 @@ class InputWait(NamedTuple):
 
 def input_wait(fetch: Fetch, io_s: float, h2d_s: float, rest_s: float) -> InputWait:
     """What :func:`iteration_seconds` has beyond ``rest_s``."""
-    waiting = max(iteration_seconds(fetch, io_s, h2d_s, rest_s) - rest_s, 0.0)
+    waiting = max(float(iteration_seconds(fetch, io_s, h2d_s, rest_s)) - rest_s, 0.0)
     if fetch.ahead and fetch.to_device:
         # One batch is copied when it has been read; of several, one is copied while another one is read.
         return InputWait(waiting, min(h2d_s, waiting) if fetch.ahead == 1 else max(h2d_s - rest_s, 0.0))

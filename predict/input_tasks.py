@@ -28,7 +28,7 @@ from predict.assembly import join
 from predict.cost_model import CostModel, PricedPlan
 from predict.costs import Remark
 from predict.input_closed_form import PRESETS, Fetch, InputWait
-from predict.input_terms import HostBatch, InputOptions, InputTerms, fetch_of, input_terms
+from predict.input_terms import HostBatch, InputOptions, InputTerms, input_terms
 from predict.simulator import Timeline
 from predict.workload import Point
 
@@ -43,11 +43,9 @@ def with_input(model: CostModel, point: Point, priced: PricedPlan) -> PricedPlan
         UserError: options ask for an input that nothing is known of, or contradict each other.
     """
     options = model.input_options
-    fetch = fetch_of(options)
-    batch = HostBatch(point.local_batch, _readers_on_host(point.strategy, priced.place.ranks_on_host))
-    terms = input_terms(model.profile, model.network, model.dtype, batch, options)
+    terms = terms_of(model, point.strategy, point.local_batch, priced.place.ranks_on_host)
     if not terms.known:
-        _refuse_unknown(options)
+        refuse_unknown(options)
         return priced
     if not terms.costs.seconds.any():
         return priced
@@ -58,7 +56,7 @@ def with_input(model: CostModel, point: Point, priced: PricedPlan) -> PricedPlan
     first = len(priced.plan.works)
     takes_time = (terms.costs.seconds > 0).tolist()
     read, copy = (first + index if takes_time[index] else None for index in range(2))
-    tasks = _Tasks(read, copy, fetch)
+    tasks = _Tasks(read, copy, terms.fetch)
     reading = _reading_roles(priced.plan)
     roles = tuple(_fed(role, tasks) if reads else role for role, reads in zip(priced.plan.roles, reading, strict=True))
     return dataclasses.replace(
@@ -66,13 +64,26 @@ def with_input(model: CostModel, point: Point, priced: PricedPlan) -> PricedPlan
         plan=dataclasses.replace(priced.plan, works=(*priced.plan.works, *terms.works), roles=roles),
         costs=join([priced.costs, terms.costs]),
         own_relative_sd=np.concatenate([priced.own_relative_sd, np.zeros(len(terms.works))]),
-        batches_ahead_bytes=batches_ahead_bytes(fetch, terms),
+        batches_ahead_bytes=batches_ahead_bytes(terms),
     )
 
 
-def batches_ahead_bytes(fetch: Fetch, terms: InputTerms) -> int:
+def terms_of(model: CostModel, strategy: Strategy, local_batch: int, ranks_on_host: int) -> InputTerms:
+    """Seconds of a strategy's input, of a rank with so many samples, and what of it is done ahead."""
+    batch = HostBatch(local_batch, _readers_on_host(strategy, ranks_on_host))
+    return input_terms(model.profile, model.network, model.dtype, batch, model.input_options)
+
+
+def batches_ahead_bytes(terms: InputTerms) -> int:
     """Bytes of the mini-batches that are copied to a device before the iteration that computes them."""
+    fetch = terms.fetch
     return fetch.ahead * terms.works[1].bytes if fetch.to_device and terms.costs.seconds.any() else 0
+
+
+def ahead_bytes(model: CostModel, point: Point) -> int:
+    """The same of a point, without pricing its plan."""
+    place = model.place(point.strategy, point.local_batch)
+    return batches_ahead_bytes(terms_of(model, point.strategy, point.local_batch, place.ranks_on_host))
 
 
 def is_of_input(works: Sequence[Work]) -> NDArray[np.bool_]:
@@ -171,8 +182,12 @@ def _readers_on_host(strategy: Strategy, ranks_on_host: int) -> int:
     return int(np.bincount(ranks[reads] // ranks_on_host).max())
 
 
-def _refuse_unknown(options: InputOptions) -> None:
-    """Raises UserError where options ask for an input."""
+def refuse_unknown(options: InputOptions) -> None:
+    """Where nothing is known of an input.
+
+    Raises:
+        UserError: options ask for one.
+    """
     if options != InputOptions():
         raise UserError(
             "the profile holds no input of this model to read or copy: paradl-bench io PATH -o DIR, then calibrate fit,"

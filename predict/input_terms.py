@@ -18,7 +18,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import InputCopy, InputRead
 from predict.assembly import Priced, assemble
 from predict.costs import Cost, Costs, Remark, Source
-from predict.input_closed_form import PRESETS, Fetch
+from predict.input_closed_form import PRESETS, Fetch, Preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +79,28 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     )
 
 
-def fetch_of(options: InputOptions) -> Fetch:
+def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
     """What the options let be fetched ahead: without workers, as a DataLoader of 0 has it, nothing.
+
+    Args:
+        in_process: whether what was measured has no workers either.
 
     Raises:
         UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
     """
-    if options.preset not in PRESETS:
-        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
-    preset = PRESETS[options.preset]
+    preset = _preset(options)
     alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
+    alone = alone or ("a loader without workers, the only one measured," if in_process else "")
     if alone and options.prefetch:
         raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
     ahead = 1 if options.prefetch is None else options.prefetch
     return Fetch(0 if alone else ahead, preset.copies_ahead)
+
+
+def _preset(options: InputOptions) -> Preset:
+    if options.preset not in PRESETS:
+        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
+    return PRESETS[options.preset]
 
 
 class InputTerms(NamedTuple):
@@ -103,12 +111,14 @@ class InputTerms(NamedTuple):
     Attributes:
         works: what the two parts are of.
         known: whether either was measured or stated.
+        fetch: what of it is done ahead.
     """
 
     costs: Costs
     remarks: tuple[Remark, ...]
     works: tuple[InputRead, InputCopy]
     known: bool
+    fetch: Fetch
 
 
 class HostBatch(NamedTuple):
@@ -122,11 +132,13 @@ def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch
     """The two terms of one iteration.
 
     Raises:
-        UserError: options name a source that the profile lacks, or it holds several and they name none.
+        UserError: options name a source that the profile lacks, or it holds several and they name none; or they
+            contradict each other (:func:`fetch_of`).
     """
+    ahead = _preset(options).reads_ahead and options.prefetch != 0
     side = _chosen(profile.input_side, network.name, options.source)
     sample_bytes = _sample_bytes(side, network, dtype)
-    reading = _io(side, batch, options)
+    reading = _io(side, batch, options, ahead=ahead)
     copying = _h2d(side, batch.local_batch * sample_bytes, options)
     remarks = []
     for what, time in (("reading a mini-batch", reading), ("copying it to the device", copying)):
@@ -139,16 +151,18 @@ def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch
         InputRead(samples=batch.local_batch * batch.ranks_on_host),
         InputCopy(bytes=batch.local_batch * sample_bytes),
     )
-    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, reading is not None or copying is not None)
+    known = reading is not None or copying is not None
+    fetch = fetch_of(options, in_process=reading is not None and reading.in_process)
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, known, fetch)
 
 
-def _io(side: InputSide | None, batch: HostBatch, options: InputOptions) -> InputTime | None:
+def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahead: bool) -> InputTime | None:
     if options.io_s is not None:
         return InputTime(options.io_s * batch.ranks_on_host, 0.0, f"--io-seconds, of {batch.ranks_on_host} ranks")
     if side is None:
         return None
     samples = batch.local_batch * batch.ranks_on_host
-    return io_seconds(side, samples, options.workers, cold=options.from_disk)
+    return io_seconds(side, samples, options.workers, cold=options.from_disk, ahead=ahead)
 
 
 def _sample_bytes(side: InputSide | None, network: Network, dtype: str) -> int:

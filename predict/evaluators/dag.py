@@ -24,7 +24,7 @@ from predict.evaluators.closed_form import (
 )
 from predict.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
 from predict.input_tasks import batches_ahead_bytes
-from predict.input_terms import HostBatch, fetch_of, input_terms
+from predict.input_terms import HostBatch, input_terms
 from predict.layerwise_plan import layerwise_plan
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -39,7 +39,6 @@ def prepare(model: CostModel, point: Point) -> Workload:
         raise UserError(f"dag has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)
     options = model.input_options
-    fetch = fetch_of(options)
     planner = planner_for(point.strategy)
     planner.check(model.network, point.strategy, point.settings)
     plan = layerwise_plan(model.network, point)
@@ -50,8 +49,8 @@ def prepare(model: CostModel, point: Point) -> Workload:
     if point.strategy.ranks > 1:
         text = "dag exchanges each layer by itself, takes overlap as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False))
-    form = ClosedForm(plan, fetch, wait_free=PRESETS[options.preset].wait_free)
-    ahead_bytes = batches_ahead_bytes(fetch, terms)
+    form = ClosedForm(plan, terms.fetch, wait_free=PRESETS[options.preset].wait_free)
+    ahead_bytes = batches_ahead_bytes(terms)
     return Workload(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,

@@ -17,7 +17,6 @@ _SEARCHED = {
     "stages": "predict search cuts pipelines so that FLOPs balance",
     **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
-    **dict.fromkeys(("preset", "prefetch"), "predict search feeds every candidate as --preset pytorch does"),
 }
 """Options of a point that a search chooses itself, or has no use for, and why."""
 

@@ -12,7 +12,8 @@ Rank i cannot begin before the first micro-batch has come through those in front
 exchanges one bucket after the other: no schedule that keeps the two halves of backward together is faster. One that
 parts them sends back before the second half, and takes the first maximum alone. What is left
 out only adds: interference, waiting within a schedule, latency behind compute. It is an estimate where shards were not
-measured, which may keep more or less of a layer's efficiency than their share of its FLOPs.
+measured, which may keep more or less of a layer's efficiency than their share of its FLOPs. Where mini-batches are read
+and copied, the closed form of that makes an iteration of these seconds.
 
 Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
 together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
@@ -33,6 +34,8 @@ from paradl_bench.spec.strategy import Axis, Strategy
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.cost_model import CostModel
 from predict.costs import Floats, Ints
+from predict.input_closed_form import iteration_seconds
+from predict.input_tasks import refuse_unknown, terms_of
 from predict.search.exchange import Buckets, Exchanges
 from predict.search.groups import Group, GroupCosts, group_along
 from predict.search.layer_seconds import WholeLayers, computed_again
@@ -141,7 +144,21 @@ class Estimates:
         chosen = np.flatnonzero(possible & (zero > 1))
         if len(chosen):
             found[chosen] = self._sharded(rows.take(chosen))[:, None]
-        return np.asarray(found[row, space.cap])
+        return self._fed(np.asarray(found[row, space.cap]))
+
+    def _fed(self, seconds: Floats) -> Floats:
+        """What the mini-batches make of iterations of so many seconds."""
+        model, space = self._model, self._space
+        ranks_on_host = model.place(space.strategies[0], 1).ranks_on_host
+        of_strategies = []
+        for strategy, mesh in zip(space.strategies, space.mesh_of, strict=True):
+            terms = terms_of(model, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
+            if not terms.known:
+                refuse_unknown(model.input_options)
+                return seconds
+            of_strategies.append(terms.costs.seconds)
+        reading, copying = np.array(of_strategies)[space.strategy].T
+        return np.asarray(iteration_seconds(terms.fetch, reading, copying, seconds))
 
     def _rows(self) -> tuple[_Rows, Ints]:
         """All rows, and the row of each candidate."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import format_bytes
 from predict.cost_model import CostModel
+from predict.input_tasks import ahead_bytes
 from predict.memory_estimate import EstimatedMemory
 from predict.prediction import Prediction, Predictor
 from predict.scaling_band import Timed
@@ -190,7 +191,9 @@ class Ranker:
         key = int(self._plan_of[candidate])
         if key not in self._memory:
             point = self._point(candidate)
-            self._memory[key] = self._model.memory(point.strategy, point.settings)
+            # A plan's memory is that of one degree of data parallelism, and so of one local batch.
+            held = self._model.memory(point.strategy, point.settings)
+            self._memory[key] = held.beside_batches(ahead_bytes(self._model, point))
         return self._memory[key]
 
     def _finish(self) -> Ranking:

@@ -26,6 +26,15 @@ _PASSED_ON = (
     *("split", "spatial_until"),
 )
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
+_INPUT_SIDE = {
+    "preset": "preset",
+    "prefetch": "prefetch",
+    "io_seconds": "io-seconds",
+    "h2d_seconds": "h2d-seconds",
+    "io_workers": "io-workers",
+    "input_source": "input",
+}
+"""Options of the input side, which runs know nothing of, by their names; beside the flag --from-disk."""
 _NOT_OF_RUNS = ("network", "cluster", "dataset_samples", "price")
 
 
@@ -226,9 +235,17 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
         given = {name: value for name, value in given.items() if name not in _NOT_OF_RUNS}
         given |= {"optimizer": prediction.optimizer, "dtype": prediction.dtype}
     words += _kernel_flags(program, prediction, options)
+    if program == "predict":
+        words += _input_flags(options)
     for name, value in given.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if program == "predict" else [*words, "-o", "DIR"])
+
+
+def _input_flags(options: Mapping[str, Any]) -> list[str]:
+    given = {flag: options[name] for name, flag in _INPUT_SIDE.items() if options[name] is not None}
+    words = [word for flag, value in given.items() for word in (f"--{flag}", str(value))]
+    return [*words, "--from-disk"] if options["from_disk"] else words
 
 
 def _kernel_flags(program: str, prediction: Prediction, options: Mapping[str, Any]) -> list[str]:

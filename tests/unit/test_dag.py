@@ -178,6 +178,25 @@ def test_the_profiles_input_is_read_for_all_ranks_of_a_host() -> None:
     assert stated.breakdown_s["h2d"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("evaluator", ["dag", "simulate"])
+def test_a_loader_without_workers_reads_nothing_ahead(evaluator: str) -> None:
+    network = make_network()
+    alone = msgspec.structs.replace(
+        LOADED, loader=(LoaderRate(workers=0, batch=8, sample_s=0.01, relative_sd=0.1),), copies=()
+    )
+    profile = profile_of(network, input_side=(alone,))
+    free = predicted(profile_of(network), network, "d2", 16, evaluator=evaluator)
+    fed = predicted(profile, network, "d2", 16, evaluator=evaluator)
+    assert fed.iteration_s == pytest.approx(16 * 0.01 + free.iteration_s)
+    with pytest.raises(UserError, match="--prefetch 2: a loader without workers, the only one measured, fetches"):
+        predicted(profile, network, "d2", 16, evaluator=evaluator, prefetch=2)
+    # With workers beside it reading is hidden as far as it can be, though theirs is slower.
+    slower = LoaderRate(workers=1, batch=8, sample_s=0.011, relative_sd=0.1)
+    helped = msgspec.structs.replace(alone, loader=(*alone.loader, slower))
+    hidden = predicted(profile_of(network, input_side=(helped,)), network, "d2", 16, evaluator=evaluator)
+    assert hidden.iteration_s == pytest.approx(max(16 * 0.011, free.iteration_s))
+
+
 def test_input_options_are_for_what_knows_the_input_and_have_to_fit() -> None:
     with pytest.raises(UserError, match="--preset is for --evaluator simulate and dag; osf knows no input side"):
         input_options("osf", {"preset": "naive", "from_disk": False})

@@ -246,6 +246,25 @@ def test_reading_a_batch_follows_workers_and_the_disk() -> None:
     assert io_seconds(InputSide(source="x"), 64, None, cold=False) is None
 
 
+def test_what_is_to_be_read_ahead_is_read_by_workers_where_any_were_measured() -> None:
+    both, alone = (
+        InputSide(source="x", loader=rates(w0=4e-3, w2=5e-3, w4=6e-3)),
+        InputSide(source="x", loader=rates(w0=4e-3)),
+    )
+    found = [
+        io_seconds(side, 10, workers, cold=False, ahead=ahead)
+        for side, workers, ahead in ((both, None, True), (both, None, False), (alone, None, True), (alone, 2, True))
+    ]
+    assert [(time.seconds, time.in_process) for time in found if time] == [
+        (pytest.approx(0.05), False),
+        (pytest.approx(0.04), True),
+        (pytest.approx(0.04), True),
+        (pytest.approx(0.04), False),
+    ]
+    assert found[0]
+    assert found[0].words == "a loader with 2 workers, the fastest measured that reads ahead"
+
+
 def test_a_traces_input_is_taken_as_it_is() -> None:
     side = InputSide(source="m", model="m", batches=(BatchInput(batch=32, median_s=0.02, relative_sd=0.1, samples=5),))
     same, twice = (io_seconds(side, samples, None, cold=True) for samples in (32, 64))

@@ -22,6 +22,7 @@ from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cli import group
 from predict.cost_model import CostModel
+from predict.input_terms import NO_INPUT, InputOptions
 from predict.interval import Interval
 from predict.scaling_band import Timed
 from predict.search import ranking
@@ -74,8 +75,17 @@ def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: in
     assert searched["predicted"] < len(space)
 
 
-def test_no_candidate_is_faster_than_its_estimate(profile: Path) -> None:
-    model = CostModel(profile=profile_of(NETWORK), network=NETWORK)
+@pytest.mark.parametrize(
+    "fed",
+    [
+        NO_INPUT,
+        InputOptions(preset="naive", io_s=1e-3, h2d_s=5e-4),
+        InputOptions(preset="caffe-mpi", prefetch=2, io_s=1e-2, h2d_s=1e-3),
+    ],
+    ids=["from memory", "naive", "copied ahead"],
+)
+def test_no_candidate_is_faster_than_its_estimate(profile: Path, fed: InputOptions) -> None:
+    model = CostModel(profile=profile_of(NETWORK), network=NETWORK, input_options=fed)
     space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 8, (1,))
     shared = SharedWorks(NETWORK, space.settings)
     estimates = Estimates(model, space, shared).seconds()
@@ -119,8 +129,17 @@ def test_images_are_searched_over_blocks_of_positions_too(tmp_path: Path) -> Non
     assert answer["rows"][0]["prediction"]["iteration_s"] <= min(times) * (1 + 1e-12)
 
 
-def test_a_row_is_what_predict_says_to_its_command(profile: Path) -> None:
-    answer = found(profile, "--ranks", "4", "--batch", "16", "--dataset-samples", "1000", "--price", "2")
+@pytest.mark.parametrize(
+    "fed",
+    [
+        (),
+        ("--preset", "naive", "--io-seconds", "0.002", "--h2d-seconds", "0.0005"),
+        ("--preset", "caffe-mpi", "--prefetch", "3", "--io-seconds", "0.002", "--h2d-seconds", "0"),
+    ],
+    ids=["from memory", "naive", "copied ahead"],
+)
+def test_a_row_is_what_predict_says_to_its_command(profile: Path, fed: tuple[str, ...]) -> None:
+    answer = found(profile, "--ranks", "4", "--batch", "16", "--dataset-samples", "1000", "--price", "2", *fed)
     assert len(answer["rows"]) >= 5
     for row in answer["rows"]:
         program, *words = shlex.split(row["predict_command"])
@@ -130,6 +149,29 @@ def test_a_row_is_what_predict_says_to_its_command(profile: Path) -> None:
         assert json.loads(result.output) == [row["prediction"]]
         assert row["train_command"].startswith("paradl-bench train chain --sequence 64 --strategy")
         assert f"--strategy {row['prediction']['strategy']} " in row["train_command"]
+        assert "--preset" not in row["train_command"]
+
+
+def test_batches_that_wait_on_the_device_count_against_its_memory(profile: Path) -> None:
+    fed = "--preset", "caffe-mpi", "--prefetch", "40", "--io-seconds", "1e-6"
+    options = "--ranks", "2", "--batch", "64", "--caps", "1"
+    without, beside = (
+        {row["prediction"]["strategy"]: row["prediction"]["memory_bytes"] for row in found(profile, *asked_for)["rows"]}
+        for asked_for in (options, (*options, *fed))
+    )
+    # More than all of them need by themselves, and less than some do with the batches.
+    limit = max(without.values()) + 1
+    assert min(beside.values()) <= limit < max(beside.values())
+    answer = found(profile, *options, *fed, "--memory", f"{limit}B")
+    assert [row for row in answer["rows"] if row["prediction"]["memory_bytes"] > limit] == []
+    assert answer["searched"][0]["too_large"]
+
+
+def test_where_reading_sets_the_pace_nothing_is_left_open(profile: Path) -> None:
+    (searched,) = found(profile, "--ranks", "4", "--batch", "16", "--io-seconds", "5", "--predictions", "12")[
+        "searched"
+    ]
+    assert searched["open"] == 0
 
 
 def test_what_the_profile_holds_no_messages_for_is_ruled_out_by_what_would_measure_it(tmp_path: Path) -> None:
@@ -227,7 +269,8 @@ def test_the_best_is_predicted_with_the_input_that_is_stated(profile: Path) -> N
     ("options", "said"),
     [
         (("--ranks", "0", "--batch", "8"), "ranks"),
-        (("--ranks", "2", "--batch", "8", "--preset", "naive"), "feeds every candidate as --preset pytorch does"),
+        (("--ranks", "2", "--batch", "8", "--preset", "naive"), "the profile holds no input of this model to read"),
+        (("--ranks", "2", "--batch", "8", "--io-seconds", "1", "--preset", "x"), "--preset x: choices are naive,"),
         (("--ranks", "2", "--batch", "8,16"), "takes one mini-batch"),
         (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
         (
