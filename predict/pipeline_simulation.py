@@ -27,6 +27,8 @@ from predict.input_tasks import INPUT_PHASES, waits_for_input
 from predict.simulator import Timeline, condense, couple, simulate
 from predict.workload import Timing
 
+Places = NDArray[np.intp]
+
 
 def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """Indices of the roles from the first stage to the last, for each distinct position along the other axes."""
@@ -82,7 +84,7 @@ class PipelineSimulation:
         """When ranks compute, of each of :func:`lines_of_stages`."""
         return [line.computing(*costs) for line in self._lines]
 
-    def tasks_of(self, line: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    def tasks_of(self, line: int) -> tuple[Ints, Places, NDArray[np.bool_]]:
         """Per task of a line of stages: its stage, its work, and whether it computes."""
         own = self._lines[line]
         return own.task_stage, own.task_work, own.task_computes
@@ -104,11 +106,11 @@ class Computing(NamedTuple):
         task_work, task_segment: of every task that computes, its work and the index of the segment that it lies in.
     """
 
-    stage: Ints
+    stage: NDArray[np.integer]
     start_s: Floats
     end_s: Floats
-    task_work: Ints
-    task_segment: Ints
+    task_work: Places
+    task_segment: NDArray[np.integer]
 
 
 class _Line:
@@ -134,16 +136,20 @@ class _Line:
             {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(condensed, ends, strict=True)
         ]
         self._graph = couple([each.graph for each in condensed], _matches(segments))
-        self.task_work = np.concatenate([role.work for role in roles])
+        self.task_work = _as_places(np.concatenate([role.work for role in roles]))
         self._task_lag = lag[self.task_work]
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
         self._task_copies = copies[self.task_work]
         starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
-        self._segment = np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
+        self._segment = _as_places(
+            np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
+        )
         first = [each.first for each in condensed]
-        self._segment_work = np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
+        self._segment_work = _as_places(
+            np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
+        )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._phase = np.concatenate([each.phase for each in condensed])
         self._fetches = np.isin(self._phase, INPUT_PHASES)
@@ -232,6 +238,11 @@ class _Line:
             if name:
                 found.setdefault(name, []).append(segment)
         return exposed_seconds(line, own & self._on_compute, found)
+
+
+def _as_places(indices: Ints) -> Places:
+    """Indices in the width that numpy looks places up by; narrower ones it would widen in each simulation, slowly."""
+    return indices.astype(np.intp)
 
 
 def ends_of_transfers(plan: Plan, role: Role) -> dict[TransferEnd, list[int]]:

@@ -178,22 +178,24 @@ def condense(
     )
 
 
-def _marked(tasks: int, chosen: Sequence[int] | Ints) -> NDArray[np.bool_]:
+def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:
     marked = np.zeros(tasks, bool)
     marked[np.asarray(chosen, np.int64)] = True
     return marked
 
 
-def _waits_across_streams(role: Role) -> tuple[Ints, Ints]:
+def _waits_across_streams(role: Role) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(waited for, waiting), per task the last of each other stream: earlier ones are done by then."""
     target = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
-    other = role.stream[role.dependencies] != role.stream[target]
-    source, target = role.dependencies[other].astype(np.int64), target[other]
+    # Narrower indices numpy widens one by one.
+    source = role.dependencies.astype(np.int64)
+    other = role.stream[source] != role.stream[target]
+    source, target = source[other], target[other]
     by_stream = np.lexsort((source, role.stream[source], target))
     source, target = source[by_stream], target[by_stream]
     row = target * len(Stream) + role.stream[source]
     last = np.append(row[1:] != row[:-1], True)[: len(row)]
-    return _as_indices(source[last]), _as_indices(target[last])
+    return source[last], target[last]
 
 
 def couple(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, Ints]]) -> TaskGraph:

@@ -101,7 +101,7 @@ def repeat(distinct: Sequence[ActionTasks], kinds: NDArray[np.integer], forwards
         work=work,
         dependency_start=np.concatenate([[0], np.cumsum(waits)]).astype(np.int32),
         dependencies=(bases[base, awaited.action] + offset).astype(np.int32),
-        action=tasks.action,
+        action=tasks.action.astype(np.int32),
         done=(starts[done.action] + _joined([action.done for action in distinct])[done.items]).astype(np.int32),
     )
 
@@ -113,8 +113,8 @@ _DEPENDENCY = ("base", "offset")
 class _Rows(NamedTuple):
     """Of something that every action has some of: per item, its action, and where it stands among the distinct ones."""
 
-    action: Ints
-    items: Ints
+    action: NDArray[np.intp]
+    items: NDArray[np.intp]
 
 
 def _rows(lengths: Sequence[int], kinds: NDArray[np.integer]) -> _Rows:
@@ -124,7 +124,8 @@ def _rows(lengths: Sequence[int], kinds: NDArray[np.integer]) -> _Rows:
     action = np.repeat(np.arange(len(kinds)), counts)
     begin = np.cumsum(counts) - counts
     items = np.arange(len(action)) + (first[kinds] - begin)[action]
-    return _Rows(action.astype(np.int32), items.astype(np.int32))
+    # As wide as numpy looks places up by.
+    return _Rows(action, items)
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
