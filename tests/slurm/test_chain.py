@@ -103,6 +103,14 @@ def test_every_job_ran_and_the_report_says_so(calibration: Path) -> None:
     nodes = json.loads((calibration / "nodes/sweep-2/nodes.json").read_text())["nodes"]
     assert [node["ranks"] for node in nodes] == [[0], [1]]
     assert 0 < nodes[1]["clock"]["clock_error_s"] < 1
+    # Of a run on several nodes as well, which its ranks have looked at themselves.
+    of_run = json.loads((calibration / "runs/own_model_small-d2/nodes.json").read_text())
+    assert [(node["host"], node["ranks"]) for node in of_run["nodes"]] == [("node1", [0]), ("node2", [1])]
+    assert of_run["differences"] == []
+    assert not (calibration / "runs/own_model_small-serial/nodes.json").exists()
+    measured = summary.partition("## Stragglers and slow spells\n")[2]
+    for name in ("sweeps/gloo-2", "runs/own_model_small-serial", "runs/own_model_small-d2"):
+        assert name in measured
 
 
 def test_ranks_were_on_two_nodes_and_are_of_one_cluster(calibration: Path) -> None:
