@@ -214,7 +214,9 @@ def _cell(values: list[dict[str, float]]) -> str:
     if "pairs" in values[0]:
         unsure = statistics.mean(value["standard_error"] for value in values)
         correlation = statistics.mean(value["correlation"] for value in values)
+        own = statistics.mean(value["own_re"] for value in values)
         of = f"{values[0]['pairs']:.0f} pairs, standard error {unsure:.1%}, correlation {correlation:.2f}"
+        of += f", their own error {own:.1%}"
         return f"{_spread([value['re'] for value in values])}; {of}"
     wre = f"; WRE {statistics.mean(value['wre'] for value in values):.1%}" if "wre" in values[0] else ""
     return _spread([value["re"] for value in values]) + wre

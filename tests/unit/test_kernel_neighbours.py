@@ -43,6 +43,7 @@ def test_noise_that_was_put_in_is_found_between_neighbours() -> None:
     assert found is not None
     assert found.pairs >= FEWEST_PAIRS
     assert found.re == pytest.approx(0.10 * np.sqrt(2 / np.pi), abs=3 * found.standard_error)
+    assert found.re <= found.own_re < 1.3 * found.re
     assert abs(found.correlation) < 0.4
 
 
@@ -50,6 +51,7 @@ def test_a_smooth_law_leaves_little_between_neighbours() -> None:
     found = neighbours(sweep(0.0), (), seed=0)
     assert found is not None
     assert found.re < 0.01
+    assert found.own_re < 0.03
 
 
 def test_too_few_neighbours_and_nothing_but_neighbours_tell_nothing() -> None:
