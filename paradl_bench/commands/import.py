@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import cast
 import click
 
 from paradl_bench.measure.importers.catalog import importers
-from paradl_bench.measure.importers.importer import ImportOptions, Keep, load_file
-from paradl_bench.measure.importers.writing import ImportSummary, environment_of, read_files, write_import
+from paradl_bench.measure.importers.importer import Importer, ImportOptions, Keep, LogFile, load_file
+from paradl_bench.measure.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
@@ -19,6 +20,8 @@ from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import parse_size
 
 _SHOWN = 10
+_LARGEST_TRIED = 1 << 24
+"""Bytes; a file that one format refuses is tried as the others, which takes seconds where it is larger."""
 
 
 def _formats() -> str:
@@ -101,7 +104,7 @@ def COMMAND(  # noqa: N802
         dtype=dtype,
         keep=cast("frozenset[Keep]", frozenset(keep)),
     )
-    read = read_files(importer, [load_file(path) for path in files], options)
+    read = _read(importer, [load_file(path) for path in files], options)
     environment = environment_of(
         read, cluster=cluster, device_name=device_name, memory_bytes=parse_size(memory) if memory else 0, force=force
     )
@@ -118,6 +121,26 @@ def COMMAND(  # noqa: N802
         sys.stdout.flush()
     else:
         _show(summary, output)
+
+
+def _read(importer: Importer, logs: list[LogFile], options: ImportOptions) -> list[FileRead]:
+    try:
+        return read_files(importer, logs, options)
+    except UserError as error:
+        others = [] if sum(len(log.content) for log in logs) > _LARGEST_TRIED else _formats_of(importer, logs)
+        raise UserError(f"{error}; {' and '.join(others)} can read it" if others else str(error)) from error
+
+
+def _formats_of(refused: Importer, logs: list[LogFile]) -> list[str]:
+    """Other formats that take most of the rows of every file."""
+    told = ImportOptions(ranks=2, level="system", batch=1, iterations=1, keep=frozenset({"empty", "wrong", "failed"}))
+    found = []
+    for name, other in importers().items():
+        with contextlib.suppress(UserError):
+            held = [other.read(log, told) for log in logs] if other is not refused else []
+            if held and all(each.rows > len(each.dropped) for each in held):
+                found.append(name)
+    return found
 
 
 def _show(summary: ImportSummary, output: Path) -> None:

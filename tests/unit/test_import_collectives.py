@@ -282,6 +282,23 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "is there already" in run("nccl-tests", *unlike, "-o", out, "--force")[1]
 
 
+@pytest.mark.parametrize(
+    ("asked", "file", "told"),
+    [
+        ("osu", "nccl-tests-2.17.log", "nccl-tests and rccl-tests can read it"),
+        ("nccl-tests", "osu-5.7.log", "osu can read it"),
+        ("nccl-tests", "imb-mpi1-2021.log", "imb can read it"),
+        ("osu", "kineto-rank2.json", "kineto can read it"),
+        ("osu", "osu-5.7.log", ""),
+    ],
+)
+def test_a_file_of_another_format_is_named(asked: str, file: str, told: str, tmp_path: Path) -> None:
+    code, output = run(asked, str(DATA / file), "-o", str(tmp_path / "out"))
+    assert code == 2
+    assert ("can read it" in output) == bool(told)
+    assert output.strip().endswith(told)
+
+
 def test_several_runs_of_a_point_are_blocks_and_their_spread_is_known(tmp_path: Path) -> None:
     text = (DATA / "nccl-tests-2.17.log").read_text()
     (tmp_path / "again.log").write_text(text + "\n# second run\n")
