@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paradl_bench.options import dtype_option, kernel_options
 from paradl_bench.spec.errors import UserError
 from paradl_bench.terminal import say
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 )
 @click.option("--input-shape", metavar="CxHxW", help="Of a sample. Default: the model's own.")
 @click.option("--sequence", metavar="N", type=click.IntRange(1), help="Tokens of a sample of a language model.")
+@dtype_option
+@kernel_options
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed ones of a run.")
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before them.")
@@ -109,6 +112,7 @@ def COMMAND(  # noqa: N802
 
 def _request(options: Mapping[str, Any]) -> CalibrationRequest:
     from paradl_bench.slurm.request import CalibrationRequest
+    from paradl_bench.spec.kernel_settings import KernelSettings, settings_given
     from paradl_bench.spec.units import parse_counts, parse_sample_shape
 
     parse_sample_shape(options["input_shape"], options["sequence"])
@@ -119,6 +123,8 @@ def _request(options: Mapping[str, Any]) -> CalibrationRequest:
         batch=options["batch"],
         input_shape=options["input_shape"] or "",
         sequence=options["sequence"] or 0,
+        dtype=options["dtype"],
+        kernel_settings=settings_given(**{name: options[name] for name in KernelSettings.__struct_fields__}).label,
         optimizer=options["optimizer"],
         iterations=options["iterations"],
         warmup=options["warmup"],

@@ -31,8 +31,9 @@ def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tup
     """The jobs, in an order in which each comes behind those that it waits for.
 
     Raises:
-        UserError: a strategy does not fit the nodes, or nothing would be measured between ranks or run.
+        UserError: a strategy does not fit the nodes, the dtype or the settings of kernels, or the device has no such.
     """
+    request.check_numerics(site)
     configurations = request.configurations(site.on_node)
     layers = _layers_job(request, site, configurations, estimate)
     sweeps = tuple(_sweep_jobs(request, site, estimate))
@@ -74,7 +75,7 @@ def _layers_job(
                 Task(
                     name=name,
                     module="paradl_bench",
-                    words=("layers", *words, *settings, *parts, *limit, "-o", Below(name)),
+                    words=("layers", *words, *settings, *request.numerics, *parts, *limit, "-o", Below(name)),
                     ranks=ranks,
                     estimate_s=estimate.layers_s(model, ranks, len(shards) if parts else 0),
                 )
@@ -198,7 +199,7 @@ def _run_jobs(
 
 def _run(request: CalibrationRequest, site: Site, model: str, each: Configuration, estimate: Estimate) -> Task:
     name = f"runs/{path_of(model)}-{each.strategy}"
-    settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer)
+    settings = ("--device", site.device, "--backend", site.library, "--optimizer", request.optimizer, *request.numerics)
     counted = ("--iterations", str(request.iterations), "--warmup", str(request.warmup))
     limit = _hang_limit(site, "run", estimate.iteration_s(model, each.batch / each.ranks))
     words = (model, "--strategy", each.strategy, "--batch", str(each.batch), *request.sample)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from paradl_bench.slurm.site import Site
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.kernel_settings import flags_of_label, settings_of_label
+from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
 from paradl_bench.spec.units import parse_size_sweep
+from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +29,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         nodes: how many, ascending. strategies: kinds, which take all ranks of the nodes, or with their degrees.
         batch: samples of a replica; the global mini-batch is that times the degree of data parallelism.
         input_shape, sequence: as in ``train``; empty for the model's own.
+        dtype, kernel_settings: of layers and runs; the settings by their label, as records have them.
         iterations, warmup: of runs. blocks: of layers and sweeps.
         operations, sizes: of sweeps, as ``collectives`` takes them.
 
@@ -38,6 +43,8 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     batch: int
     input_shape: str = ""
     sequence: int = 0
+    dtype: str = "fp32"
+    kernel_settings: str = ""
     optimizer: str = "sgd"
     iterations: int = 30
     warmup: int = 5
@@ -54,6 +61,24 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         for text in self.strategies:
             if parse_strategy_kinds(text) is None:
                 parse_strategy(text)
+
+    def check_numerics(self, site: Site) -> None:
+        """Refuse, before an allocation is asked for, a dtype or settings that a rank of the site would refuse.
+
+        Raises:
+            UserError: the device has no such mode, or a strategy does not go with it.
+        """
+        settings_of_label(self.kernel_settings).check(site.device)
+        for each in self.configurations(site.on_node):
+            strategy, planned = parse_strategy(each.strategy), PlanSettings(batch=each.batch)
+            check_dtype(strategy, planned, self.dtype)
+            check_kernel_settings(strategy, planned, self.kernel_settings)
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """Options of what is computed in, of ``layers`` and ``train``; none for fp32 without settings."""
+        dtype = () if self.dtype == "fp32" else ("--dtype", self.dtype)
+        return (*dtype, *flags_of_label(self.kernel_settings).split())
 
     def configurations(self, on_node: int) -> tuple[Configuration, ...]:
         """What is run, fewest nodes first.

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 import pytest
 from in_process import run_in_process
@@ -15,6 +17,7 @@ from profile_factory import make_network, write_training_run
 from slurm_scripts import CASES, EXAMPLES, scripts
 from synthetic_measurements import write_collectives
 
+from paradl_bench.cli import group
 from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, differences
 from paradl_bench.slurm import submission
 from paradl_bench.slurm.chain import chain_of
@@ -142,6 +145,37 @@ def test_dependencies_and_what_each_job_asks_for() -> None:
     assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8" in runs
     assert "--tool nccl-tests --tool-path /opt/nccl-tests/build --launcher srun" in texts["sweep-2"]
     assert "--strategy d8 --batch 32 " in runs
+
+
+def test_what_is_computed_in_is_that_of_layers_and_runs() -> None:
+    site = Site(device="cuda", gpus_per_node=4)
+    asked = msgspec.structs.replace(REQUEST, dtype="bf16", kernel_settings="channels_last+compile")
+    texts = jobs_of(site, asked)
+    words = "--dtype bf16 --channels-last --compile"
+    found = {name: text.count(words) for name, text in texts.items() if words in text}
+    assert found == {"layers": 1, "runs-1": 2, "runs-2": 1}
+    # Sweeps are of fp32, as gradients are that are exchanged.
+    assert not any("--dtype" in text for text in jobs_of(site).values())
+    for name, line in (("layers", "layers"), ("runs-2", "train")):
+        words_of = texts[name].replace("\\\n", " ").partition(f" {line} ")[2].partition('-o "$OUTPUT"')[0].split()
+        command = group.get_command(click.Context(group), line)
+        assert command is not None
+        command.make_context(line, [*words_of, "-o", "x"])
+
+
+@pytest.mark.parametrize(
+    ("site", "changed", "message"),
+    [
+        ({"device": "cuda", "gpus_per_node": 4}, {"dtype": "bf16", "strategies": ("filter",)}, "bf16 with filter"),
+        ({"device": "cuda", "gpus_per_node": 4}, {"kernel_settings": "compile", "strategies": ("p4",)}, "--compile"),
+        ({"device": "cpu", "ranks_per_node": 4}, {"kernel_settings": "tf32"}, "--tf32 is a mode of GPUs"),
+    ],
+)
+def test_what_a_rank_would_refuse_is_refused_before_an_allocation(
+    site: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        jobs_of(Site(**site), msgspec.structs.replace(REQUEST, **changed))
 
 
 @pytest.mark.parametrize(
