@@ -34,10 +34,11 @@ from paradl_bench.spec.strategy import Axis, Strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.channel_shards import splittable
 from predict.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
-from predict.cost_model import CostModel, Place
+from predict.cost_model import CostModel
 from predict.costs import Floats, Ints
 from predict.pipeline_closed_form import LockStep, PipelineClosedForm, lock_step_settings
 from predict.shared_closed_form import split_layers
+from predict.work_costs import Place
 
 Kind = Literal["data", "filter", "channel", "spatial", "pipeline"]
 KINDS: tuple[str, ...] = get_args(Kind)

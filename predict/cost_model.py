@@ -6,9 +6,9 @@ they and the simulation differ by what they assume, never by what they read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,33 +16,24 @@ import numpy as np
 from calibrate.profile import Profile
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.spec.cluster import Cluster
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import (
     Between,
-    BucketCopy,
     Collective,
     Compute,
-    HaloExchange,
     Plan,
     PlanSettings,
-    Transfer,
-    Wait,
     WeightUpdate,
     Work,
 )
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.mesh import degree_of
 from predict.assembly import Priced, add_up, assemble
-from predict.backward_split import SPLIT_MODE
-from predict.behind_compute import calls_of
-from predict.communication_costs import ALONE_ON_ITS_STREAM, Call, CommunicationCosts
+from predict.communication_costs import CommunicationCosts
 from predict.congestion import with_congestion
-from predict.copy_costs import alone_over_all, nearest_copy, priced_copy
-from predict.costs import Cost, Costs, Floats, Remark, Remarks, Source
-from predict.emulation import LEVEL_RANKS, NO_SPREAD, computes, sleeping_parts
+from predict.costs import Cost, Costs, Floats, Remark, Remarks
+from predict.emulation import LEVEL_RANKS, NO_SPREAD, sleeping_parts
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
 from predict.inputs import of_kernel_settings
@@ -54,14 +45,7 @@ from predict.slow_rank import SlowRank
 from predict.stragglers import RankSpread
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
-
-
-class Place(NamedTuple):
-    """What, besides the work itself, decides its seconds."""
-
-    local_batch: int
-    ranks: int
-    ranks_on_host: int
+from predict.work_costs import Place, WorkCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +120,7 @@ class CostModel:
     _layers: LayerCosts = field(init=False)
     _model: ModelCosts = field(init=False)
     _serial: Plan = field(init=False)
-    _operations: dict[str, int] = field(init=False)
-    _updated_elements: int = field(init=False)
+    _works: WorkCosts = field(init=False)
     _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
     _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _layer_of: dict[str, str] = field(init=False)
@@ -152,10 +135,16 @@ class CostModel:
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
-        times = np.bincount(self._serial.roles[0].work, minlength=len(self._serial.works)).tolist()
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
-        self._operations = _counts_between(self._serial.works, times)
-        self._updated_elements = sum(w.elements for w in self._serial.works if isinstance(w, WeightUpdate))
+        self._works = WorkCosts(
+            profile=self.profile,
+            model_name=self.network.name,
+            serial=self._serial,
+            layers=self._layers,
+            model=self._model,
+            communication=self.communication,
+            proportional=self.proportional,
+        )
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
@@ -230,20 +219,8 @@ class CostModel:
             # What sleeps takes nothing from the others.
             return None
         for index, work in enumerate(plan.works):
-            ratios[index], sds[index] = self._alone(work, place)
+            ratios[index], sds[index] = self._works.alone_on_host(work, place)
         return ratios, sds
-
-    def _alone(self, work: Work, place: Place) -> tuple[float, float]:
-        on_host = place.ranks_on_host
-        if isinstance(work, Compute):
-            found = self._layers.alone_on_host(on_host, work.operation, work.way, place.local_batch)
-            return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
-        if isinstance(work, Between | WeightUpdate):
-            phase = "WU" if isinstance(work, WeightUpdate) else work.phase
-            return self._model.host_ratio(phase, on_host, 1) or 1.0, 0.0
-        if isinstance(work, BucketCopy):
-            return alone_over_all(self.profile, work, on_host)
-        return 1.0, 0.0
 
     @property
     def operations(self) -> dict[tuple[str, PhaseName], int]:
@@ -310,7 +287,7 @@ class CostModel:
 
     def _on_device(self, plan: Plan, place: Place) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
-        priced = self._priced_works(plan, place)
+        priced = self._works.of_plan(plan, place)
         parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
         return self._slept(plan.works, parts)
 
@@ -325,12 +302,10 @@ class CostModel:
         """
         self._layers.learn(plan.sharded)
         place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
-        about, counts = self._about(plan, place)
-        chosen = [index for index, work in enumerate(plan.works) if computes(work)]
-        works = [plan.works[index] for index in chosen]
-        priced = [self._priced(plan.works[index], counts[index], about, ALONE_ON_ITS_STREAM) for index in chosen]
+        of_plan = self._works.of_computing(plan, place)
+        works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
         parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
-        return {index: part.cost for index, part in zip(chosen, parts, strict=True)}
+        return {index: part.cost for index, part in zip(of_plan, parts, strict=True)}
 
     @property
     def overlap_is_free(self) -> bool:
@@ -347,128 +322,10 @@ class CostModel:
             return spread
         key = measured.batch, measured.ranks_on_host
         if key not in self._remainders:
-            parts = self._priced_works(self._serial, Place(measured.batch, 1, measured.ranks_on_host))
+            parts = self._works.of_plan(self._serial, Place(measured.batch, 1, measured.ranks_on_host))
             added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
             self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
-
-    def _priced_works(self, plan: Plan, place: Place) -> list[Priced]:
-        """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks."""
-        about, counts = self._about(plan, place)
-        calls = calls_of(plan)
-        return [
-            self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
-        ]
-
-    def _about(self, plan: Plan, place: Place) -> tuple[_About, list[int]]:
-        """What a plan's works share, and how often each occurs."""
-        # Where roles differ, a work counts as often as in the role that has it most.
-        of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
-        counts = np.max(of_roles, axis=0).tolist()
-        # A stage of a pipeline has a part of the model's operations, micro-batches go through them one by one, and
-        # what is computed again goes through some of them twice.
-        in_parts = degree_of(plan.strategy, "pipeline") > 1 or plan.micro_batches > 1 or plan.recomputes
-        about = _About(
-            place=place,
-            strategy=plan.strategy,
-            between=self._operations if in_parts else _counts_between(plan.works, counts),
-            shard="" if self.proportional else _shard_of(plan),
-            updated_elements=_updated_elements(plan),
-        )
-        return about, counts
-
-    def _priced(self, work: Work, count: float, about: _About, call: Call) -> Priced:
-        batch, on_host, strategy = about.place.local_batch, about.place.ranks_on_host, about.strategy
-        if isinstance(work, Compute) and work.phase in ("BW_input", "BW_weight"):
-            part = self._layers.part_of_backward(work.operation, work.phase, work.shard, batch, on_host)
-            # Both parts share the measurement of the whole, and what one of them takes the other does not.
-            return Priced(part.cost, count, (work.operation, "BW", work.shard), modes=((SPLIT_MODE, part.moved_s),))
-        if isinstance(work, Compute):
-            cost = self._layers.cost(work.operation, work.phase, work.shard, batch, on_host)
-            return Priced(cost, count, (work.operation, work.phase, work.shard))
-        if isinstance(work, Between):
-            whole = self._model.between(work.phase, batch, on_host, about.shard)
-            return Priced(_share(whole, about.between[work.phase]), count, work)
-        if isinstance(work, WeightUpdate):
-            return Priced(self._weight_update(work, about), count, work)
-        if isinstance(work, BucketCopy):
-            return self._priced_copy(work, count, on_host)
-        if isinstance(work, Wait):
-            # Neither compute nor communication; what counts as the latter has no error in common with all compute.
-            return Priced(Cost(work.seconds, Source.STATED), count, work, True)
-        if isinstance(work, Transfer):
-            return self._priced_transfer(work, count, strategy, call)
-        if isinstance(work, HaloExchange):
-            halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
-            return Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
-        # The input joins a plan when that is priced (predict.input_tasks).
-        assert isinstance(work, Collective)
-        found = self.communication.cost(work, strategy, call)
-        if work.ranks <= 1:
-            return Priced(found.cost, count, work, True)
-        slowdown = self.communication.slowdown(work, strategy)
-        cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
-
-    def _weight_update(self, work: WeightUpdate, about: _About) -> Cost:
-        batch, on_host = about.place.local_batch, about.place.ranks_on_host
-        of_shard = self._model.shard_update(batch, on_host, about.shard)
-        if of_shard is not None:
-            return _share(of_shard, about.updated_elements / max(work.elements, 1))
-        return _share(self._model.weight_update(batch, on_host), self._updated_elements / max(work.elements, 1))
-
-    def _priced_transfer(self, work: Transfer, count: float, strategy: Strategy, call: Call) -> Priced:
-        """A send takes the time of its messages one after the other; a receive waits for it and takes none."""
-        sent = work.message_bytes if work.direction == "send" else ()
-        found = self.communication.halo_cost(
-            HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes),
-            strategy,
-            behind_compute=call.behind_compute,
-        )
-        if not sent:
-            return Priced(found.cost, count, work, True)
-        message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
-        slowdown = self.communication.slowdown(message, strategy)
-        cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
-
-    def _priced_copy(self, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
-        copy = nearest_copy(self.profile, work, ranks_on_host)
-        if copy is None and not self.profile.model_times:
-            return Priced(self._model.unmeasured.copy(work.bytes, work.tensors, ranks_on_host), count, work)
-        if copy is None:
-            raise UserError(
-                "the profile holds no times of copying gradients into and out of buckets; measure a model "
-                f"anew: paradl-bench layers {self.network.name} --batch N -o DIR, then calibrate fit"
-            )
-        return priced_copy(copy, work, count, ranks_on_host)
-
-
-class _About(NamedTuple):
-    """What the works of a plan share.
-
-    Attributes:
-        between: how many operations each phase has time between.
-        shard: what every rank runs of the model (``f2``), a pipeline's its stages of that; empty for the whole.
-        updated_elements: parameters that ranks at one place along that axis hold, over all stages; the mean of places.
-    """
-
-    place: Place
-    strategy: Strategy
-    between: Mapping[str, int]
-    shard: str
-    updated_elements: float
-
-
-def _updated_elements(plan: Plan) -> float:
-    elements = np.array([work.elements if isinstance(work, WeightUpdate) else 0 for work in plan.works])
-    of_roles = [role.multiplicity * int(elements[role.work].sum()) for role in plan.roles]
-    return sum(of_roles) * degree_of(plan.strategy, "pipeline") / plan.strategy.ranks
-
-
-def _shard_of(plan: Plan) -> str:
-    found = {work.shard for work in plan.works if isinstance(work, Compute) and work.shard}
-    return found.pop() if len(found) == 1 else ""
 
 
 def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
@@ -482,21 +339,7 @@ def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _counts_between(works: Sequence[Work], counts: Sequence[int]) -> dict[str, int]:
-    """How many operations each phase has time between."""
-    return {work.phase: count for work, count in zip(works, counts, strict=True) if isinstance(work, Between)}
-
-
 def _sum_of(work: Work) -> str:
     if isinstance(work, Compute):
         return work.phase
     return f"{work.phase} between" if isinstance(work, Between) else "WU"
-
-
-def _share(cost: Cost, parts: float) -> Cost:
-    return cost._replace(
-        seconds=cost.seconds / parts,
-        independent_sd_s=cost.independent_sd_s / parts,
-        batch_sd_s=cost.batch_sd_s / parts,
-        method_sd_s=cost.method_sd_s / parts,
-    )

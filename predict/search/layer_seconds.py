@@ -12,10 +12,11 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient
 from paradl_bench.strategies.recomputation import segments_of
-from predict.cost_model import CostModel, Place
+from predict.cost_model import CostModel
 from predict.costs import Floats, Ints
 from predict.search.space import Mesh, alike
 from predict.stragglers import RankSpread
+from predict.work_costs import Place
 
 
 class LayerSeconds(NamedTuple):
