@@ -155,6 +155,13 @@ def test_what_costs_a_careless_reader_its_stack_or_its_memory_gives_a_result_or_
         Fuzzer(targets()[name], [], random.Random(0)).attempt(content, traced=False)
 
 
+_NCCL = b"# nThread 1 nGpus 2\n# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+_REPORT = (
+    b'{"config":{"devices":[{"hostname":"a"},{"hostname":"a"}]},"args":["broadcast_perf"],"results":[{"size":1024,'
+    b'"count":256,"type":"float","root":"ROOT","in_place":{"time":8.0,"alg_bw":0.128,"bus_bw":0.128}}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -164,6 +171,8 @@ def test_what_costs_a_careless_reader_its_stack_or_its_memory_gives_a_result_or_
         ("cluster.yaml", b"name: !!timestamp x\nlevels: !!int ''\n"),
         ("paradl-net", b"# platform\nMEM_PER_NODE|5e-324|bytes\nMAX_NODE|4|\nGPU_PER_NODE|4|\n"),
         ("profile.json", b'{"schema_version": 1, "a": ' + b"[" * 900 + b"]" * 900 + b"}"),
+        ("nccl-tests", _NCCL + b" 1024 256 float sum " + b"9" * 5000 + b" 8 0.13 0.13 0 8 0.13 0.13 0\n"),
+        ("nccl-tests", _REPORT.replace(b"ROOT", b"9" * 5000)),
         (
             "measurements",
             b">>> manifest.json\n"

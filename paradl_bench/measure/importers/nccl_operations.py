@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.nccl_rows import Row
+from paradl_bench.measure.importers.numbers_read import whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +152,15 @@ def _fits(kind: Kind, row: Row, ranks: int) -> bool:
     )
 
 
+_BEYOND_ANY = 1 << 63
+
+
 def whole_rank(text: str) -> int:
-    """A root as a number; one that is none counts as the first rank."""
-    return int(text) if text.isascii() and text.isdigit() else 0
+    """A root as a number; one that is none counts as the first rank, one of too many digits is beyond any."""
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    found = whole(text)
+    return _BEYOND_ANY if found is None else found
 
 
 def kinds_of_layout(rows: Sequence[Row], columns: Sequence[str]) -> list[Kind]:

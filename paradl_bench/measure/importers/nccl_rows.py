@@ -163,6 +163,8 @@ def parse_row(layout: Layout, tokens: list[str], *, line: int, text: str) -> Row
         if isinstance(half, str):
             return half
     lead = dict(zip(layout.columns[3 : layout.lead], tokens[3 : layout.lead], strict=True))
+    if lead.get("root", "").isdigit() and whole(lead["root"]) is None:
+        return "its root is no rank"
     dtype, element_bytes = DTYPES[tokens[2]]
     return Row(
         line=line,
