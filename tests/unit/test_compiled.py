@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from profile_factory import layer_times, make_network, make_profile, model_times
+from profile_factory import layer_times, make_network, make_profile, model_times, write_training_run
 
 from calibrate.fit import fit_profile
 from calibrate.profile import write_profile
@@ -28,6 +28,7 @@ from paradl_bench.measure.layers_request import LayersRequest
 from paradl_bench.measure.probes import OperationProbe
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.training_summary import print_training_summary
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.compile_record import COMPILED_FILE, CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
@@ -351,6 +352,19 @@ def test_kernels_are_made_where_models_are_trained(workplace: Path) -> None:
         losses = [train(*given), train(*given, "--compile")]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
         assert losses[0][0] != losses[0][-1]
+
+
+def test_a_compiled_runs_summary_says_that_memory_was_not_tracked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = [[(0.1, 0.2, 0.0, 0.01)] * 6] * 2
+    record = CompileRecord(rank=0, model="chain", batch=8, what="whole", compile_s=1.0, graphs=1)
+    shown = {}
+    for name, compiled_by in (("plain", ()), ("compiled", (record,))):
+        run = write_training_run(tmp_path / name, make_network(), phases_s=phases, compiled=compiled_by)
+        print_training_summary(run, as_json=False)
+        shown[name] = "memory was not tracked" in capsys.readouterr().out
+    assert shown == {"plain": False, "compiled": True}
 
 
 def test_predictions_of_compiled_profiles_carry_the_label(tmp_path: Path) -> None:
