@@ -184,7 +184,8 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
     """The rows, and the probability of strategies that are in none."""
     exact = sorted(exact, key=lambda each: each.timed.iteration_s)
     chances = chances_of_best([each.timed for each in exact], [each.layers for each in exact])
-    frontier = pareto([_compared(each.prediction) for each in exact])
+    compared = [_compared(each.prediction) for each in exact]
+    frontier = pareto(compared)
     of_strategy: dict[str, float] = {}
     first: dict[str, int] = {}
     for index, (each, chance) in enumerate(zip(exact, chances.tolist(), strict=True)):
@@ -192,7 +193,10 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
         of_strategy[name] = of_strategy.get(name, 0.0) + chance
         first.setdefault(name, index)
     shown = list(first.values())[: options["top"]]
-    further = [index for index, best in enumerate(frontier) if best and index not in shown]
+    # Settings that come to the same, as bucket sizes that all hold the whole model, are one row.
+    further = list({compared[index]: index for index in reversed(range(len(exact))) if frontier[index]}.values())
+    told = {compared[index] for index in shown}
+    further = sorted(index for index in further if compared[index] not in told)
     rows = [
         Row(
             place=place,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,14 +26,17 @@ from predict.cli import group
 from predict.cost_model import CostModel
 from predict.input_terms import NO_INPUT, InputOptions
 from predict.interval import Interval
+from predict.prediction import Predictor
 from predict.scaling_band import Timed
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
 from predict.search.estimate import Estimates
 from predict.search.groups import GroupCosts, group_along
 from predict.search.memory_bound import MemoryBounds, tensors_within
+from predict.search.search import _rows
 from predict.search.shared_work import SharedWorks
 from predict.search.space import find_space
+from predict.workload import Point, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
 OF_IMAGES = "convolutional"
@@ -165,6 +170,21 @@ def test_batches_that_wait_on_the_device_count_against_its_memory(profile: Path)
     answer = found(profile, *options, *fed, "--memory", f"{limit}B")
     assert [row for row in answer["rows"] if row["prediction"]["memory_bytes"] > limit] == []
     assert answer["searched"][0]["too_large"]
+
+
+def test_settings_that_come_to_the_same_are_one_row() -> None:
+    predictor = Predictor(CostModel(profile=profile_of(NETWORK), network=NETWORK), evaluator_named("simulate"))
+    exact = []
+    # Both buckets hold the whole model.
+    for cap_bytes in (2**26, 2**27):
+        settings = PlanSettings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
+        found = predictor.predict_timed(Point(strategy=parse_strategy("d2"), settings=settings))
+        exact.append(ranking.Exact(len(exact), *found, found[1].iteration_s, "d2"))
+    assert exact[0].timed.iteration_s == exact[1].timed.iteration_s
+    options: dict[str, Any] = defaultdict(lambda: None, top=10, profile="p.json")
+    rows, others = _rows(exact, options)
+    assert [row.prediction.bucket_cap_bytes for row in rows] == [2**26]
+    assert others == 0
 
 
 def test_where_reading_sets_the_pace_nothing_is_left_open(profile: Path) -> None:
