@@ -1,6 +1,7 @@
 """Every strategy on ghost layers over emulated nodes, predicted from a calibration of that very cluster.
 
     make emulate        or        python benchmarks/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
+                                  python benchmarks/emulation.py -o DIR --table
 
 A cluster has so many ranks a node, and links of one rate. On each, collectives are swept inside of a node, over nodes,
 and in groups at once, as on a real cluster; copies of gradients are measured on this host; a profile is fitted from
@@ -10,14 +11,18 @@ of every layer. Then every configuration trains on ghosts, all of a layout by th
 and is held against its prediction. ``table.md`` and ``table.json`` have a row each, and how strategies rank at every
 size.
 
-What is complete is not run again; remove a directory to have it measured anew. Needs the right to make network
-namespaces.
+What is complete is not run again; remove a directory to have it measured anew. No run is begun after ``--minutes``: the
+same command goes on with those that are left. ``--table`` measures nothing, and has the rows of what is complete, also
+while the suite runs. Needs the right to make network namespaces.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import math
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -44,14 +49,22 @@ from predict.validation import validate_runs
 MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
 BATCH = 16
 """Global, at every size: strategies of a size are ranked."""
-NODES_OF = {4: (1, 2), 2: (2, 4)}
+BRIEF = frozenset({"emulated_networks:small_vgg"})
+"""Models that train by a strategy of each kind alone."""
+NODES_OF = {4: (1, 2, 4), 2: (2, 4)}
 """By ranks on a node: how many nodes."""
+CLUSTERS = (4,)
+"""Those of them that are emulated unless others are asked for: 4, 8 and 16 ranks."""
+MINUTES = 28.0
 LINK_BYTES_PER_S = 125e6
 """Of each node's link, a tenth or less of what ranks of a node send each other on a host of a few cores."""
-SERIAL_S = 3.0
+SERIAL_S = 2.0
 """What a serial iteration sleeps: layers are dilated to it, so that the framework is small beside a share of it."""
-ITERATIONS, WARMUP = 12, 4
-OPERATIONS, SIZES = "all_reduce,all_gather,broadcast,send_recv", "1K:32M:8"
+ITERATIONS, WARMUP = 6, 3
+"""Few: sleeps do not spread, and what messages do is seen over configurations, not over repetitions."""
+OPERATIONS, SIZES = "all_reduce,all_gather,broadcast,send_recv", "4K:32M:20"
+AT_ONCE = "all_reduce,broadcast"
+"""What replicas of shared layers and segments of buckets do at once, over nodes."""
 _FOUND = ("stages", "cut_by")
 """Options that every pipeline's run records and nobody asked for."""
 FLOPS, BYTES_PER_S, CALL_S = 0.5 * 15.7e12, 0.75 * 900e9, 5e-6
@@ -107,9 +120,25 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return (directory / MANIFEST_NAME).exists() and read_manifest(directory).complete
 
 
-def configurations(layout: NodeLayout) -> list[tuple[str, dict[str, object]]]:
-    """Strategies of so many ranks, and their settings."""
+def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str, dict[str, object]]]:
+    """Strategies of so many ranks, and their settings.
+
+    Args:
+        brief: one of each kind.
+    """
     ranks, half = layout.ranks, layout.ranks // 2
+    one_forward = {"schedule": "1f1b", "micro_batches": 2 * ranks}
+    if brief:
+        # Of 16 ranks each stage would have two layers.
+        pipeline: list[tuple[str, dict[str, object]]] = [(f"p{ranks}", one_forward)] if ranks <= 8 else []
+        return [(f"d{ranks}", {}), *pipeline, (f"d2f{half}", {}), (f"d2s{half}", {})]
+    if ranks > 8:
+        nodes, inside = layout.nodes, layout.ranks_per_node
+        return [
+            (f"d{ranks}", {}),
+            (f"d{ranks}", {"exchange": "segmented"}),
+            *((f"d{nodes}{axis}{inside}", {}) for axis in "fcsp"),
+        ]
     found: list[tuple[str, dict[str, object]]] = [
         (f"d{ranks}", {}),
         (f"d{ranks}", {"bucket_cap_mb": 4.0}),
@@ -117,7 +146,7 @@ def configurations(layout: NodeLayout) -> list[tuple[str, dict[str, object]]]:
         (f"c{ranks}", {}),
         (f"s2x{half}", {}),
         (f"p{ranks}", {}),
-        (f"p{ranks}", {"schedule": "1f1b", "micro_batches": 2 * ranks}),
+        (f"p{ranks}", one_forward),
         (f"d2f{half}", {}),
         (f"d2c{half}", {}),
         (f"d2s{half}", {}),
@@ -133,7 +162,7 @@ def cases_of(base: Path, model: str, layout: NodeLayout) -> list[Case]:
     found = []
     of_model = {"model": model, "input_shape": MODELS[model], "layout": layout, "iterations": ITERATIONS}
     of_model["dilate"] = round(SERIAL_S / sum(phase_seconds(traced(model)).values()), 3)
-    for strategy, settings in configurations(layout):
+    for strategy, settings in configurations(layout, brief=model in BRIEF):
         words = "-".join([strategy, *(f"{name}={value}" for name, value in settings.items())])
         directory = base / f"{layout}" / f"{model.rpartition(':')[2]}-{words}"
         files = {"directory": str(directory), "profile": str(base / "profile.json")}
@@ -154,24 +183,24 @@ def sweeps(layouts: Sequence[NodeLayout]) -> dict[str, str]:
     over = [layout.nodes for layout in layouts if layout.nodes > 1]
     inside = {f"inside-{ranks}": f"--nodes 1 --ranks-per-node {ranks}" for ranks in sorted({2, on_node})}
     across = {f"across-{nodes}": f"--nodes {nodes} --ranks-per-node {on_node}" for nodes in over}
+    within = {"at-once-1": f"--nodes 1 --ranks-per-node {on_node} --concurrent 2"} if on_node > 2 else {}
     groups = {
         f"at-once-{nodes}": f"--nodes {nodes} --ranks-per-node {on_node} --concurrent {on_node}" for nodes in over
     }
-    within = {"at-once-1": f"--nodes 1 --ranks-per-node {on_node} --concurrent 2"} if on_node > 2 else {}
-    return {**inside, **across, **groups, **within}
+    alone = {name: f"{options} --ops {OPERATIONS}" for name, options in {**inside, **across}.items()}
+    return {**alone, **{name: f"{options} --ops {AT_ONCE}" for name, options in {**within, **groups}.items()}}
 
 
 def calibrate(base: Path, layouts: Sequence[NodeLayout], models: Iterable[str]) -> Path:
     """The profile of a cluster: its collectives as measured, layers as the synthetic device has them."""
-    common = f"--link-bandwidth {8 * LINK_BYTES_PER_S / 1e6:g}Mbit/s --ops {OPERATIONS} --sizes {SIZES} --blocks 3"
+    common = f"--link-bandwidth {8 * LINK_BYTES_PER_S / 1e6:g}Mbit/s --sizes {SIZES} --blocks 3"
     measured = []
     for name, options in sweeps(layouts).items():
         measured.append(base / name)
         words = ["collectives", *options.split(), *common.split(), "-o", str(base / name)]
         run("paradl_bench", words)
-    at_once = ",".join(str(layout.ranks) for layout in layouts)
-    # Of these layers copies of gradients are taken, which ghosts' ranks make for real.
-    host = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {at_once}"
+    # Of these layers copies of gradients are taken, which ghosts' ranks make for real, those of a node at once.
+    host = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {layouts[0].ranks_per_node}"
     run("paradl_bench", [*host.split(), "--isolated", "none", "--blocks", "2", "-o", str(base / "host")])
     fitted, profile = base / "measured.json", base / "profile.json"
     if not fitted.exists():
@@ -261,24 +290,36 @@ def _model_time(network: Network) -> ModelTime:
     )
 
 
-def train(cases: Sequence[Case]) -> None:
-    """Train what is not complete, all of one layout by ranks that are started once."""
+def train(cases: Sequence[Case], until: float) -> None:
+    """Train what is not complete, all of one layout by ranks that are started once.
+
+    Args:
+        until: on the host's monotonic clock; no run is begun later.
+    """
     missing = [case for case in cases if not case.complete]
-    if not missing:
+    if not missing or time.monotonic() > until:
         return
     layout = missing[0].layout
     for case in missing:
         case.request.check()
     print(f"{len(missing)} runs on {layout} ranks", flush=True)
-    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", msgspec.json.encode(missing).decode()]
+    told = [msgspec.json.encode(missing).decode(), "--until", repr(until)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", *told]
     with emulated_cluster(layout) as cluster:
         launch_ranks(command, ranks=layout.ranks, device="cpu", timeout_s=3600, hang_timeout_s=600, cluster=cluster)
 
 
-def train_as_rank(cases: Sequence[Case], context: RankContext) -> None:
+def train_as_rank(cases: Sequence[Case], context: RankContext, until: float) -> None:
     """Train one after the other, together with the other ranks."""
     for case in cases:
+        begin = time.monotonic()
+        if context.share(begin) > until:
+            return
         measure_training(case.request, context, Path(case.directory), ("benchmarks/emulation.py",))
+        # Modules hold each other in circles, and their buckets and groups with them.
+        gc.collect()
+        if context.rank == 0:
+            print(f"{time.monotonic() - begin:.1f} s for {Path(case.directory).name}", flush=True)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,9 +345,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
     """Every run beside its prediction by the simulation."""
-    layouts = {case.directory: str(case.layout) for case in cases}
+    layouts = {case.directory: str(case.layout) for case in cases if case.complete}
+    if not layouts:
+        return []
     # By force: layers and collectives were not measured in one environment.
-    report = validate_runs(profile, [Path(case.directory) for case in cases], cluster_path=None, force=True)
+    report = validate_runs(profile, [Path(directory) for directory in layouts], cluster_path=None, force=True)
     return [
         Row(
             model=pair.model,
@@ -371,9 +414,16 @@ def _ranking(rows: Sequence[Row]) -> str:
     return f"| {rows[0].model} | {rows[0].layout} | {names[0]} | {names[1]} | {regret:.1%} |"
 
 
-def run_suite(output: Path, models: Sequence[str], clusters: Iterable[int]) -> list[Row]:
-    """Calibrate, train and compare on every cluster, and write the table."""
-    rows = []
+def run_suite(
+    output: Path, models: Sequence[str], clusters: Iterable[int], *, minutes: float = math.inf, measure: bool = True
+) -> list[Row]:
+    """Calibrate, train and compare on every cluster, and write the table.
+
+    Args:
+        minutes: after which no run is begun. measure: false takes what is complete.
+    """
+    until = time.monotonic() + 60 * minutes
+    rows: list[Row] = []
     for on_node in clusters:
         base = output / f"{on_node}-a-node"
         layouts = [
@@ -381,18 +431,26 @@ def run_suite(output: Path, models: Sequence[str], clusters: Iterable[int]) -> l
             for nodes in NODES_OF[on_node]
         ]
         profile = base / "profile.json"
-        if not profile.exists():
+        if measure and not profile.exists():
             calibrate(base, layouts, MODELS)
-        cases = []
+        cases = [case for layout in layouts for model in models for case in cases_of(base, model, layout)]
+        known: list[Row] = []
         for layout in layouts:
-            of_layout = [case for model in models for case in cases_of(base, model, layout)]
-            train(of_layout)
-            cases += of_layout
-        rows += rows_of(profile, cases)
-        # What is known is written before the next cluster.
+            if measure:
+                train([case for case in cases if case.layout == layout], until)
+            known = rows_of(profile, cases) if profile.exists() else []
+            # What is known is written before the next layout.
+            _write(output, [*rows, *known])
+        rows += known
+        if left := sum(not case.complete for case in cases):
+            print(f"{left} of {len(cases)} runs on {on_node} ranks a node are left: the same command goes on with them")
+    return rows
+
+
+def _write(output: Path, rows: Sequence[Row]) -> None:
+    if rows:
         write_bytes_atomically(output / "table.json", encode_pretty(rows))
         write_bytes_atomically(output / "table.md", table(rows).encode())
-    return rows
 
 
 def main() -> None:
@@ -400,12 +458,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--models", default=",".join(MODELS), help="of resnet50 and emulated_networks:small_vgg")
-    parser.add_argument("--ranks-per-node", default=",".join(map(str, NODES_OF)), help="clusters: 4, 2, or both")
+    parser.add_argument("--ranks-per-node", default=",".join(map(str, CLUSTERS)), help="clusters: 4, 2, or both")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="after which no run is begun")
+    parser.add_argument("--table", action="store_true", help="measure nothing: the table of what is complete")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank:
         with join_ranks("gloo", "cpu", timeout_s=3600) as context:
-            train_as_rank(msgspec.json.decode(options.as_rank, type=list[Case]), context)
+            train_as_rank(msgspec.json.decode(options.as_rank, type=list[Case]), context, options.until)
         return
     if options.output is None:
         parser.error("-o DIR: where measurements and the table go")
@@ -413,7 +474,10 @@ def main() -> None:
     if not set(models) <= set(MODELS) or not set(clusters) <= set(map(str, NODES_OF)):
         parser.error(f"--models takes {', '.join(MODELS)}; --ranks-per-node {', '.join(map(str, NODES_OF))}")
     options.output.mkdir(parents=True, exist_ok=True)
-    print(table(run_suite(options.output.resolve(), models, map(int, clusters))))
+    rows = run_suite(
+        options.output.resolve(), models, map(int, clusters), minutes=options.minutes, measure=not options.table
+    )
+    print(table(rows) if rows else f"nothing in {options.output} is complete yet")
 
 
 if __name__ == "__main__":

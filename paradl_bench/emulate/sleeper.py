@@ -1,9 +1,16 @@
 """Sleeping for seconds that add up: what one sleep took too long, the next ones are shorter by.
 
-A sleep ends late, by 50 to 200 us on a virtual machine, and a layer may take less than that. What is owed is therefore
-kept in an account, in which a sleep books what the clock says it took: over an iteration the error is that of the last
-sleep, not their sum. Nothing is spun for: ranks of an emulated cluster share cores, and one would spin on what another
-needs.
+A sleep ends late, by 50 to 200 us on a virtual machine, or by milliseconds where others have the core, and a layer may
+take less than that. What is owed is therefore kept in an account, in which a sleep books what the clock says it took:
+over an iteration the error is that of the last sleep, not their sum. Nothing is spun for: ranks of an emulated cluster
+share cores, and one would spin on what another needs.
+
+A rank that is late catches up until it waits for somebody: between two ghosts, time beyond what dispatching a layer
+takes is communication, during which it would have waited, had it been in time. What it waits is taken off what it is
+late by, so that nothing ends earlier than it would with sleeps that end in time.
+
+What the host takes to dispatch a layer stands in for a part of its sleep: a layer's seconds hold the framework's own
+(the share of the time between operations), which a rank that slept them whole would take twice.
 """
 
 from __future__ import annotations
@@ -12,16 +19,13 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 Slept = Literal["FW", "BW", "WU"]
 
 SHORTEST_S = 5e-5
 """What is owed below that waits for the next sleep: asking the kernel takes about as long."""
-MOST_PAID_BACK_S = 1e-3
-"""Of what sleeps took too long. A rank that overslept by more was kept from its core, as a device would not have been,
-but what waited for it has waited, and is not undone by what follows."""
 _SET_TIMER_SLACK = 29
 
 
@@ -32,7 +36,9 @@ class Sleeper:
         dilate: how many times as long as asked.
 
     Attributes:
-        asked_s: by phase, dilated seconds that were asked for since :meth:`take_asked`.
+        asked_s: by phase, dilated seconds that were asked for since :meth:`take_asked`. calls: by phase, how often.
+        host_s: by phase, what the host takes for one call, which is taken off what is slept as far as it was taken;
+            nothing until measured.
     """
 
     def __init__(self, dilate: float = 1.0) -> None:
@@ -40,25 +46,36 @@ class Sleeper:
             raise ValueError(f"dilate has to be finite and more than 0, not {dilate}")
         self.dilate = dilate
         self.asked_s: dict[Slept, float] = {}
+        self.calls: dict[Slept, int] = {}
+        self.host_s: Mapping[str, float] = {}
         self._owed_s = 0.0
+        self._ended = time.perf_counter()
         self._awake = False
 
     def sleep(self, phase: Slept, seconds: float) -> None:
-        """Sleep for ``seconds``, dilated, less what sleeps before took too long."""
+        """Sleep for ``seconds``, dilated, less what the host took for it and what sleeps before took too long."""
         asked = seconds * self.dilate
         self.asked_s[phase] = self.asked_s.get(phase, 0.0) + asked
+        self.calls[phase] = self.calls.get(phase, 0) + 1
         if self._awake:
             return
-        self._owed_s += asked
+        begin = time.perf_counter()
+        since_s = begin - self._ended
+        dispatch_s = min(since_s, self.host_s.get(phase, 0.0))
+        if self._owed_s < 0:
+            self._owed_s = min(0.0, self._owed_s + since_s - dispatch_s)
+        self._owed_s += asked - dispatch_s
+        self._ended = begin
         if self._owed_s < SHORTEST_S:
             return
-        begin = time.perf_counter()
         time.sleep(self._owed_s)
-        self._owed_s = max(self._owed_s - (time.perf_counter() - begin), -MOST_PAID_BACK_S)
+        self._ended = time.perf_counter()
+        self._owed_s -= self._ended - begin
 
     def take_asked(self) -> dict[str, float]:
-        """What was asked for since the last call, by phase."""
+        """What was asked for since the last call of this, by phase; calls are counted anew from here as well."""
         asked, self.asked_s = self.asked_s, {}
+        self.calls = {}
         return {str(phase): seconds for phase, seconds in asked.items()}
 
     @contextlib.contextmanager

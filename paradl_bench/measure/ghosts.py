@@ -43,10 +43,15 @@ class Ghost(NamedTuple):
 
 
 class HostTime(NamedTuple):
-    """Seconds an iteration that the host takes, by phase: of ghosts that do not sleep, and what sleeping adds."""
+    """Seconds an iteration that the host takes, by phase: of ghosts that do not sleep, and beyond what is to be slept.
+
+    Attributes:
+        of_call_s: what one call of a ghost takes of the first.
+    """
 
     framework_s: dict[str, float]
     oversleep_s: dict[str, float]
+    of_call_s: dict[str, float]
 
 
 def emulate(request: TrainingRequest, network: Network, context: RankContext) -> Ghost | None:
@@ -83,19 +88,22 @@ def measure_host_time(
 ) -> HostTime:
     """Iterations of the whole model on rank 0 alone, awake and asleep, while the other ranks wait; empty on those.
 
-    A rank of a pipeline runs a part of the model: its share of dispatching all of it.
+    From then on ghosts of all ranks sleep less by what a call takes the host. A rank of a pipeline runs a part of the
+    model: its share of dispatching all of it.
 
     Args:
         batch: inputs and targets of this rank.
     """
-    found = HostTime({}, {})
+    found = HostTime({}, {}, {})
     if context.rank == 0:
         recompute_segments(model.module, network, request.settings)
         stages = degree_of(request.strategy, "pipeline")
         count = request.accumulate if stages == 1 else micro_batches(request.settings, stages)
         found = _host_time(twin, model, network, batch, count)
         found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})
-    context.barrier()
+    twin.sleeper.host_s = msgspec.json.decode(
+        context.share(msgspec.json.encode(found.of_call_s)), type=dict[str, float]
+    )
     return found
 
 
@@ -126,15 +134,18 @@ def _host_time(
     with twin.sleeper.awake():
         # The first one looks up what every layer returns.
         phases()
+        twin.sleeper.take_asked()
         framework = _medians([phases() for _ in range(REPEATED)])
+        calls = {str(phase): count for phase, count in twin.sleeper.calls.items()}
+        of_call = {phase: REPEATED * framework[phase] / count for phase, count in calls.items()}
     twin.sleeper.take_asked()
+    twin.sleeper.host_s = of_call
     asleep = _medians([phases() for _ in range(REPEATED)])
     asked = twin.sleeper.take_asked()
     return HostTime(
         framework_s=framework,
-        oversleep_s={
-            phase: spent - framework[phase] - asked.get(phase, 0.0) / REPEATED for phase, spent in asleep.items()
-        },
+        oversleep_s={phase: spent - asked.get(phase, 0.0) / REPEATED for phase, spent in asleep.items()},
+        of_call_s=of_call,
     )
 
 

@@ -101,6 +101,7 @@ def measure_training(
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)
         _measure(trainer, request, context, network, plan, output, command_line, ghost)
+        trainer.close()
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

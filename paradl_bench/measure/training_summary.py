@@ -141,10 +141,14 @@ def _phase_table(summary: TrainingSummary) -> Table:
 def _ghost_line(ghost: GhostRun) -> str:
     framework, oversleep = (sum(phases.values()) for phases in (ghost.framework_s, ghost.oversleep_s))
     return (
-        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; beside it rank 0's host takes"
-        f" {format_seconds(framework)} for the framework and {format_seconds(oversleep)} for what sleeps take too long"
-        f" ({ghost.overhead:.1%}); without sleep an iteration takes {format_seconds(ghost.without_compute_s)}"
+        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration, {format_seconds(framework)} of it"
+        f" ({ghost.overhead:.1%}) for the framework on rank 0's host, and {_signed(oversleep)} beside it;"
+        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}"
     )
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"
 
 
 def _cell(item: Summary | None) -> str:

@@ -90,9 +90,10 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         profile, profile_sha256: whose seconds were slept. dilate: how many times as long.
         slept_s: asked for on the rank that sleeps most, dilation included; what a prediction takes for compute.
-        framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host.
-            Of a pipeline it is the whole model's, on all micro-batches, over the pipeline's ranks.
-        oversleep_s: median iteration of rank 0 alone, beyond both: what sleeping adds.
+        framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host,
+            which stands in for a part of their sleep. Of a pipeline it is the whole model's, on all micro-batches, over
+            the pipeline's ranks.
+        oversleep_s: median iteration of rank 0 alone, less what was asked for: what of both is left beyond it.
         without_compute_s: median iteration of the slowest rank of all that sleep nothing: communication and framework.
             It is no phase, but the whole.
     """
@@ -112,10 +113,9 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def overhead(self) -> float:
-        """The host's own time on one rank, relative to what is slept; 0 where nothing is slept."""
+        """The framework's time on one rank, relative to what is slept; 0 where nothing is slept."""
         slept = sum(self.slept_s.values())
-        own = sum(self.framework_s.values()) + sum(self.oversleep_s.values())
-        return own / slept if slept else 0.0
+        return sum(self.framework_s.values()) / slept if slept else 0.0
 
 
 def read_table(content: bytes, where: str) -> GhostTable:

@@ -13,7 +13,6 @@ from in_process import run_in_process
 from profile_factory import make_profile, ring_fit
 
 from calibrate.profile import write_profile
-from paradl_bench.emulate.sleeper import MOST_PAID_BACK_S
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
@@ -93,15 +92,14 @@ def planned_sleep_s(directory: Path, run: TrainingRun) -> list[float]:
 
 
 def check_sleep(directory: Path, run: TrainingRun) -> None:
-    """Every rank's iterations take what it is to sleep at least, as measured from the clock, in sum."""
+    """Every rank's iterations take what it is to sleep at least, in sum, but for what ended late before."""
     assert run.ghost is not None
     planned_s = planned_sleep_s(directory, run)
     assert sum(run.ghost.slept_s.values()) == pytest.approx(max(planned_s))
     records = read_records(directory, TRAINING_FILE, TrainingIterations)
     assert {record.rank for record in records} == set(range(run.ranks))
     for record in records:
-        least_s = len(record.iteration_s) * planned_s[record.rank]
-        assert sum(record.iteration_s) >= least_s - 2 * MOST_PAID_BACK_S
+        assert sum(record.iteration_s) >= 0.97 * len(record.iteration_s) * planned_s[record.rank]
         assert record.losses == ()
 
 

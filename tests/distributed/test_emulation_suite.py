@@ -27,7 +27,9 @@ def test_a_cluster_is_calibrated_runs_are_held_against_predictions_and_done_but_
     monkeypatch.setattr(emulation, "NODES_OF", {2: (1,)})
     monkeypatch.setattr(emulation, "MODELS", {model: (3, 32, 32)})
     monkeypatch.setattr(emulation, "SERIAL_S", 1.0)
-    monkeypatch.setattr(emulation, "configurations", lambda _: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})])
+    monkeypatch.setattr(
+        emulation, "configurations", lambda *_, **__: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})]
+    )
     rows = emulation.run_suite(tmp_path, [model], [2])
     assert [row.strategy for row in rows] == ["d2", "f2", "p2"]
     assert all(row.issued_equals_plan and row.predicted_s > 0 for row in rows)
@@ -36,7 +38,7 @@ def test_a_cluster_is_calibrated_runs_are_held_against_predictions_and_done_but_
         ghost = read_run(directory).ghost
         assert ghost is not None
         # Neither can be shorter than what the rank that sleeps most sleeps.
-        assert min(each.predicted_s, each.measured_s) >= 0.99 * sum(ghost.slept_s.values())
+        assert min(each.predicted_s, each.measured_s) >= 0.97 * sum(ghost.slept_s.values())
     assert msgspec.json.decode((tmp_path / "table.json").read_bytes(), type=list[emulation.Row]) == rows
     capfd.readouterr()
     assert emulation.run_suite(tmp_path, [model], [2]) == rows

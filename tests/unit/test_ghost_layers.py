@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from paradl_bench.emulate.layers import hold_in_common
-from paradl_bench.emulate.sleeper import MOST_PAID_BACK_S, SHORTEST_S, Sleeper
+from paradl_bench.emulate.sleeper import SHORTEST_S, Sleeper
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.tracing import trace_network
@@ -209,12 +209,25 @@ def test_sleeps_that_end_late_add_up_to_what_was_asked(each_s: float, monkeypatc
     assert sleeper.take_asked() == {}
 
 
-def test_a_rank_that_was_kept_from_its_core_pays_back_no_more_than_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_kept_from_its_core_catches_up_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.5), Sleeper()
     sleeper.sleep("BW", 1.0)
     clock.late_s = 0.0
     sleeper.sleep("BW", 1.0)
-    assert clock.now == pytest.approx(2.5 - MOST_PAID_BACK_S)
+    assert clock.now == pytest.approx(2.0)
+    clock.late_s = 0.5
+    sleeper.sleep("BW", 1.0)
+    clock.late_s = 0.0
+    # A message, for which it would have waited longer had it been in time: it is late by what is left.
+    clock.now += 0.3
+    sleeper.sleep("BW", 1.0)
+    assert clock.now == pytest.approx(2.0 + 1.5 + 0.3 + 0.8)
+    clock.late_s = 0.5
+    sleeper.sleep("BW", 1.0)
+    clock.late_s, before = 0.0, clock.now
+    clock.now += 0.7
+    sleeper.sleep("BW", 1.0)
+    assert clock.now == pytest.approx(before + 0.7 + 1.0)
 
 
 def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +237,25 @@ def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -
     assert (clock.sleeps, sleeper.take_asked()) == (0, {"WU": 1.0})
     sleeper.sleep("WU", 1.0)
     assert clock.now == 1.0
+
+
+def test_what_the_host_takes_for_a_layer_stands_in_for_a_part_of_its_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper(dilate=2.0)
+    sleeper.host_s = {"FW": 4e-4}
+    for _ in range(100):
+        # The host is busy, and then asks; every second layer sleeps less than it takes the host.
+        for seconds in (1e-3, 1e-4):
+            clock.now += 4e-4
+            sleeper.sleep("FW", seconds)
+    assert clock.now == pytest.approx(100 * 2 * 1.1e-3, abs=4e-4)
+    assert sleeper.take_asked() == pytest.approx({"FW": 100 * 2 * 1.1e-3})
+    # It takes off no more than what has passed.
+    sleeper.sleep("FW", 1.0)
+    sleeper.take_asked()
+    before = clock.now
+    sleeper.sleep("FW", 1e-3)
+    assert clock.now == pytest.approx(before + 2e-3, abs=SHORTEST_S)
+    assert sleeper.calls == {"FW": 1}
 
 
 @pytest.mark.parametrize("dilate", [0.0, -1.0, float("inf"), float("nan")])
