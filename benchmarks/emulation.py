@@ -41,6 +41,7 @@ from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
 from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.slow_rank import parse_slow_rank
 from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.strategy import parse_strategy
@@ -89,6 +90,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     micro_batches: int | None = None
     bucket_cap_mb: float | None = None
     exchange: str = "flat"
+    slow_rank: str = ""
     dilate: float
     iterations: int
 
@@ -111,6 +113,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             warmup=WARMUP,
             emulate=self.profile,
             dilate=self.dilate,
+            slow_rank=parse_slow_rank(self.slow_rank) if self.slow_rank else None,
         )
 
     @property
@@ -151,6 +154,8 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
         (f"d2c{half}", {}),
         (f"d2s{half}", {}),
         (f"d2p{half}", {}),
+        (f"d{ranks}", {"slow_rank": f"1.5@{ranks - 1}"}),
+        (f"p{ranks}", {**one_forward, "slow_rank": "1.5@1"}),
     ]
     if layout.nodes > 1:
         found += [(f"d{ranks}", {"exchange": kind}) for kind in ("leader", "segmented")]

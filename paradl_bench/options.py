@@ -187,6 +187,11 @@ emulation_options = together(
         type=float,
         help="Of --emulate: sleep K times as long, so that the host's own time is small beside it. Default: 1.",
     ),
+    click.option(
+        "--slow-rank",
+        metavar="FACTOR[@RANK]",
+        help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
+    ),
 )
 """How a run is emulated."""
 

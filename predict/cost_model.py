@@ -27,6 +27,7 @@ from paradl_bench.spec.plan import (
     WeightUpdate,
     Work,
 )
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.assembly import Priced, add_up, assemble
@@ -41,7 +42,6 @@ from predict.layer_costs import LayerCosts
 from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
-from predict.slow_rank import SlowRank
 from predict.stragglers import RankSpread
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
@@ -57,6 +57,7 @@ class PricedPlan:
             where that was not measured, as the measured ones do.
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
+            slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
         batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
     """
 
@@ -67,6 +68,7 @@ class PricedPlan:
     own_relative_sd: Floats
     lag: float = 1.0
     slower: tuple[float, ...] = ()
+    slow_copies: bool = True
     batches_ahead_bytes: int = 0
     spread: Spread
     remarks: Remarks
@@ -200,6 +202,7 @@ class CostModel:
             place=place,
             costs=costs,
             rank_spread=rank_spread,
+            slow_copies=self.dilate is None,
             own_relative_sd=own_relative_sd if self.dilate is None else np.zeros(len(plan.works)),
             spread=spread,
             remarks=remarks,

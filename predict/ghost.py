@@ -14,6 +14,7 @@ from typing import Any, Literal
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostPhase, GhostRole, GhostTable
 from paradl_bench.spec.plan import Between, Compute, Plan, Role, WeightUpdate
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.costs import Cost, Remarks, Source
@@ -106,13 +107,18 @@ def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
     return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in found.items()}
 
 
-def slept_seconds(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
+def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None = None) -> dict[str, float]:
     """Seconds that the rank which sleeps most sleeps in an iteration, by phase (FW, BW, WU).
 
     Args:
         costs: by index of the plan's works, of what computes.
+        slow: a rank that sleeps longer than the others.
     """
-    return max((_slept(plan, role, costs) for role in plan.roles), key=lambda phases: sum(phases.values()))
+    found = [_slept(plan, role, costs) for role in plan.roles]
+    if slow is not None:
+        own = found[slow.role_in(plan)]
+        found.append({phase: slow.factor * seconds for phase, seconds in own.items()})
+    return max(found, key=lambda phases: sum(phases.values()))
 
 
 def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float]:

@@ -45,6 +45,7 @@ class RoleLateness:
         own_relative_sd: per work of the plan, how an event spreads by itself.
         end_s: per task of the role, when it ends where nobody is late.
         slower: how many times longer than the others the rank computes, and copies, that is simulated.
+        slow_copies: false where it copies as fast as the others.
     """
 
     def __init__(
@@ -56,10 +57,16 @@ class RoleLateness:
         end_s: Floats,
         *,
         slower: float = 1.0,
+        slow_copies: bool = True,
     ) -> None:
         self._slower = slower
         self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
-        self._copying = copies_beside_compute(plan, role) if slower != 1.0 else np.zeros(0, np.int64)
+        stretched = slower != 1.0 and slow_copies
+        self._copying = copies_beside_compute(plan, role) if stretched else np.zeros(0, np.int64)
+        self._longer = np.full(len(self._computing), slower)
+        if slower != 1.0 and not slow_copies:
+            copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+            self._longer[copies[role.work[self._computing]]] = 1.0
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.tied_share
         meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
@@ -81,7 +88,7 @@ class RoleLateness:
         for wait, meeting in self._meetings:
             late += wait * self._late_by(done, squares, meeting)
         found = seconds.copy()
-        found[self._computing] = self._slower * computed + late
+        found[self._computing] = self._longer * computed + late
         found[self._copying] *= self._slower
         return found
 

@@ -56,7 +56,7 @@ def pipeline_lag(priced: PricedPlan) -> float:
     if not spread.wait(plan.strategy.ranks):
         return 1.0
     ones = np.ones(len(plan.works))
-    simulation = PipelineSimulation(plan, ones, slower=priced.slower)
+    simulation = PipelineSimulation(plan, ones, slower=priced.slower, slow_copies=priced.slow_copies)
     costs = priced.costs
     of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
     alone = [simulation.line_s(index, of_works) for index in range(len(lines_of_stages(plan)))]

@@ -46,7 +46,8 @@ class PipelineSimulation:
         lag: per work, how much longer the slowest rank takes.
         overlapped: false lets a rank compute nothing while it sends.
         merge: false keeps every task a segment of its own.
-        slower: per role, how many times longer its rank computes; empty for all alike.
+        slower: per role, how many times longer its rank computes; empty for all alike. slow_copies: whether it copies
+            gradients as much longer.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PipelineSimulation:
         overlapped: bool = True,
         merge: bool = True,
         slower: Sequence[float] = (),
+        slow_copies: bool = True,
     ) -> None:
         transfers = _Transfers(plan)
         self._lines = [
@@ -65,7 +67,7 @@ class PipelineSimulation:
         ]
         for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
             if slower:
-                of_line.stretch_stages([slower[index] for index in line])
+                of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
@@ -156,9 +158,10 @@ class _Line:
         self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
 
-    def stretch_stages(self, factors: Sequence[float]) -> None:
-        """Let each stage compute and copy so many times longer."""
-        self._task_lag *= np.where(self.task_computes | self._task_copies, np.asarray(factors)[self.task_stage], 1.0)
+    def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
+        """Let each stage compute, and copy where copies take longer too, so many times longer."""
+        longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
+        self._task_lag *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
 
     def run(
         self,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Collective, HaloExchange, Plan, Role, Stream
+from paradl_bench.spec.slow_rank import SlowRank
 from predict.costs import Floats
-from predict.slow_rank import SlowRank
 from predict.timeline_use import StreamTimes
 
 

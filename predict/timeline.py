@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from paradl_bench.spec.plan import Phase, Plan, Role, Stream
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import PricedPlan
 from predict.costs import Floats
 from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulator import simulate, task_graph
-from predict.slow_rank import SlowRank
 from predict.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline_actions import PlacedActions, place_actions
 from predict.timeline_use import StreamTimes, Use, use_of
@@ -134,9 +134,10 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
     if slow is not None:
         check_drawn(plan, slow)
     if degree_of(plan.strategy, "pipeline") > 1:
-        found = PipelineSimulation(plan, lag_of(priced), merge=False, slower=priced.slower).timelines(
-            *_of_works(priced)
+        simulation = PipelineSimulation(
+            plan, lag_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
         )
+        found = simulation.timelines(*_of_works(priced))
         lines = [
             _line_of_stages(plan, roles, line.start_s, line.end_s, schedule, slow)
             for roles, line in zip(lines_of_stages(plan), found, strict=True)

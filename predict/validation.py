@@ -129,6 +129,9 @@ class _Predictors:
     def covers(self, run: Run, evaluator: str) -> bool:
         """Whether the evaluator has something to say on a run's strategy and settings."""
         asked = self._evaluators[evaluator]
+        if run.description.ghost is not None and run.description.ghost.slow_rank is not None and evaluator != PREDICTOR:
+            # The closed forms take all ranks as equally fast.
+            return False
         return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
 
     def predict(self, run: Run, evaluator: str) -> Prediction:
@@ -150,7 +153,8 @@ class _Predictors:
         model = self._model_of(run)
         strategy = parse_strategy(about.strategy)
         plan = planner_for(strategy).plan(model.network, strategy, about.settings)
-        said_s = about.ghost.dilate * sum(slept_seconds(plan, model.compute_costs(plan)).values())
+        costs = model.compute_costs(plan)
+        said_s = about.ghost.dilate * sum(slept_seconds(plan, costs, about.ghost.slow_rank).values())
         slept_s = sum(about.ghost.slept_s.values())
         if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
             return []
@@ -165,8 +169,9 @@ class _Predictors:
 
     def _model_of(self, run: Run) -> CostModel:
         about = run.description
-        dilate = about.ghost.dilate if about.ghost else None
-        key = about.model, about.optimizer, about.dtype, about.kernel_settings, about.backend, dilate
+        dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
+        of_ghosts = dilate, "" if slow is None else str(slow)
+        key = about.model, about.optimizer, about.dtype, about.kernel_settings, about.backend, *of_ghosts
         if key not in self._models:
             self._models[key] = CostModel(
                 profile=self._profile,
@@ -179,6 +184,7 @@ class _Predictors:
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
                 input_options=NO_INPUT,
                 dilate=dilate,
+                slow_rank=slow,
             )
         return self._models[key]
 

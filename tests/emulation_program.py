@@ -13,6 +13,7 @@ from typing import Any
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.training import measure_training
 from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.spec.slow_rank import parse_slow_rank
 from paradl_bench.spec.strategy import parse_strategy
 
 
@@ -23,6 +24,8 @@ def run(case: str, where: Path, context: RankContext) -> None:
         key: (value,) if key == "recompute" else int(value) if value.isdigit() else value
         for key, value in (word.split("=") for word in words)
     }
+    if "slow_rank" in options:
+        options["slow_rank"] = parse_slow_rank(options["slow_rank"])
     request = TrainingRequest(
         model="networks_of_emulation:Small",
         input_shape=None,

@@ -116,6 +116,7 @@ def COMMAND(  # noqa: N802
     balance: str | None,
     emulate: str | None,
     dilate: float | None,
+    slow_rank: str | None,
     device: str,
     dtype: str,
     channels_last: bool | None,
@@ -142,6 +143,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
     from paradl_bench.spec.kernel_settings import settings_given
+    from paradl_bench.spec.slow_rank import parse_slow_rank
     from paradl_bench.spec.strategy import parse_strategy
 
     parsed = parse_strategy(strategy)
@@ -173,6 +175,7 @@ def COMMAND(  # noqa: N802
         balance=balance,
         emulate=emulate,
         dilate=dilate,
+        slow_rank=parse_slow_rank(slow_rank) if slow_rank else None,
         iterations=iterations,
         warmup=warmup,
     )

@@ -20,6 +20,7 @@ from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.emulation import EmulatedLayers
 from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.parallel import ParallelModule
@@ -31,15 +32,22 @@ REPEATED = 3
 
 
 class Ghost(NamedTuple):
-    """An emulated run on one rank: what all sleep, and what stands for this rank's compute."""
+    """An emulated run on one rank: what all sleep, and what stands for this rank's compute.
+
+    Attributes:
+        dilate, slow_rank: as of :class:`~paradl_bench.measure.training_request.TrainingRequest`.
+    """
 
     table: GhostTable
     twin: GhostTwin
+    dilate: float
+    slow_rank: SlowRank | None
 
     @property
     def emulated(self) -> EmulatedLayers:
         """What its measurements' environment says of it."""
-        return EmulatedLayers(profile_sha256=self.table.profile_sha256, dilate=self.twin.sleeper.dilate)
+        slow = "" if self.slow_rank is None else str(self.slow_rank)
+        return EmulatedLayers(profile_sha256=self.table.profile_sha256, dilate=self.dilate, slow_rank=slow)
 
 
 class HostTime(NamedTuple):
@@ -75,7 +83,9 @@ def emulate(request: TrainingRequest, network: Network, context: RankContext) ->
         made = msgspec.json.encode(table)
     table = read_table(context.share(made), f"rank 0's table of {request.emulate}")
     dilate = 1.0 if request.dilate is None else request.dilate
-    return Ghost(table, GhostTwin(network, table.of_rank(context.rank), dilate))
+    longer = 1.0 if request.slow_rank is None else request.slow_rank.of_rank(context.rank)
+    twin = GhostTwin(network, table.of_rank(context.rank), dilate * longer)
+    return Ghost(table, twin, dilate, request.slow_rank)
 
 
 def measure_host_time(
@@ -149,15 +159,14 @@ def _host_time(
     )
 
 
-def describe_run(
-    twin: GhostTwin, table: GhostTable, host: HostTime, iterate: Callable[[], object], context: RankContext
-) -> GhostRun:
+def describe_run(ghost: Ghost, host: HostTime, iterate: Callable[[], object], context: RankContext) -> GhostRun:
     """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
 
     Args:
         iterate: runs an iteration of all ranks.
     """
     spent: list[float] = []
+    twin, table = ghost.twin, ghost.table
     with twin.sleeper.awake():
         context.barrier()
         iterate()
@@ -170,7 +179,8 @@ def describe_run(
     return GhostRun(
         profile=table.profile,
         profile_sha256=table.profile_sha256,
-        dilate=twin.sleeper.dilate,
+        dilate=ghost.dilate,
+        slow_rank=ghost.slow_rank,
         slept_s=max(context.gather(asked), key=lambda phases: sum(phases.values())),
         framework_s=host.framework_s,
         oversleep_s=host.oversleep_s,

@@ -46,7 +46,7 @@ from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.ghost_record import GhostRun, GhostTable
+from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Plan
 from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
@@ -139,7 +139,7 @@ def _measure(
     untracked = ghost or request.kernel_settings.compile
     peaks = [] if untracked else context.gather(msgspec.to_builtins(trainer.track_memory()))
     compiled = context.gather(list(map(msgspec.to_builtins, trainer.compiled)))
-    about = trainer.describe_ghosts(ghost.table, host) if ghost and host else None
+    about = trainer.describe_ghosts(ghost, host) if ghost and host else None
     if writer is not None:
         memory = msgspec.convert(peaks, tuple[MemoryPeak, ...])
         whole = msgspec.convert([record for of_rank in compiled for record in of_rank], tuple[CompileRecord, ...])
@@ -375,10 +375,9 @@ class Trainer:
         batch = self._inputs, self._targets
         return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
 
-    def describe_ghosts(self, table: GhostTable, host: HostTime) -> GhostRun:
+    def describe_ghosts(self, ghost: Ghost, host: HostTime) -> GhostRun:
         """What an emulated run says of itself; the host's time is known to rank 0 alone."""
-        assert self._twin is not None
-        return describe_run(self._twin, table, host, self.iterate, self._context)
+        return describe_run(ghost, host, self.iterate, self._context)
 
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""

@@ -15,6 +15,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import refuse_unused
 from paradl_bench.strategies.catalog import planner_for
@@ -42,6 +43,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             :mod:`paradl_bench.measure.stage_balance`.
         emulate: profile whose seconds layers sleep instead of computing; None for a real run.
         dilate: how many times as long; None for once.
+        slow_rank: one rank that sleeps longer still by a factor; None for none.
     """
 
     model: str
@@ -71,6 +73,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
     emulate: str | None = None
     dilate: float | None = None
+    slow_rank: SlowRank | None = None
 
     @property
     def settings(self) -> PlanSettings:
@@ -135,7 +138,11 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.emulate is None:
             if self.dilate is not None:
                 raise UserError("--dilate is for layers that sleep: give it with --emulate PROFILE")
+            if self.slow_rank is not None:
+                raise UserError("--slow-rank is for layers that sleep: give it with --emulate PROFILE")
             return
+        if self.slow_rank is not None:
+            self.slow_rank.check(str(self.strategy), self.strategy.ranks)
         if self.dilate is not None and not 0 < self.dilate < math.inf:
             raise UserError(f"--dilate {self.dilate:g} has to be a positive number: 20 sleeps twenty times as long")
         if not Path(self.emulate).is_file():
@@ -178,6 +185,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             **{name: text for name, text in self.settings.options.items() if name != "cut_by"},
             **self._of_pipeline,
             **({"emulated_nodes": str(self.layout)} if self.layout else {}),
+            **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
         }
 
     @property

@@ -61,6 +61,7 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         profile_sha256: of the profile's file that said for how long.
         dilate: how many times as long as it said.
+        slow_rank: one rank that slept longer than the others by a factor, as ``FACTOR@RANK``; empty where none did.
 
     Raises:
         ValueError: a dilation that is not positive.
@@ -68,6 +69,7 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     profile_sha256: str
     dilate: float = 1.0
+    slow_rank: str = ""
 
     def __post_init__(self) -> None:
         check_positive(self, "dilate")
@@ -75,7 +77,8 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def kind(self) -> str:
         """What measurements have to share to be alike, in words."""
-        return f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says"
+        slow = f", slow rank {self.slow_rank}" if self.slow_rank else ""
+        return f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says{slow}"
 
 
 class SimulatedMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

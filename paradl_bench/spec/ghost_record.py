@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.spec.checks import check_finite
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.storage import decode_json, read_json
 
 GHOST_FILE = "ghost.json"
@@ -89,6 +90,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         profile, profile_sha256: whose seconds were slept. dilate: how many times as long.
+        slow_rank: the one that slept longer than the others by a factor; None where none did.
         slept_s: asked for on the rank that sleeps most, dilation included; what a prediction takes for compute.
         framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host,
             which stands in for a part of their sleep. Of a pipeline it is the whole model's, on all micro-batches, over
@@ -105,6 +107,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     framework_s: dict[str, float]
     oversleep_s: dict[str, float]
     without_compute_s: float
+    slow_rank: SlowRank | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.dilate < math.inf:

@@ -34,6 +34,7 @@ from predict.osf_form import backward_order, describe
 from predict.pipeline_lateness import pipeline_lag
 from predict.pipeline_simulation import PipelineSimulation
 from predict.simulator import Timeline, condense, simulate, task_graph
+from predict.slow_rank import remark_on
 from predict.workload import Evaluator, Point, Timing, Workload
 
 
@@ -58,7 +59,7 @@ def _priced(model: CostModel, point: Point) -> PricedPlan:
     priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
     if model.slow_rank is not None:
         role = model.slow_rank.role_in(plan)
-        priced.remarks.add(model.slow_rank.remark)
+        priced.remarks.add(remark_on(model.slow_rank))
         if model.slow_rank.factor > 1:
             slower = tuple(model.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
             priced = dataclasses.replace(priced, slower=slower)
@@ -158,7 +159,8 @@ def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLatene
     if spread.wait(plan.strategy.ranks, slower):
         of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
         end_s = simulate(task_graph(role), *(of_work[role.work] for of_work in of_works)).end_s
-    return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower)
+    copies = priced.slow_copies
+    return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)
 
 
 def _memory(model: CostModel, point: Point, priced: PricedPlan) -> EstimatedMemory:
@@ -168,7 +170,7 @@ def _memory(model: CostModel, point: Point, priced: PricedPlan) -> EstimatedMemo
 def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
-    simulation = PipelineSimulation(plan, _lag_of_works(priced), slower=priced.slower)
+    simulation = PipelineSimulation(plan, _lag_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies)
     computes = ~is_of_input(plan.works)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return Workload(

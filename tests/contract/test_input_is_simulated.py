@@ -27,6 +27,7 @@ from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import InputCopy, InputRead, Phase, PlanSettings, Stream
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
 from predict.evaluators.simulate import price
@@ -35,7 +36,6 @@ from predict.input_terms import NO_INPUT, InputOptions
 from predict.memory_estimate import BATCHES_AHEAD
 from predict.prediction import Prediction, Predictor
 from predict.simulator import simulate, task_graph
-from predict.slow_rank import SlowRank
 from predict.timeline import timeline_of
 from predict.timeline_picture import draw
 from predict.workload import Point, evaluator_named

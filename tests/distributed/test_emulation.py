@@ -16,10 +16,11 @@ from calibrate.profile import write_profile
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.emulation import EmulatedLayers, emulated_layers
+from paradl_bench.spec.emulation import EmulatedLayers, emulated_layers, kind_of_emulation
 from paradl_bench.spec.ghost_record import read_table_file
 from paradl_bench.spec.measurement import read_manifest, read_records
 from paradl_bench.spec.plan import Between, Compute, WeightUpdate
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import TRAINING_FILE, TrainingIterations, TrainingRun, read_run
 from paradl_bench.strategies.catalog import planner_for
@@ -87,7 +88,8 @@ def planned_sleep_s(directory: Path, run: TrainingRun) -> list[float]:
                 whole_s += seconds.between[work.phase]
             elif isinstance(work, WeightUpdate):
                 whole_s += seconds.update_s
-        found.append(run.ghost.dilate * whole_s)
+        longer = 1.0 if run.ghost.slow_rank is None else run.ghost.slow_rank.of_rank(rank)
+        found.append(longer * run.ghost.dilate * whole_s)
     return found
 
 
@@ -118,19 +120,25 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
 
 
 def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(place: Path) -> None:
-    plain, whole, shared, small = emulate(
+    plain, whole, shared, small, slow = emulate(
         place,
         2,
         "plain d2 20",
         "whole d2 2 accumulate=2 recompute=hidden",
         "shared z1d2 20",
         "small d2 2 bucket_cap_mb=1",
+        "slow d2 20 slow_rank=1.5@1",
     )
-    check(place, [plain, whole, shared, small], ["plain", "whole", "shared", "small"])
+    check(place, [plain, whole, shared, small, slow], ["plain", "whole", "shared", "small", "slow"])
+    assert plain.ghost is not None
+    assert slow.ghost is not None
+    assert sum(slow.ghost.slept_s.values()) == pytest.approx(1.5 * sum(plain.ghost.slept_s.values()))
+    assert (slow.ghost.dilate, slow.ghost.slow_rank) == (20.0, SlowRank(factor=1.5, rank=1))
+    slow_words = kind_of_emulation(read_manifest(place / "slow").environment.emulated)
+    assert slow_words == f"{kind_of_emulation(read_manifest(place / 'plain').environment.emulated)}, slow rank 1.5@1"
     about = read_manifest(place / "plain").environment.emulated
     sha256 = profile_hash(place / "profile.json")
     assert emulated_layers(about) == EmulatedLayers(profile_sha256=sha256, dilate=20.0)
-    assert plain.ghost is not None
     assert plain.ghost.dilate == 20.0
     assert plain.ghost.without_compute_s > 0
     assert set(plain.ghost.framework_s) == {"FW", "BW", "WU"}
@@ -205,6 +213,9 @@ def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> N
     [
         ("--strategy d2 --emulate missing.json", "--emulate missing.json: there is no such file"),
         ("--strategy d2 --dilate 2", "--dilate is for layers that sleep"),
+        ("--strategy d2 --slow-rank 2", "--slow-rank is for layers that sleep"),
+        ("--strategy d2 --emulate profile.json --slow-rank 2@2", "--slow-rank 2@2: d2 has ranks 0 to 1"),
+        ("--strategy d2 --emulate profile.json --slow-rank half", "'half' is no FACTOR[@RANK]"),
         ("--strategy d2 --emulate profile.json --dilate 0", "--dilate 0 has to be a positive number"),
         ("--strategy d2 --emulate profile.json --device cuda", "--emulate is for --device cpu"),
         ("--strategy d2 --emulate profile.json --batch-norm sync", "not --batch-norm sync"),

@@ -26,6 +26,7 @@ from paradl_bench.spec.emulation import EmulatedLayers, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
 from paradl_bench.spec.plan import Between, Collective, Compute, PlanSettings, WeightUpdate
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.cli import main as predict
@@ -123,7 +124,9 @@ def test_no_dilation_that_is_none(dilate: str, tmp_path: Path) -> None:
     assert "--dilate" in result.stderr
 
 
-def emulated_run(directory: Path, *, dilate: float, slept: float = 1.0, **more: Any) -> Path:
+def emulated_run(
+    directory: Path, *, dilate: float, slept: float = 1.0, slow: SlowRank | None = None, **more: Any
+) -> Path:
     """A run of d2 that takes what is predicted of one, and says that it slept so many times what the profile says."""
     prediction = predicted("d2", dilate)
     phases = prediction.phases_s
@@ -140,6 +143,7 @@ def emulated_run(directory: Path, *, dilate: float, slept: float = 1.0, **more: 
         framework_s={"FW": 0.0},
         oversleep_s={"FW": 0.0},
         without_compute_s=1e-3,
+        slow_rank=slow,
     )
     layers = EmulatedLayers(profile_sha256=ghost.profile_sha256, dilate=dilate)
     environment = msgspec.structs.replace(ENVIRONMENT, emulated=Emulation(layers=layers))
@@ -178,6 +182,25 @@ def test_a_run_that_slept_another_profiles_seconds_is_refused(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"slept .* an iteration, and would sleep .* by this profile"):
         validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
     assert validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=True).pairs
+
+
+def test_a_slow_rank_is_predicted_as_it_slept_by_what_knows_ranks_and_copies_at_the_others_pace(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", PROFILE)
+    slow = SlowRank(factor=1.5, rank=1)
+    run = emulated_run(tmp_path / "run", dilate=20.0, slept=1.5, slow=slow)
+    report = validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
+    (pair,) = report.pairs
+    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    paces = [
+        Predictor(
+            CostModel(profile=PROFILE, network=CHAIN, dilate=20.0, slow_rank=each), evaluator_named("simulate")
+        ).predict(point)
+        for each in (None, slow)
+    ]
+    assert pair.predicted_s == paces[1].iteration_s
+    # Rank 1 sleeps half as long again, and everything else takes as long as before.
+    assert paces[1].iteration_s - paces[0].iteration_s <= 20 * 0.5 * _compute_s() * (1 + 1e-9)
+    assert paces[1].iteration_s > paces[0].iteration_s + 20 * 0.45 * _compute_s()
 
 
 def test_memory_is_never_fitted_to_an_emulated_run(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from profile_factory import free_copies, interference, make_network, make_profil
 from calibrate.profile import write_profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import BucketCopy, PlanSettings, Stream
+from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cli import group
 from predict.cost_model import CostModel
 from predict.evaluators.simulate import price
 from predict.osf import Fusion
-from predict.slow_rank import SlowRank
 from predict.slow_timeline import collectives_of, comes_late, waiting_times
 from predict.timeline import IterationTimeline, timeline_of
 from predict.timeline_run import PredictedTimeline, predict_timeline
