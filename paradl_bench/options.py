@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from paradl_bench.spec.slow_rank import SlowRank
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -174,6 +177,13 @@ schedule_options = together(
 )
 """How a pipeline takes turns."""
 
+
+def _read_slow_rank(_context: click.Context, _option: click.Parameter, text: str | None) -> SlowRank | None:
+    from paradl_bench.spec.slow_rank import parse_slow_rank
+
+    return None if text is None else parse_slow_rank(text)
+
+
 emulation_options = together(
     click.option(
         "--emulate",
@@ -190,6 +200,7 @@ emulation_options = together(
     click.option(
         "--slow-rank",
         metavar="FACTOR[@RANK]",
+        callback=_read_slow_rank,
         help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
     ),
 )

@@ -29,6 +29,7 @@ from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_
 if TYPE_CHECKING:
     from paradl_bench.emulate_nodes.layout import NodeLayout
     from paradl_bench.measure.training_request import TrainingRequest
+    from paradl_bench.spec.slow_rank import SlowRank
 
 
 class Limits(NamedTuple):
@@ -116,7 +117,7 @@ def COMMAND(  # noqa: N802
     balance: str | None,
     emulate: str | None,
     dilate: float | None,
-    slow_rank: str | None,
+    slow_rank: SlowRank | None,
     device: str,
     dtype: str,
     channels_last: bool | None,
@@ -143,7 +144,6 @@ def COMMAND(  # noqa: N802
     from paradl_bench.emulate_nodes.layout import layout_of_options
     from paradl_bench.measure.training_request import TrainingRequest
     from paradl_bench.spec.kernel_settings import settings_given
-    from paradl_bench.spec.slow_rank import parse_slow_rank
     from paradl_bench.spec.strategy import parse_strategy
 
     parsed = parse_strategy(strategy)
@@ -175,7 +175,7 @@ def COMMAND(  # noqa: N802
         balance=balance,
         emulate=emulate,
         dilate=dilate,
-        slow_rank=parse_slow_rank(slow_rank) if slow_rank else None,
+        slow_rank=slow_rank,
         iterations=iterations,
         warmup=warmup,
     )
