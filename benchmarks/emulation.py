@@ -65,7 +65,7 @@ ITERATIONS, WARMUP = 6, 3
 """Few: sleeps do not spread, and what messages do is seen over configurations, not over repetitions."""
 OPERATIONS, SIZES = "all_reduce,all_gather,broadcast,send_recv", "4K:32M:20"
 AT_ONCE = "all_reduce,broadcast"
-"""What replicas of shared layers and segments of buckets do at once, over nodes."""
+"""What replicas of shared layers, and segments of buckets, do at once over nodes."""
 _FOUND = ("stages", "cut_by")
 """Options that every pipeline's run records and nobody asked for."""
 FLOPS, BYTES_PER_S, CALL_S = 0.5 * 15.7e12, 0.75 * 900e9, 5e-6
@@ -132,9 +132,9 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
     ranks, half = layout.ranks, layout.ranks // 2
     one_forward = {"schedule": "1f1b", "micro_batches": 2 * ranks}
     if brief:
-        # Of 16 ranks each stage would have two layers.
-        pipeline: list[tuple[str, dict[str, object]]] = [(f"p{ranks}", one_forward)] if ranks <= 8 else []
-        return [(f"d{ranks}", {}), *pipeline, (f"d2f{half}", {}), (f"d2s{half}", {})]
+        if ranks > 8:
+            return [(f"d{ranks}", {}), (f"d{layout.nodes}f{layout.ranks_per_node}", {})]
+        return [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {}), (f"d2s{half}", {})]
     if ranks > 8:
         nodes, inside = layout.nodes, layout.ranks_per_node
         return [
@@ -193,6 +193,10 @@ def sweeps(layouts: Sequence[NodeLayout]) -> dict[str, str]:
         f"at-once-{nodes}": f"--nodes {nodes} --ranks-per-node {on_node} --concurrent {on_node}" for nodes in over
     }
     alone = {name: f"{options} --ops {OPERATIONS}" for name, options in {**inside, **across}.items()}
+    # Of more than 8 ranks all exchange gradients alone, and a sweep takes longer the more there are.
+    for layout in layouts:
+        if layout.ranks > 8:
+            alone[f"across-{layout.nodes}"] = f"{across[f'across-{layout.nodes}']} --ops {AT_ONCE}"
     return {**alone, **{name: f"{options} --ops {AT_ONCE}" for name, options in {**within, **groups}.items()}}
 
 

@@ -199,7 +199,7 @@ def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> N
     assert "emulated: layers that sleep 3 times as long as profile" in result.stdout
     assert "layers slept" in result.stdout
     again = run_in_process(place, *words.split(), "--iterations", "5", "--dilate", "4")
-    assert again.returncode == 2
+    assert again.returncode == 2, again.stderr
     assert "emulated" in again.stderr
     run = read_run(place / "run")
     check_sleep(place / "run", run)
