@@ -354,19 +354,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
     """Every run beside its prediction by the simulation."""
-    layouts = {case.directory: str(case.layout) for case in cases if case.complete}
-    if not layouts:
+    complete = {case.directory: case for case in cases if case.complete}
+    if not complete:
         return []
     # By force: layers and collectives were not measured in one environment.
-    report = validate_runs(profile, [Path(directory) for directory in layouts], cluster_path=None, force=True)
+    report = validate_runs(profile, [Path(directory) for directory in complete], cluster_path=None, force=True)
     return [
         Row(
             model=pair.model,
-            layout=layouts[pair.run],
+            layout=str(complete[pair.run].layout),
             strategy=pair.strategy,
             options=" ".join(
                 [f"{name}={text}" for name, text in pair.options.items() if name not in _FOUND]
                 + ([] if pair.bucket_cap_bytes == 25 * 1024**2 else [f"bucket={pair.bucket_cap_bytes / 1024**2:g}MiB"])
+                + ([f"slow_rank={complete[pair.run].slow_rank}"] if complete[pair.run].slow_rank else [])
             ),
             predicted_s=pair.predicted_s,
             measured_s=pair.measured_median_s,
