@@ -6,9 +6,9 @@ A shared host changes its speed for minutes, so that a profile and a run that li
 machines. Two ranks are started once for a repetition, and measure for each model in turn what a strategy's prediction
 needs and, right behind it, the strategy's own run: the model whole on one rank, and serial training; what one rank of
 f2, c2 and s2 runs, two ranks at once, and these three; micro-batches (a pipeline has as many as ranks; one rank and two
-in turn, since stages wait for each other), and p2. Repetitions are short and several. The first one sweeps the
-collectives that the plans hold, too: alone, beside and behind compute. One profile is then fitted from all of them and
-held against every run; memory too. The report tells single runs from configurations: the median of a configuration's
+in turn, since stages wait for each other), and p2. Then the collectives that the plans hold are swept: alone, beside
+and behind compute. Repetitions are short and several. One profile is then fitted from all of them and held against
+every run; memory too. The report tells single runs from configurations: the median of a configuration's
 runs.
 
 An interrupted benchmark goes on when called again: what is complete is not measured again.
@@ -17,6 +17,7 @@ An interrupted benchmark goes on when called again: what is complete is not meas
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -41,6 +42,8 @@ RANKS = 2
 SIZES = "16:512M:4"
 """From statistics of a few numbers to the gradients of vgg11."""
 BLOCKS, PAIRS, WARMUP = 2, 2, 1
+LEAST_BLOCKS = 3
+"""Of a sweep of collectives."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,11 +126,11 @@ def steps_of(output: Path, repetition: int) -> Iterator[Step]:
         yield step(directory=f"{base}/train-{model}-p2", batch=batch, strategy="p2")
 
 
-def sweep(output: Path) -> Path:
-    """Measure the collectives; returns the directory."""
-    directory = output / "collectives"
+def sweep(output: Path, repetition: int, repetitions: int) -> Path:
+    """Measure the collectives, at least three blocks in all repetitions together; returns the directory."""
+    directory = output / f"r{repetition}" / "collectives"
     swept = f"--ranks {RANKS} --backend gloo --ops all_reduce,broadcast,all_gather,send_recv --sizes {SIZES}"
-    beside = ["--beside-compute", "--behind-compute", "--blocks", "3"]
+    beside = ["--beside-compute", "--behind-compute", "--blocks", str(math.ceil(LEAST_BLOCKS / repetitions))]
     run("paradl_bench", ["collectives", *swept.split(), *beside, "-o", str(directory)])
     return directory
 
@@ -159,12 +162,12 @@ def main() -> None:
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     repetitions = [list(steps_of(output, repetition)) for repetition in range(options.repetitions)]
+    swept = []
     for number, steps in enumerate(repetitions):
         measure(steps)
-        if not number:
-            swept = sweep(output)
+        swept.append(str(sweep(output, number, options.repetitions)))
     directories = [step for steps in repetitions for step in steps]
-    profiles = [str(swept), *(step.directory for step in directories if not step.strategy)]
+    profiles = [*swept, *(step.directory for step in directories if not step.strategy)]
     runs = [step.directory for step in directories if step.strategy]
     profile = str(output / "profile.json")
     run("calibrate", ["fit", *profiles, "-o", profile, "--force"])
