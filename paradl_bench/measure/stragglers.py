@@ -7,6 +7,7 @@ that comes late spends the least time in the call, and the others wait for it.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -29,6 +30,8 @@ Floats = NDArray[np.float64]
 
 SLOW = 0.10
 """By how much more than its peers' median a rank has to take, and a spell than the whole, to be called slow."""
+CHANCE = 0.05
+"""Probability, over all ranks of a run, with which ranks that are slow as often as fast may be named for being slow."""
 _SYMMETRIC = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Operations in which every rank waits for all others; a root or a sender may go on early."""
 
@@ -40,12 +43,14 @@ class RankPace(msgspec.Struct, frozen=True, kw_only=True):
         host: empty where nobody noted it.
         ratio: median over iterations of the time that it computed, over the median of its peers' in that iteration.
         slow_share: of iterations in which that was over 1.1.
+        beyond_chance: whether that is more often than a rank would be that is slow as often as it is fast.
     """
 
     rank: int
     host: str
     ratio: float
     slow_share: float
+    beyond_chance: bool = False
 
 
 class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +84,9 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
                 f"node {node} is slow: its {len(own)} ranks compute {ratio:.2f} times as long as their peers,"
                 f" in {share:.0%} of iterations"
             )
-        slow = [pace for pace in self.ranks if pace.ratio > 1 + SLOW or pace.slow_share > SLOW]
+        slow = [
+            pace for pace in self.ranks if pace.ratio > 1 + SLOW or (pace.slow_share > SLOW and pace.beyond_chance)
+        ]
         for pace in slow:
             if pace.host not in self.slow_nodes:
                 where = f" on {pace.host}" if pace.host else ""
@@ -121,9 +128,16 @@ def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted
         against = np.median([computed[other][:count] for other in others], axis=0)
         ratios = computed[rank][:count] / np.maximum(against, 1e-12)
         host = hosts[rank].host if rank in hosts else ""
-        slow_rows.append(ratios > 1 + SLOW)
+        slow, fast = ratios > 1 + SLOW, ratios < 1 / (1 + SLOW)
+        slow_rows.append(slow)
         paces.append(
-            RankPace(rank=rank, host=host, ratio=float(np.median(ratios)), slow_share=float(np.mean(ratios > 1 + SLOW)))
+            RankPace(
+                rank=rank,
+                host=host,
+                ratio=float(np.median(ratios)),
+                slow_share=float(np.mean(slow)),
+                beyond_chance=_by_chance(int(slow.sum()), int(fast.sum())) < CHANCE / len(peers),
+            )
         )
     shortest = min((len(row) for row in slow_rows), default=0)
     affected = float(np.mean(np.any([row[:shortest] for row in slow_rows], axis=0))) if shortest else 0.0
@@ -138,6 +152,15 @@ def training_pace(run: TrainingRun, records: Sequence[TrainingIterations], noted
         arrivals=() if in_turns else arrivals_in_training(records, peers, clocks, hosts),
         clocks=clocks.drifts(),
     )
+
+
+def _by_chance(slow: int, fast: int) -> float:
+    """Probability of at least so many slow iterations among those that are slow or fast, both being as likely.
+
+    The sign test: on a host that others use, two like ranks are slow against each other in turn, and neither is named.
+    """
+    count = slow + fast
+    return sum(math.comb(count, more) for more in range(slow, count + 1)) / 2**count
 
 
 def _by_rank(records: Iterable[TrainingIterations]) -> tuple[dict[int, Floats], dict[int, Floats]]:

@@ -81,6 +81,19 @@ def test_a_slow_rank_is_named_with_its_share() -> None:
     ]
 
 
+def test_ranks_that_are_slow_in_turn_are_not_spoken_of_and_one_that_is_slow_now_and_then_is() -> None:
+    in_turn = training_pace(run("d2", 2), iterations(2, lambda r, i: 1.3 if i % 4 == 2 * r else 1.0), ())
+    assert [own.slow_share for own in in_turn.ranks] == [0.25, 0.25]
+    assert in_turn.lines() == []
+    alone = training_pace(run("d2", 2), iterations(2, lambda r, i: 1.3 if r and i % 4 == 2 else 1.0), ())
+    assert [(own.slow_share, own.beyond_chance) for own in alone.ranks] == [(0.0, False), (0.25, True)]
+    assert alone.lines()[0].startswith("rank 1 computes 1.00 times as long as its peers (median), over 1.1 times")
+    # Two of ten may be chance.
+    few = training_pace(run("d2", 2), iterations(2, lambda r, i: 1.3 if r and i < 2 else 1.0, count=10), ())
+    assert few.ranks[1].slow_share == 0.2
+    assert few.lines() == []
+
+
 def test_a_node_whose_ranks_are_all_slow_is_named_once() -> None:
     pace = training_pace(run("d8", 8), iterations(8, lambda r, _: 1.3 if r >= 4 else 1.0), list(hosts(8, 4).values()))
     assert pace.slow_nodes == ("node2",)
