@@ -1,10 +1,12 @@
 """What ``doctor`` finds on the nodes of a measurement, kept beside what was measured on them (``nodes.json``).
 
-Ranks look where they are already, so that no job has to start anything for it. On one host there is nothing to compare,
-and what it is stands in the manifest; nodes that are emulated are one host.
+Ranks look where they are already, so that no job has to start anything for it. Of a lone host the manifest tells
+enough; only Slurm gives another one each time. Nodes that are emulated are one host.
 """
 
 from __future__ import annotations
+
+import os
 
 from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.directory import MeasurementDirectory
@@ -17,7 +19,7 @@ from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 
 
 def note_places(context: RankContext, directory: MeasurementDirectory | None) -> HostNotes:
-    """Note every rank's host and clock, and what each of several nodes has; a collective. Rank 0 alone has a directory.
+    """Note every rank's host and clock, and what its nodes have; a collective. Rank 0 alone has a directory.
 
     An attempt that goes on elsewhere replaces what the one before has noted of its nodes.
 
@@ -30,7 +32,9 @@ def note_places(context: RankContext, directory: MeasurementDirectory | None) ->
 
 
 def _note_nodes(context: RankContext, directory: MeasurementDirectory | None, noted: HostNotes) -> None:
-    if len(noted.speaking) < 2 or nodes_of_rank() is not None:
+    # Rank 0's word: what one rank takes part in, all have to.
+    wanted = context.share(len(noted.speaking) > 1 or "SLURM_JOB_ID" in os.environ)
+    if not wanted or nodes_of_rank() is not None:
         return
     found: tuple[NodeFinding, ...] = ()
     if context.rank in noted.speaking:

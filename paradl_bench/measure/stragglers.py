@@ -84,9 +84,7 @@ class TrainingPace(msgspec.Struct, frozen=True, kw_only=True):
                 f"node {node} is slow: its {len(own)} ranks compute {ratio:.2f} times as long as their peers,"
                 f" in {share:.0%} of iterations"
             )
-        slow = [
-            pace for pace in self.ranks if pace.ratio > 1 + SLOW or (pace.slow_share > SLOW and pace.beyond_chance)
-        ]
+        slow = [pace for pace in self.ranks if pace.ratio > 1 + SLOW or (pace.slow_share > SLOW and pace.beyond_chance)]
         for pace in slow:
             if pace.host not in self.slow_nodes:
                 where = f" on {pace.host}" if pace.host else ""
@@ -160,7 +158,8 @@ def _by_chance(slow: int, fast: int) -> float:
     The sign test: on a host that others use, two like ranks are slow against each other in turn, and neither is named.
     """
     count = slow + fast
-    return sum(math.comb(count, more) for more in range(slow, count + 1)) / 2**count
+    ways = sum(math.comb(count, more) for more in range(slow, count + 1))
+    return ways / (1 << count)
 
 
 def _by_rank(records: Iterable[TrainingIterations]) -> tuple[dict[int, Floats], dict[int, Floats]]:

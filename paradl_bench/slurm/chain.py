@@ -63,7 +63,7 @@ def _layers_job(
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
     counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}
     last = max(counts)
-    tasks = []
+    tasks = [_doctor(site, "layers", "layers", 1, estimate)]
     for model in request.models:
         for ranks in counts:
             parts = ("--shards", ",".join(shards)) if shards and ranks == last else ()
@@ -103,7 +103,7 @@ def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> 
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
-        tasks = [] if inside else [_doctor(site, nodes, estimate)]
+        tasks = [_doctor(site, f"sweep-{nodes}", "sweep", nodes, estimate)]
         tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0]))
         if site.nccl_tests:
             tasks.append(_nccl_sweep(request, site, nodes, estimate))
@@ -126,13 +126,13 @@ def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> 
         )
 
 
-def _doctor(site: Site, nodes: int, estimate: Estimate) -> Task:
-    """First on the nodes of a sweep: what they differ in may explain what it finds."""
-    name = f"{NODES}/sweep-{nodes}"
+def _doctor(site: Site, job: str, use: Use, nodes: int, estimate: Estimate) -> Task:
+    """First on the nodes of a job: what they are, and what they differ in, may explain what is found there."""
+    name = f"{NODES}/{job}"
     return Task(
         name=name,
         module="paradl_bench",
-        words=("doctor", *_hang_limit(site, "sweep"), "-o", Below(name)),
+        words=("doctor", *_hang_limit(site, use), "-o", Below(name)),
         nodes=nodes,
         ranks=nodes,
         replaces=True,

@@ -175,10 +175,16 @@ def _node_lines(summary: Summary) -> Iterator[str]:
     yield "## Nodes"
     yield ""
     for own in summary.nodes:
-        hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
-        yield f"- {hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
+        yield f"- {_agreement(own)}"
         yield from (f"  - {each.name}: {each.sides}" for each in own.differences)
         yield from (f"  - {line}" for line in own.calendars)
+
+
+def _agreement(own: JobDifferences) -> str:
+    if len(own.hosts) == 1:
+        return f"{own.job} ran on {own.hosts[0]}"
+    hosts = f"{len(own.hosts)} nodes of {own.job} ({', '.join(own.hosts)})"
+    return f"{hosts} {'differ in what follows' if own.differences else 'agree in all that doctor looks for'}"
 
 
 def _minutes(summary: Summary) -> str:

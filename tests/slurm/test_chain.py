@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_cluster import NODES, CannotStart, SlurmCluster, running_cluster, why_not
@@ -96,7 +97,7 @@ def calibration(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_job_ran_and_the_report_says_so(calibration: Path) -> None:
     summary = (calibration / "summary.md").read_text()
-    assert "11 of 11 commands are done" in summary
+    assert "12 of 12 commands are done" in summary
     assert "## Missing" not in summary
     assert "predictions against 2 real runs: mean accuracy" in summary
     assert "- 2 nodes of sweep-2 (node1, node2) agree in all that doctor looks for\n" in summary
@@ -105,9 +106,18 @@ def test_every_job_ran_and_the_report_says_so(calibration: Path) -> None:
     assert 0 < nodes[1]["clock"]["clock_error_s"] < 1
     # Of a run on several nodes as well, which its ranks have looked at themselves.
     of_run = json.loads((calibration / "runs/own_model_small-d2/nodes.json").read_text())
+
+    def of_one(name: str) -> dict[str, Any]:
+        node: dict[str, Any]
+        (node,) = json.loads((calibration / name / "nodes.json").read_text())["nodes"]
+        return node
+
     assert [(node["host"], node["ranks"]) for node in of_run["nodes"]] == [("node1", [0]), ("node2", [1])]
     assert of_run["differences"] == []
-    assert not (calibration / "runs/own_model_small-serial/nodes.json").exists()
+    # Of jobs on one node: Slurm gives another one each time.
+    assert any(f"- layers ran on {name}\n" in summary for name in ("node1", "node2"))
+    assert {"CPU", "torch"} <= {each["name"] for each in of_one("nodes/layers")["findings"]}
+    assert of_one("runs/own_model_small-serial")["host"] in ("node1", "node2")
     measured = summary.partition("## Stragglers and slow spells\n")[2]
     for name in ("sweeps/gloo-2", "runs/own_model_small-serial", "runs/own_model_small-d2"):
         assert name in measured
@@ -175,7 +185,7 @@ def test_what_is_missing_alone_is_started_again(cluster: SlurmCluster, calibrati
         .read_text()
     )
     assert (calibration / "layers/own_model_small-r1/layers.jsonl").stat().st_mtime_ns == measured
-    assert "11 of 11 commands are done" in (calibration / "summary.md").read_text()
+    assert "12 of 12 commands are done" in (calibration / "summary.md").read_text()
 
 
 def test_a_partition_that_is_not_there_is_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -211,7 +221,7 @@ def test_a_job_that_fails_ends_the_chain_with_a_report_of_what_is_missing(
     assert done.returncode == 3
     assert "kept as it was edited" in done.stderr
     summary = (tmp_path / "out/summary.md").read_text()
-    assert "0 of 11 commands are done" in summary
+    assert "1 of 12 commands are done" in summary
     assert "| layers | layers/own_model_small-r1 | failed with exit code 2" in summary
     assert "without them no prediction" in summary
     assert (

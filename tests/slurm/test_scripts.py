@@ -124,7 +124,7 @@ def test_a_command_that_fails_does_not_keep_the_next_ones_from_running(tmp_path:
     codes = {
         path.stem: json.loads(path.read_text())["exit_code"] for path in sorted((tmp_path / "out/state").glob("*.json"))
     }
-    assert codes == {"layers-resnet18-r1": 3, "layers-resnet18-r2": 0}
+    assert codes == {"nodes-layers": 3, "layers-resnet18-r1": 3, "layers-resnet18-r2": 0}
 
 
 def test_dependencies_and_what_each_job_asks_for() -> None:
@@ -252,7 +252,7 @@ def test_a_dry_run_shows_scripts_minutes_and_gains_and_writes_nothing(tmp_path: 
     assert "alpha and beta of all_reduce" in sweep["adds"]
     layers = next(job for job in planned["jobs"] if job["name"] == "layers")
     # Forward and backward of resnet18 on 3x32x32 are 0.22 GFLOP a sample; 47 iterations of 8 of them take 4 s.
-    assert [round(task["estimate_s"]) for task in layers["tasks"]] == [34, 34]
+    assert [round(task["estimate_s"]) for task in layers["tasks"]] == [30, 34, 34]
 
 
 def test_scripts_edited_by_hand_are_kept_and_others_follow_the_site_file(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_status_without_any_job_names_all_that_is_missing(tmp_path: Path) -> N
     assert plan(tmp_path).returncode == 0
     done = run_in_process(tmp_path, "slurm-status", "out", "--exit-code")
     assert done.returncode == 3
-    assert "0 of 15 commands are done" in done.stdout
+    assert "0 of 17 commands are done" in done.stdout
     assert "| layers | layers/resnet18-r2 | not started |" in done.stdout
     assert "--submit" in done.stdout
     nothing = run_in_process(tmp_path, "slurm-status", "site.yaml")
@@ -310,14 +310,16 @@ def test_measurements_of_another_site_are_refused_once_they_have_begun(tmp_path:
     assert run_in_process(tmp_path, "slurm", "--site", "site.yaml", *sample).returncode == 0
 
 
-def test_a_hang_is_told_before_the_time_limit_and_nodes_of_a_sweep_are_compared(tmp_path: Path) -> None:
+def test_a_hang_is_told_before_the_time_limit_and_doctor_sees_every_node_first(tmp_path: Path) -> None:
     limits = TimeLimits(run="5m", sweep="8m")
     texts = jobs_of(Site(device="cpu", ranks_per_node=4, time_limits=limits))
     # Half of what is left until the warning, two minutes before the limit.
     assert all("--hang-timeout 90 -o " in texts[name] for name in ("runs-1", "runs-2"))
     assert texts["sweep-2"].count("--hang-timeout 180 -o ") == 2
     assert "--hang-timeout 300 -o " in texts["layers"]
-    assert "doctor" not in texts["sweep-1"]
+    for name, measured in (("layers", "layers resnet18"), ("sweep-1", "collectives --ranks")):
+        assert f'"$OUTPUT"/nodes/{name} --launcher srun' in texts[name]
+        assert texts[name].index("doctor --hang-timeout") < texts[name].index(measured)
     sweep = " ".join(texts["sweep-2"].replace("\\\n", "").split())
     on_each = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1 --cpu-bind=none"
     command = 'doctor --hang-timeout 180 -o "$OUTPUT"/nodes/sweep-2 --launcher'
