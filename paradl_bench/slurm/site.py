@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,6 +20,7 @@ _DIRECTIVE = re.compile(r"[!-~]+")
 _FORBIDDEN = frozenset("'\"\\`#")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_UNKNOWN_WORD = re.compile(r"Invalid enum value '(.*)' - at `\$\.(?:([a-z_]+)\.)?([a-z_]+)`")
 
 Launcher = Literal["srun", "torchrun"]
 Runtime = Literal["apptainer", "enroot"]
@@ -231,20 +232,30 @@ def read_site(path: Path) -> Site:
 
 
 def _explained(message: str) -> str:
-    """msgspec's message; of an unknown key with the keys that come near."""
-    match = _UNKNOWN_FIELD.fullmatch(message)
-    if match is None:
-        return message
-    name, where = match.group(1), match.group(2) or ""
+    """msgspec's message; of an unknown key with the keys that come near, of an unknown word with the known ones."""
     schemas: dict[str, type[msgspec.Struct]] = {
         "": Site,
         "container": Container,
         "time_limits": TimeLimits,
         "estimate": Rates,
     }
+    word = _UNKNOWN_WORD.fullmatch(message)
+    if word is not None:
+        value, where, name = word.group(1), word.group(2) or "", word.group(3)
+        return str(unknown_choice(name, value, _words_of(schemas.get(where, Site), name)))
+    match = _UNKNOWN_FIELD.fullmatch(message)
+    if match is None:
+        return message
+    name, where = match.group(1), match.group(2) or ""
     schema = schemas.get(where, Site)
     found = unknown_choice("key", name, (field.name for field in msgspec.structs.fields(schema)), shown=40)
     return f"{found}{f' (in {where})' if where else ''}"
+
+
+def _words_of(schema: type[msgspec.Struct], name: str) -> list[str]:
+    """What a key takes that takes one of some words."""
+    hint = get_type_hints(schema)[name]
+    return [word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _check_directive(name: str, text: str) -> None:
