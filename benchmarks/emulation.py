@@ -39,7 +39,7 @@ from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.training import measure_training
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
+from paradl_bench.spec.measurement import is_complete
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.slow_rank import parse_slow_rank
 from paradl_bench.spec.statistics import Summary
@@ -119,8 +119,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether it was measured to its end."""
-        directory = Path(self.directory)
-        return (directory / MANIFEST_NAME).exists() and read_manifest(directory).complete
+        return is_complete(Path(self.directory))
 
 
 def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str, dict[str, object]]]:

@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from paradl_bench.measure.layer_summary import closures  # noqa: E402
-from paradl_bench.spec.errors import UserError  # noqa: E402
-from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest  # noqa: E402
+from paradl_bench.spec.measurement import is_complete  # noqa: E402
+from paradl_bench.spec.storage import write_text_atomically  # noqa: E402
 
 MISTAKE, FAILED = 2, 3
 PRECISIONS = ("fp32", "bf16")
@@ -93,14 +93,6 @@ def chosen(options: argparse.Namespace) -> list[Case]:
     return [known[name] for name in names]
 
 
-def complete(directory: Path) -> bool:
-    """Whether a measurement has come to its end."""
-    try:
-        return (directory / MANIFEST_NAME).exists() and read_manifest(directory).complete
-    except UserError:
-        return False
-
-
 def measure(options: argparse.Namespace) -> list[str]:
     """Measure what is not complete; what failed, a line each."""
     failed = []
@@ -110,11 +102,11 @@ def measure(options: argparse.Namespace) -> list[str]:
     spent = seconds_so_far(options.output)
     for name, arguments in measurements(options):
         directory = options.output / RAW / name
-        if complete(directory):
+        if is_complete(directory):
             continue
         code, seconds = timed([sys.executable, "-m", "paradl_bench", *arguments, "-o", str(directory)])
         spent[name] = spent.get(name, 0.0) + seconds
-        (options.output / SECONDS).write_text(json.dumps(spent, indent=1) + "\n")
+        write_text_atomically(options.output / SECONDS, json.dumps(spent, indent=1) + "\n")
         failed += [f"{name} ended with exit code {code}"] if code else []
     return failed
 
@@ -140,12 +132,12 @@ def analyse(options: argparse.Namespace) -> list[str]:
     for case in chosen(options):
         layers = [raw / case.name / f"layers-{dtype}" for dtype in PRECISIONS]
         runs = [raw / case.name / f"train-{dtype}" for dtype in PRECISIONS]
-        missing = [str(each.relative_to(raw)) for each in (*layers, *runs) if not complete(each)]
+        missing = [str(each.relative_to(raw)) for each in (*layers, *runs) if not is_complete(each)]
         if missing:
             failed.append(f"{case.name}: not complete: {', '.join(missing)}")
             continue
         place = options.output / case.name
-        fitted = [*layers, *([raw / "rates"] if complete(raw / "rates") else [])]
+        fitted = [*layers, *([raw / "rates"] if is_complete(raw / "rates") else [])]
         fit = ["calibrate", "fit", *map(str, fitted), "-o", str(place / "profile.json"), "--force"]
         report = ["predict", "validate", "--from-profile", str(place / "profile.json"), *map(str, runs)]
         place.mkdir(parents=True, exist_ok=True)
@@ -156,7 +148,7 @@ def analyse(options: argparse.Namespace) -> list[str]:
                 break
         else:
             rows += summary_rows(case, layers, place / "report" / "report.json")
-    if complete(raw / "kernels"):
+    if is_complete(raw / "kernels"):
         held_out = [str(ROOT / "benchmarks/kernel_regression.py"), str(raw / "kernels"), "--without-mlp"]
         code, _ = timed([sys.executable, *held_out, "-o", str(options.output / "regressors")])
         failed += [f"regressors: exit code {code}"] if code else []
@@ -195,7 +187,7 @@ def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -
     spent = seconds_so_far(output)
     output.mkdir(parents=True, exist_ok=True)
     found = {"networks": rows, "gpu_seconds": spent, "failed": failed}
-    (output / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_text_atomically(output / "summary.json", json.dumps(found, indent=1) + "\n")
     lines = ["| network | dtype | batch | closure remainder | predicted | measured | accuracy | memory error |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
@@ -209,7 +201,7 @@ def write_summary(output: Path, rows: list[dict[str, Any]], failed: list[str]) -
         f"Layers took {layers_s / 60:.1f} minutes of the device, all measurements {sum(spent.values()) / 60:.1f}.",
     ]
     lines += [f"- {line}" for line in failed]
-    (output / "summary.md").write_text("\n".join(lines) + "\n")
+    write_text_atomically(output / "summary.md", "\n".join(lines) + "\n")
 
 
 def main() -> int:

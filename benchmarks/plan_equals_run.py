@@ -27,7 +27,7 @@ from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
-from paradl_bench.measure.training import Trainer
+from paradl_bench.measure.trainer import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.memory.of_plan import memory_of_plan
 from paradl_bench.models.catalog import load_model

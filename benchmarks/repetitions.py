@@ -32,6 +32,11 @@ def validate(output: Path, commands: Commands, repetitions: int) -> None:
         for arguments, directory in commands(output, repetition):
             run("paradl_bench", [*arguments, "-o", str(directory)])
             (runs if arguments[0] == "train" else profiles).append(str(directory))
+    fit_and_validate(output, profiles, runs)
+
+
+def fit_and_validate(output: Path, profiles: Iterable[str], runs: Iterable[str]) -> None:
+    """Fit ``profile.json`` from directories of measurements, hold it against those of runs, print how they differ."""
     profile = str(output / "profile.json")
     run("calibrate", ["fit", *profiles, "-o", profile, "--force"])
     report = ["validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"]

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from repetitions import run
+from repetitions import fit_and_validate, run
 
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.layers import measure_layers
@@ -32,7 +32,7 @@ from paradl_bench.measure.layers_request import LayersRequest
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.training import measure_training
 from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
+from paradl_bench.spec.measurement import is_complete
 from paradl_bench.spec.strategy import parse_strategy
 
 MODELS = {"vgg11": ((3, 32, 32), 8, 6), "resnet18": ((3, 64, 64), 8, 12), "cosmoflow": ((4, 32, 32, 32), 2, 12)}
@@ -64,8 +64,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether it was measured to its end."""
-        directory = Path(self.directory)
-        return (directory / MANIFEST_NAME).exists() and read_manifest(directory).complete
+        return is_complete(Path(self.directory))
 
     def measure(self, context: RankContext) -> None:
         """Measure it on this rank, together with the other."""
@@ -169,10 +168,7 @@ def main() -> None:
     directories = [step for steps in repetitions for step in steps]
     profiles = [*swept, *(step.directory for step in directories if not step.strategy)]
     runs = [step.directory for step in directories if step.strategy]
-    profile = str(output / "profile.json")
-    run("calibrate", ["fit", *profiles, "-o", profile, "--force"])
-    report = ["validate", "--from-profile", profile, *runs, "-o", str(output / "report"), "--force"]
-    run("predict", report, shown=True)
+    fit_and_validate(output, profiles, runs)
 
 
 if __name__ == "__main__":

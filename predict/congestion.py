@@ -8,10 +8,10 @@ nearly all of the mean. In between it is the median of a sum of independent draw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
-from paradl_bench.spec.statistics import median
 from predict.assembly import Priced
 from predict.costs import Floats, Ints, Remark
 

@@ -22,6 +22,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from calibrate.roofline_rates import roofline_rates
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD, median
+from paradl_bench.spec.statistics import IQR_TO_SD, MAD_TO_SD
 from predict.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from calibrate.profile import ModelTime, Profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.statistics import IQR_TO_SD, Summary, median
+from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
 from predict.costs import MEDIAN_ERROR, Cost, Floats, Remark, Source
 from predict.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count

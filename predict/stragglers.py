@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +41,7 @@ import numpy as np
 
 from calibrate.blocks import pull_in
 from paradl_bench.spec.checks import check_finite
-from paradl_bench.spec.statistics import IQR_TO_SD, median
+from paradl_bench.spec.statistics import IQR_TO_SD
 from predict.costs import Floats, Remark
 
 _POINTS = 2001

@@ -34,8 +34,6 @@ _OF_TORCH = {
     "ranks_per_node": "--ranks-per-node",
     "link_bandwidth": "--link-bandwidth",
 }
-_FEWEST = 2
-"""Ranks of a collective; one that nccl-tests drives alone only copies, which shows that the programs run."""
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
@@ -163,7 +161,7 @@ def COMMAND(  # noqa: N802
                 tool_path=tool_path,
                 launcher=launcher_of_tool(tools()[tool], launcher),
                 launcher_arguments=launcher_arguments,
-                ranks=_required(ranks, least=1 if tools()[tool].alone else _FEWEST),
+                ranks=_required(ranks),
                 concurrent=concurrent,
                 operations=names,
                 sizes=parse_size_sweep(sizes),
@@ -225,7 +223,7 @@ def _sweep_with_torch(
     if place is None:
         ranks = _required(wanted_ranks if layout is None else layout.ranks // concurrent)
     else:
-        ranks = place.ranks // concurrent if wanted_ranks is None else _required(wanted_ranks)
+        ranks = place.ranks // concurrent if wanted_ranks is None else wanted_ranks
         if ranks * concurrent != place.ranks:
             wanted = f"--ranks {ranks}" if concurrent == 1 else f"--concurrent {concurrent} groups of {ranks}"
             raise UserError(f"{wanted}: {place.launcher} started {place.ranks} ranks")
@@ -281,11 +279,9 @@ def _layout(
     return layout
 
 
-def _required(ranks: int | None, *, least: int = _FEWEST) -> int:
+def _required(ranks: int | None) -> int:
     if ranks is None:
         raise UserError("--ranks is missing: say how many ranks to start, at least 2")
-    if ranks < least:
-        raise UserError(f"--ranks {ranks}: a collective takes {least} ranks or more; --tool nccl-tests runs on one too")
     return ranks
 
 

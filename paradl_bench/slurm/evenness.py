@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.measure.collective_summary import summarise_collectives
-from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.training_summary import summarise_training
 from paradl_bench.slurm.progress import TaskState
 from paradl_bench.spec.errors import UserError
@@ -38,11 +37,11 @@ def evenness_of(output: Path, states: Iterable[TaskState]) -> Iterator[Evenness]
             if kind == "collectives":
                 sweep = summarise_collectives(directory)
                 if sweep.collectives:
-                    yield Evenness(name=state.name, lines=(*lines_of_nodes(directory), *sweep.pace.lines()))
+                    yield Evenness(name=state.name, lines=(*sweep.nodes, *sweep.pace.lines()))
             elif kind == "training":
                 run = summarise_training(directory)
                 if run.ranks:
-                    yield Evenness(name=state.name, lines=(*lines_of_nodes(directory), *run.pace.lines()))
+                    yield Evenness(name=state.name, lines=(*run.nodes, *run.pace.lines()))
 
 
 def evenness_lines(found: Iterable[Evenness]) -> Iterator[str]:

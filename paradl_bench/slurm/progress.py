@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.slurm.plan import Plan, PlannedJob, PlannedTask, Submitted
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
+from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.measurement import is_complete
 
 What = Literal["done", "failed", "unfinished", "not started"]
 _SIGNALLED = 128
@@ -105,12 +105,7 @@ def _result_is_there(output: Path, task: PlannedTask) -> bool:
     path = output / task.name
     if not task.writes:
         return True
-    if not task.measurement:
-        return path.exists()
-    try:
-        return (path / MANIFEST_NAME).exists() and read_manifest(path).complete
-    except UserError:
-        return False
+    return is_complete(path) if task.measurement else path.exists()
 
 
 def latest(submitted: dict[str, Submitted], job: str) -> str:

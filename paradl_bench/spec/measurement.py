@@ -395,6 +395,14 @@ def read_manifest(directory: Path) -> Manifest:
         raise UserError(f"{path}: {error}") from None
 
 
+def is_complete(directory: Path) -> bool:
+    """Whether a measurement has come to its end; not one that is not there, or can't be read."""
+    try:
+        return read_manifest(directory).complete
+    except UserError:
+        return False
+
+
 def load_versioned(
     path: Path, newest: int, *, what: str, migrations: Mapping[int, Migration] | None = None
 ) -> dict[str, Any]:

@@ -5,8 +5,6 @@ Medians, because shared machines have slow spells that move a mean; spreads are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,11 +56,11 @@ def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summ
         raise ValueError("no samples to summarise")
     if not np.all(np.isfinite(values)):
         raise ValueError("samples have to be finite")
-    low, middle, high = np.percentile(values, [25, 50, 75])
+    low, median, high = np.percentile(values, [25, 50, 75])
     chosen = None if typical is None else values[np.asarray(typical, bool)]
     return Summary(
-        median_s=float(middle),
-        typical_s=float(chosen.mean()) if chosen is not None and chosen.size else float(middle),
+        median_s=float(median),
+        typical_s=float(chosen.mean()) if chosen is not None and chosen.size else float(median),
         iqr_s=float(high - low),
         minimum_s=float(values.min()),
         samples=int(values.size),
@@ -74,21 +72,6 @@ def middle_half(totals: ArrayLike) -> NDArray[np.bool_]:
     values = np.asarray(totals, float)
     low, high = np.percentile(values, [25, 75])
     return np.asarray((values >= low) & (values <= high))
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle of some numbers, the mean of two where there is none.
-
-    For what every prediction loads: numpy's own imports its masked arrays when it is first called, which takes longer
-    than all medians of a prediction.
-
-    Raises:
-        ValueError: no numbers.
-    """
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("no numbers to take the median of")
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def bootstrap_median_interval(

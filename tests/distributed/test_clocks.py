@@ -48,7 +48,8 @@ from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.collectives import measure_collectives
 from paradl_bench.measure.process_groups import join_ranks
-from paradl_bench.measure.training import Trainer, measure_training
+from paradl_bench.measure.trainer import Trainer
+from paradl_bench.measure.training import measure_training
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.spec.strategy import parse_strategy
 

@@ -170,7 +170,7 @@ def test_without_root_a_sweep_goes_on_on_one_level_and_says_so(tmp_path: Path) -
             "collectives --nodes 3 --ranks-per-node 1 --concurrent 2 --link-bandwidth 1Gbit/s",
             "--concurrent 2: 3 ranks do not make so many equal groups of 2 or more",
         ),
-        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes 2 ranks or more"),
+        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes at least 2 ranks"),
         (
             "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --backend nccl",
             "--nodes emulates nodes for ranks on a CPU",

@@ -59,7 +59,7 @@ import msgspec
 from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
-from paradl_bench.measure.training import Trainer
+from paradl_bench.measure.trainer import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.kernel_settings import settings_of_label

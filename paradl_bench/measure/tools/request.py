@@ -40,6 +40,9 @@ class ToolRequest:
     concurrent: int = 1
 
     def __post_init__(self) -> None:
+        # One rank that a tool's own process drives only copies, which shows that its programs run.
+        if self.ranks < 2 and not self.tool.alone:
+            raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks by {self.tool.name}")
         if self.concurrent > 1 and not self.tool.groups:
             raise UserError(f"--concurrent: {self.tool.name} can't run groups of ranks at once: {self.tool.no_groups}")
         if self.concurrent > 1 and self.launcher == "own":
