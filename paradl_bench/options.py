@@ -203,6 +203,12 @@ emulation_options = together(
         callback=_read_slow_rank,
         help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
     ),
+    click.option(
+        "--spread",
+        is_flag=True,
+        help="Of --emulate: draw every sleep as iterations and layers of the profile spread. Default: all as long.",
+    ),
+    click.option("--seed", metavar="N", type=click.IntRange(0), help="Of what --spread draws. Default: 0."),
 )
 """How a run is emulated."""
 

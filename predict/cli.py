@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
+_SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 100_000
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -43,6 +44,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
 @click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
 @click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
+@click.option("--spread", is_flag=True, help=_SPREAD_HELP)
 @click.option("--knee", type=float, default=0.8, show_default=True, metavar="F", help=_KNEE_HELP)
 @click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -71,13 +73,14 @@ def _predict(options: dict[str, Any]) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.spec.errors import UserError
     from paradl_bench.terminal import refuse_overwrite, say
-    from predict.emulation import check_dilation
+    from predict.emulation import check_dilation, check_spread
     from predict.request import predict_request
     from predict.scaling import check_fraction, with_knees
     from predict.utilisation import check_price
 
     check_price(options["price"])
     check_dilation(options["dilate"])
+    check_spread(options["spread"], options["dilate"])
     check_fraction(options["knee"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")

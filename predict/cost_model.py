@@ -102,6 +102,7 @@ class CostModel:
         fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
         slow_rank: one rank that computes slower, for evaluators that know ranks.
         dilate: how many times as long compute sleeps, of an emulated run; None for a real one.
+        drawn: of an emulated run, whether sleeps were drawn as the profile's samples spread.
     """
 
     profile: Profile
@@ -117,6 +118,7 @@ class CostModel:
     fusion: Fusion | None = None
     slow_rank: SlowRank | None = None
     dilate: float | None = None
+    drawn: bool = False
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
@@ -185,7 +187,7 @@ class CostModel:
         self._layers.learn(plan.sharded)
         if self.proportional:
             self._layers.share_out(_shares(self.network, plan))
-        place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
+        place = self._place_of(plan)
         priced, remarks = self._on_device(plan, place), Remarks()
         if congested:
             priced, added = with_congestion(priced)
@@ -195,15 +197,13 @@ class CostModel:
         remarks.add(*(Remark(note, False) for note in plan.notes))
         spread = self._spread(place)
         costs = assemble(priced, spread.common_relative_sd)
-        on_host = place.local_batch, place.ranks_on_host
-        own_relative_sd = relative_spreads(plan.works, costs.total_s, self._layers, self._model, *on_host)
         return PricedPlan(
             plan=plan,
             place=place,
             costs=costs,
             rank_spread=rank_spread,
             slow_copies=self.dilate is None,
-            own_relative_sd=own_relative_sd if self.dilate is None else np.zeros(len(plan.works)),
+            own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
             spread=spread,
             remarks=remarks,
         )
@@ -260,9 +260,20 @@ class CostModel:
 
     def rank_spread(self, place: Place) -> RankSpread:
         """How single iterations of a rank spread."""
-        if self.dilate is not None:
+        if self._level:
             return LEVEL_RANKS
         return self._model.rank_spread(place.local_batch, place.ranks_on_host)
+
+    @property
+    def _level(self) -> bool:
+        """Whether no rank is late by chance."""
+        return self.dilate is not None and not self.drawn
+
+    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: Place) -> Floats:
+        """Per work, how an event of it spreads by itself."""
+        if self._level:
+            return np.zeros(len(plan.works))
+        return relative_spreads(plan.works, total_s, self._layers, self._model, place.local_batch, place.ranks_on_host)
 
     def sums(self, place: Place) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
@@ -303,12 +314,33 @@ class CostModel:
         Raises:
             UserError: the profile has nothing for a layer; the message names the command that would measure it.
         """
+        return {index: part.cost for index, part in self._computing(plan).items()}
+
+    def own_deviations(self, plan: Plan) -> tuple[RankSpread, dict[int, float]]:
+        """How a rank's iterations spread, and by index of what computes of a plan's works how one event of it does.
+
+        Returns:
+            The spread, and standard deviations relative to the event's seconds, of what falls on it by itself alone.
+        """
+        place = self._place_of(plan)
+        parts, total_s = self._computing(plan), np.zeros(len(plan.works))
+        for index, part in parts.items():
+            total_s[index] = part.cost.seconds * part.occurrences
+        spread = self.rank_spread(place)
+        own = spread.own_deviation(self._own_relative_sd(plan, total_s, place))
+        return spread, {index: float(own[index]) for index in parts}
+
+    def _place_of(self, plan: Plan) -> Place:
+        return self.place(plan.strategy, plan.local_batch // plan.micro_batches)
+
+    def _computing(self, plan: Plan) -> dict[int, Priced]:
+        """Parts of what computes, as measured, by index of the plan's works."""
         self._layers.learn(plan.sharded)
-        place = self.place(plan.strategy, plan.local_batch // plan.micro_batches)
+        place = self._place_of(plan)
         of_plan = self._works.of_computing(plan, place)
         works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
         parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
-        return {index: part.cost for index, part in zip(of_plan, parts, strict=True)}
+        return dict(zip(of_plan, parts, strict=True))
 
     @property
     def overlap_is_free(self) -> bool:

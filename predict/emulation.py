@@ -1,8 +1,8 @@
 """Costs of an emulated run: layers that sleep for their profiled time (docs/emulation.md).
 
 A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, whatever the
-profile's own spread is, and neither slows a collective beside it nor is slowed by one. What copies gradients does so
-for real, on the host that emulates, and stays as the profile has it.
+profile's own spread is, unless it was drawn as that has it, and neither slows a collective beside it nor is slowed by
+one. What copies gradients does so for real, on the host that emulates, and stays as the profile has it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,18 @@ def _sleeping(work: Work, part: Priced, dilate: float) -> Priced:
     # The run sleeps these very seconds: however far they are off the device's own, they are not off the run's.
     cost = part.cost._replace(seconds=seconds, independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
     return part._replace(cost=cost._replace(remarks=(*cost.remarks, remark)), modes=())
+
+
+def check_spread(spread: bool, dilate: float | None) -> None:
+    """Refuse drawn sleeps where nothing sleeps.
+
+    Raises:
+        UserError: no dilation.
+    """
+    if spread and dilate is None:
+        raise UserError(
+            "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
+        )
 
 
 def check_dilation(dilate: float | None) -> None:

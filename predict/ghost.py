@@ -7,12 +7,16 @@ predicted; and what is predicted of the run beside it holds its communication ag
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+import numpy as np
+
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.ghost_record import GhostPhase, GhostRole, GhostTable
+from paradl_bench.spec.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
 from paradl_bench.spec.plan import Between, Compute, Plan, Role, WeightUpdate
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.catalog import planner_for
@@ -28,7 +32,8 @@ def ghost_table(options: Mapping[str, Any]) -> GhostTable:
         options: of the command line, as :func:`~predict.request.read_request` takes them.
 
     Raises:
-        UserError: whatever of the options or files is wrong, several points, or no time for a layer.
+        UserError: whatever of the options or files is wrong, several points, no time for a layer, or no spread where
+            it is asked for.
     """
     request = read_request(options)
     if len(request.points) != 1:
@@ -40,7 +45,8 @@ def ghost_table(options: Mapping[str, Any]) -> GhostTable:
     model = request.model
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
     profile: Path = options["profile"]
-    return table_of(model, plan, profile=str(profile), sha256=profile_hash(profile), batch=point.settings.batch)
+    table = table_of(model, plan, profile=str(profile), sha256=profile_hash(profile), batch=point.settings.batch)
+    return with_spread(table, model, plan) if options.get("spread") else table
 
 
 def profile_hash(path: Path) -> str:
@@ -79,6 +85,52 @@ def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: 
         sources=_sources(plan, costs),
         extrapolated=remarks.extrapolated(),
     )
+
+
+def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
+    """The table with what single sleeps are drawn from: the spread that predicts how late the last rank is.
+
+    Raises:
+        UserError: the profile holds no iterations, or a single one, so that nothing tells how they spread.
+    """
+    spread, of_works = model.own_deviations(plan)
+    if spread.samples < 2 or not spread.relative_sd:
+        raise UserError(
+            f"--spread: the profile holds no iterations of {model.network.name} whose times spread, to draw from;"
+            f" measure some: paradl-bench layers {model.network.name} --batch {plan.local_batch} -o DIR, and fit them"
+        )
+    costs = model.compute_costs(plan)
+    roles = [
+        _with_deviations(role, plan, of_plan, costs, of_works)
+        for role, of_plan in zip(table.roles, plan.roles, strict=True)
+    ]
+    tied = spread.tied_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
+    found = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
+    return msgspec.structs.replace(table, roles=tuple(roles), spread=found)
+
+
+def _with_deviations(
+    role: GhostRole, plan: Plan, of_plan: Role, costs: Mapping[int, Cost], of_works: Mapping[int, float]
+) -> GhostRole:
+    """A role with how each of its sleeps spreads; a layer's share of the time between operations is an event apart."""
+    events: dict[tuple[str, GhostPhase], tuple[float, float]] = {}
+    between = {"FW": (0.0, 0.0), "BW": (0.0, 0.0)}
+    update = 0.0
+    for index in dict.fromkeys(of_plan.work.tolist()):
+        work = plan.works[index]
+        if isinstance(work, Compute):
+            events[work.layer, work.phase] = costs[index].seconds, of_works[index]
+        elif isinstance(work, Between):
+            between[work.phase] = costs[index].seconds, of_works[index]
+        elif isinstance(work, WeightUpdate):
+            update = of_works[index]
+    deviations: dict[str, dict[GhostPhase, float]] = {}
+    for (layer, phase), event in events.items():
+        whole_s = role.seconds(layer, phase)
+        parts = (event, between["FW" if phase == "FW" else "BW"])
+        deviation_s = math.hypot(*(seconds * relative for seconds, relative in parts))
+        deviations.setdefault(layer, {})[phase] = deviation_s / whole_s if whole_s else 0.0
+    return msgspec.structs.replace(role, own_relative_sd=deviations, update_own_relative_sd=update)
 
 
 def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:

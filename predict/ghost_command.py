@@ -11,6 +11,7 @@ from predict.command_options import point_options, refuse_missing
 
 @click.command("ghost", context_settings={"help_option_names": ["-h", "--help"]})
 @point_options
+@click.option("--spread", is_flag=True, help="With what train --emulate --spread draws every sleep from.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write the table, as JSON; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
 def ghost(**options: Any) -> None:

@@ -120,13 +120,12 @@ class _Chance:
         """Of shape (draws, stages)."""
         parts = [self._generator.permutation(draws) for _ in self._of_stages]
         chances = (np.column_stack(parts) + self._generator.random((draws, len(parts)))) / draws
-        found = self._spread.deviation(chances ** (1 / self._sharing))
-        return np.asarray(found * math.sqrt(self._spread.tied_share))
+        return self._spread.tied_deviation(chances ** (1 / self._sharing))
 
     def added_seconds(self) -> Iterator[Floats]:
         """Per draw, of each task."""
         spread, line = self._spread, self._line
-        own = self._computed * line.own_relative_sd * spread.relative_sd * math.sqrt(spread.own_weight)
+        own = self._computed * spread.own_deviation(line.own_relative_sd)
         for row in self._tied:
             added = self._computed * row[line.stage]
             yield added + own * self._generator.standard_normal(len(own)) if spread.own_weight else added

@@ -87,6 +87,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         fusion=fusion_options(evaluator.name, options),
         slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
         dilate=options.get("dilate"),
+        drawn=options.get("dilate") is not None and options["spread"],
     )
 
 

@@ -126,6 +126,18 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         mean_square = float(np.mean((low**2 + low * high + high**2) / 3))
         return math.sqrt(max(mean_square - self._expected_maximum(1) ** 2, 0.0))
 
+    def own_deviation(self, own_relative_sd: Floats) -> Floats:
+        """Of events, what falls on each by itself: standard deviations over their seconds.
+
+        Args:
+            own_relative_sd: how single times of them spread in all, likewise.
+        """
+        return np.asarray(own_relative_sd * self.relative_sd * math.sqrt(self.own_weight))
+
+    def tied_deviation(self, probabilities: Floats) -> Floats:
+        """By how much all of a rank's compute is slower than in the mean, at probabilities."""
+        return np.asarray(self.deviation(probabilities) * math.sqrt(self.tied_share))
+
     def deviation(self, probabilities: Floats) -> Floats:
         """By how much an iteration is slower than the mean one, at probabilities."""
         values = self._pulled_in

@@ -170,7 +170,8 @@ class _Predictors:
     def _model_of(self, run: Run) -> CostModel:
         about = run.description
         dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
-        of_ghosts = dilate, "" if slow is None else str(slow)
+        drawn = about.ghost is not None and about.ghost.drawn is not None
+        of_ghosts = dilate, drawn, "" if slow is None else str(slow)
         key = about.model, about.optimizer, about.dtype, about.kernel_settings, about.backend, *of_ghosts
         if key not in self._models:
             self._models[key] = CostModel(
@@ -185,6 +186,7 @@ class _Predictors:
                 input_options=NO_INPUT,
                 dilate=dilate,
                 slow_rank=slow,
+                drawn=drawn,
             )
         return self._models[key]
 

@@ -24,6 +24,8 @@ def run(case: str, where: Path, context: RankContext) -> None:
         key: (value,) if key == "recompute" else int(value) if value.isdigit() else value
         for key, value in (word.split("=") for word in words)
     }
+    if "spread" in options:
+        options["spread"] = options["spread"] == "drawn"
     if "slow_rank" in options:
         options["slow_rank"] = parse_slow_rank(options["slow_rank"])
     request = TrainingRequest(

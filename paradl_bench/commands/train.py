@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -29,7 +29,6 @@ from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_
 if TYPE_CHECKING:
     from paradl_bench.emulate_nodes.layout import NodeLayout
     from paradl_bench.measure.training_request import TrainingRequest
-    from paradl_bench.spec.slow_rank import SlowRank
 
 
 class Limits(NamedTuple):
@@ -115,9 +114,6 @@ def COMMAND(  # noqa: N802
     schedule: str,
     stages: str | None,
     balance: str | None,
-    emulate: str | None,
-    dilate: float | None,
-    slow_rank: SlowRank | None,
     device: str,
     dtype: str,
     channels_last: bool | None,
@@ -130,6 +126,7 @@ def COMMAND(  # noqa: N802
     hang_timeout_s: float,
     output: Path,
     as_json: bool,
+    **emulation: Any,
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
@@ -173,11 +170,9 @@ def COMMAND(  # noqa: N802
         schedule=schedule,
         stages=tuple(stages.split(",")) if stages else (),
         balance=balance,
-        emulate=emulate,
-        dilate=dilate,
-        slow_rank=slow_rank,
         iterations=iterations,
         warmup=warmup,
+        **emulation,
     )
     request.check()
     limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)

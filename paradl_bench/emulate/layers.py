@@ -29,7 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from paradl_bench.emulate.sleeper import Sleeper
 from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.spec.ghost_record import GhostRole
+from paradl_bench.spec.ghost_record import GhostPhase, GhostRole
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
 from paradl_bench.strategies.operations import function_name
 from paradl_bench.strategies.sharded_module import Call, Substitute
@@ -124,12 +124,8 @@ def _ghost(
     functions = frozenset(kind.functions) if kind else frozenset((str(layer.attributes.get("function")),))
     return _Ghost(
         functions=functions,
-        fw_s=seconds.seconds(layer.name, "FW"),
-        bw_s=_Backward(
-            seconds.seconds(layer.name, "BW"),
-            seconds.seconds(layer.name, "BW_input"),
-            seconds.seconds(layer.name, "BW_weight"),
-        ),
+        fw=_event(seconds, layer.name, "FW"),
+        bw=_Backward(*(_event(seconds, layer.name, phase) for phase in _BACKWARD)),
         last_first=_last_first(layer, arrival),
         sleeper=sleeper,
         zeros=zeros,
@@ -197,32 +193,54 @@ def hold_in_common(module: torch.nn.Module) -> None:
         parameter.data = zeros.like(parameter)
 
 
-class _Backward(NamedTuple):
-    """Seconds of a layer's backward: all of it at once, or that of its input and that of its parameters."""
+class _Event(NamedTuple):
+    """Seconds to sleep, and how they spread by themselves."""
 
-    whole_s: float = 0.0
-    input_s: float = 0.0
-    weight_s: float = 0.0
+    seconds: float = 0.0
+    own_relative_sd: float = 0.0
+
+    def beside(self, other: _Event) -> _Event:
+        """Both in one sleep."""
+        seconds = self.seconds + other.seconds
+        deviation = math.hypot(self.seconds * self.own_relative_sd, other.seconds * other.own_relative_sd)
+        return _Event(seconds, deviation / seconds if seconds else 0.0)
+
+
+_NOTHING = _Event()
+_BACKWARD: tuple[GhostPhase, ...] = ("BW", "BW_input", "BW_weight")
+
+
+def _event(seconds: GhostRole, layer: str, phase: GhostPhase) -> _Event:
+    return _Event(seconds.seconds(layer, phase), seconds.relative_sd(layer, phase))
+
+
+class _Backward(NamedTuple):
+    """A layer's backward: all of it at once, or that of its input and that of its parameters."""
+
+    whole: _Event = _NOTHING
+    of_input: _Event = _NOTHING
+    of_weight: _Event = _NOTHING
 
     @property
     def parted(self) -> bool:
         """Whether the plan runs its parts apart."""
-        return self.input_s > 0 or self.weight_s > 0
+        return self.of_input.seconds > 0 or self.of_weight.seconds > 0
 
-    def of(self, node: Any, leads_to_weight: Sequence[bool]) -> float:
+    def of(self, node: Any, leads_to_weight: Sequence[bool]) -> _Event:
         """What the engine wants now of the node of a ghost; all of it where the layer has no parts.
 
         Args:
             leads_to_weight: of each argument's gradient, whether it is a parameter's.
         """
         if not self.parted:
-            return self.whole_s
+            return self.whole
         wanted = {
             of_weight
             for (after, _), of_weight in zip(node.next_functions, leads_to_weight, strict=True)
             if after is not None and torch._C._will_engine_execute_node(after)
         }
-        return self.input_s * (False in wanted) + self.weight_s * (True in wanted)
+        of_input = self.of_input if False in wanted else _NOTHING
+        return of_input.beside(self.of_weight) if True in wanted else of_input
 
 
 class _Ghost:
@@ -237,22 +255,22 @@ class _Ghost:
         self,
         *,
         functions: frozenset[str],
-        fw_s: float,
-        bw_s: _Backward,
+        fw: _Event,
+        bw: _Backward,
         last_first: tuple[int, ...],
         sleeper: Sleeper,
         zeros: _Zeros,
     ) -> None:
         self.functions = functions
-        self.bw_s, self.sleeper, self.zeros = bw_s, sleeper, zeros
-        self._fw_s, self._last_first = fw_s, last_first
+        self.bw, self.sleeper, self.zeros = bw, sleeper, zeros
+        self._fw, self._last_first = fw, last_first
         self._forms: dict[Hashable, _Form] = {}
 
     @cached_property
     def awake(self) -> _Ghost:
         """One that returns what it has to without sleep, for what is called beside the layer's work."""
         return _Ghost(
-            functions=self.functions, fw_s=0.0, bw_s=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
+            functions=self.functions, fw=_NOTHING, bw=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
         )
 
     def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
@@ -265,7 +283,7 @@ class _Ghost:
         form = self._forms.get(known)
         if form is None:
             form = self._forms[known] = _form_of(function, args, kwargs, tensors)
-        self.sleeper.sleep("FW", self._fw_s)
+        self.sleeper.sleep("FW", *self._fw)
         if form.outputs is None:
             return function(*args, **kwargs)
         if self._last_first and torch.is_grad_enabled():
@@ -352,7 +370,7 @@ class _GhostFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *_: Any) -> Any:
         assert len(ctx.saved_tensors) == 1
-        ctx.ghost.sleeper.sleep("BW", ctx.ghost.bw_s.of(ctx, ctx.leads_to_weight))
+        ctx.ghost.sleeper.sleep("BW", *ctx.ghost.bw.of(ctx, ctx.leads_to_weight))
         return None, None, *(give() if give else None for give in ctx.givers)
 
 
@@ -390,7 +408,7 @@ def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
 
 def _runs_in_parts(node: Any) -> bool:
     ghost: _Ghost | None = getattr(node, "ghost", None)
-    return ghost is not None and ghost.bw_s.parted
+    return ghost is not None and ghost.bw.parted
 
 
 def _zeros_of(output: _Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:

@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from paradl_bench.emulate.draws import IterationDraws
+
 Slept = Literal["FW", "BW", "WU"]
 
 SHORTEST_S = 5e-5
@@ -36,9 +38,11 @@ class Sleeper:
         dilate: how many times as long as asked.
 
     Attributes:
-        asked_s: by phase, dilated seconds that were asked for since :meth:`take_asked`. calls: by phase, how often.
+        asked_s: by phase, dilated seconds that were asked for since :meth:`take_asked`, before anything is drawn.
+            calls: by phase, how often.
         host_s: by phase, what the host takes for one call, which is taken off what is slept as far as it was taken;
             nothing until measured.
+        draws: of the iteration that runs; None where sleeps take what is asked for.
     """
 
     def __init__(self, dilate: float = 1.0) -> None:
@@ -48,17 +52,24 @@ class Sleeper:
         self.asked_s: dict[Slept, float] = {}
         self.calls: dict[Slept, int] = {}
         self.host_s: Mapping[str, float] = {}
+        self.draws: IterationDraws | None = None
         self._owed_s = 0.0
         self._ended = time.perf_counter()
         self._awake = False
 
-    def sleep(self, phase: Slept, seconds: float) -> None:
-        """Sleep for ``seconds``, dilated, less what the host took for it and what sleeps before took too long."""
+    def sleep(self, phase: Slept, seconds: float, own_relative_sd: float = 0.0) -> None:
+        """Sleep for ``seconds``, dilated, less what the host took for it and what sleeps before took too long.
+
+        Args:
+            own_relative_sd: how the event spreads by itself, where sleeps are drawn.
+        """
         asked = seconds * self.dilate
         self.asked_s[phase] = self.asked_s.get(phase, 0.0) + asked
         self.calls[phase] = self.calls.get(phase, 0) + 1
         if self._awake:
             return
+        if self.draws is not None:
+            asked *= self.draws.factor(own_relative_sd)
         begin = time.perf_counter()
         since_s = begin - self._ended
         dispatch_s = min(since_s, self.host_s.get(phase, 0.0))

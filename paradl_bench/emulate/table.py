@@ -23,7 +23,14 @@ _MIB = 1024 * 1024
 
 
 def make_table(
-    profile: str, network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str, backend: str
+    profile: str,
+    network: Network,
+    strategy: Strategy,
+    settings: PlanSettings,
+    *,
+    dtype: str,
+    backend: str,
+    spread: bool = False,
 ) -> GhostTable:
     """What every rank of a run sleeps.
 
@@ -31,9 +38,10 @@ def make_table(
         profile: file that calibrate fit wrote.
         network: as traced; the profile need not hold the model, if it holds what tells of its layers.
         backend: of the run's collectives.
+        spread: with what single sleeps are drawn from.
 
     Raises:
-        UserError: the profile is none, or has nothing for a layer; the message is that of ``predict ghost``.
+        UserError: the profile is none, has nothing for a layer, or no spread; the message is that of ``predict ghost``.
         WorkError: that failed otherwise.
     """
     with tempfile.TemporaryDirectory() as directory:
@@ -53,6 +61,7 @@ def make_table(
                 "--backend",
                 backend,
                 *_arguments(settings),
+                *(("--spread",) if spread else ()),
                 "-o",
                 "-",
             ),

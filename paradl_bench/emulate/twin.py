@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from paradl_bench.emulate.draws import Draws
 from paradl_bench.emulate.layers import GhostLayers
 from paradl_bench.emulate.sleeper import Sleeper, wake_in_time
 from paradl_bench.spec.ghost_record import GhostRole
@@ -26,17 +27,23 @@ class GhostTwin:
         network: of the model.
         seconds: that this rank's part of it takes.
         dilate: how many times as long it sleeps.
+        draws: what single sleeps are drawn with; None where they do not spread.
 
     Attributes:
         layers: what runs the model's layers.
         sleeper: that they share.
     """
 
-    def __init__(self, network: Network, seconds: GhostRole, dilate: float) -> None:
+    def __init__(self, network: Network, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
         wake_in_time()
         self.sleeper = Sleeper(dilate)
         self.layers = GhostLayers(network, seconds, self.sleeper)
-        self._network, self._seconds = network, seconds
+        self._network, self._seconds, self._draws = network, seconds, draws
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Draw what this iteration, from 0 on, sleeps; until then, and where sleeps do not spread, nothing is drawn."""
+        if self._draws is not None:
+            self.sleeper.draws = self._draws.of_iteration(iteration)
 
     def alone(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module with ghosts for layers, on this rank alone."""
@@ -60,14 +67,14 @@ class GhostTwin:
         Args:
             group: ranks that share out its state (ZeRO stage 1), and broadcast what each has updated; else None.
         """
-        sleeper, update_s = self.sleeper, self._seconds.update_s
+        sleeper, seconds = self.sleeper, self._seconds
 
         class Ghost(torch.optim.Optimizer):
             def __init__(self, parameters: Any, **defaults: Any) -> None:
                 super().__init__(parameters, defaults)
 
             def step(self, closure: Any = None) -> None:  # type: ignore[override]
-                sleeper.sleep("WU", update_s)
+                sleeper.sleep("WU", seconds.update_s, seconds.update_own_relative_sd)
 
         if group is None:
             return Ghost(parameters)

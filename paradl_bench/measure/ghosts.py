@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from paradl_bench.emulate.draws import Draws
 from paradl_bench.emulate.table import make_table
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
@@ -18,7 +19,7 @@ from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.emulation import EmulatedLayers
-from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
+from paradl_bench.spec.ghost_record import DrawnSleeps, GhostRun, GhostTable, read_table
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.group_functions import Spans
@@ -36,18 +37,25 @@ class Ghost(NamedTuple):
 
     Attributes:
         dilate, slow_rank: as of :class:`~paradl_bench.measure.training_request.TrainingRequest`.
+        drawn: with what sleeps are drawn; None where they do not spread.
     """
 
     table: GhostTable
     twin: GhostTwin
     dilate: float
     slow_rank: SlowRank | None
+    drawn: DrawnSleeps | None = None
 
     @property
     def emulated(self) -> EmulatedLayers:
         """What its measurements' environment says of it."""
         slow = "" if self.slow_rank is None else str(self.slow_rank)
-        return EmulatedLayers(profile_sha256=self.table.profile_sha256, dilate=self.dilate, slow_rank=slow)
+        return EmulatedLayers(
+            profile_sha256=self.table.profile_sha256,
+            dilate=self.dilate,
+            slow_rank=slow,
+            spread=self.drawn is not None,
+        )
 
 
 class HostTime(NamedTuple):
@@ -66,7 +74,7 @@ def emulate(request: TrainingRequest, network: Network, context: RankContext) ->
     """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 asks ``predict`` for all.
 
     Raises:
-        UserError: no profile, or one that has nothing for a layer.
+        UserError: no profile, or one that has nothing for a layer, or no spread where sleeps are to spread.
     """
     if request.emulate is None:
         return None
@@ -79,13 +87,18 @@ def emulate(request: TrainingRequest, network: Network, context: RankContext) ->
             request.settings,
             dtype=request.dtype,
             backend=context.backend if context.ranks > 1 else "gloo",
+            spread=request.spread,
         )
         made = msgspec.json.encode(table)
     table = read_table(context.share(made), f"rank 0's table of {request.emulate}")
     dilate = 1.0 if request.dilate is None else request.dilate
     longer = 1.0 if request.slow_rank is None else request.slow_rank.of_rank(context.rank)
-    twin = GhostTwin(network, table.of_rank(context.rank), dilate * longer)
-    return Ghost(table, twin, dilate, request.slow_rank)
+    draws, drawn = None, None
+    if table.spread is not None:
+        drawn = DrawnSleeps(seed=request.seed or 0, samples=table.spread.samples)
+        draws = Draws(table.spread, seed=drawn.seed, rank=context.rank)
+    twin = GhostTwin(network, table.of_rank(context.rank), dilate * longer, draws)
+    return Ghost(table, twin, dilate, request.slow_rank, drawn)
 
 
 def measure_host_time(
@@ -181,6 +194,7 @@ def describe_run(ghost: Ghost, host: HostTime, iterate: Callable[[], object], co
         profile_sha256=table.profile_sha256,
         dilate=ghost.dilate,
         slow_rank=ghost.slow_rank,
+        drawn=ghost.drawn,
         slept_s=max(context.gather(asked), key=lambda phases: sum(phases.values())),
         framework_s=host.framework_s,
         oversleep_s=host.oversleep_s,

@@ -281,12 +281,13 @@ class Trainer:
             WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
         """
         self._context.barrier()
-        self.iterate()
+        # Numbered from the untimed one on: what a rank is late by in it goes on into the first that is timed.
+        self._iterate_as(first)
         self._counter.since_last()
         stamps, counts = [], []
         self._spans.stamp = self._clock.stamp
-        for _ in range(count):
-            stamps.append(self.iterate())
+        for index in range(first + 1, first + 1 + count):
+            stamps.append(self._iterate_as(index))
             counts.append(self._counter.since_last())
         self._spans.stamp = None
         self._clock.synchronise()
@@ -294,6 +295,12 @@ class Trainer:
         for index, item in enumerate(stamps, start=first):
             self._check(index, item)
         return self._record(first, stamps, counts, losses)
+
+    def _iterate_as(self, number: int) -> _Stamps:
+        """An iteration, in which ghosts sleep what they draw for this number."""
+        if self._twin:
+            self._twin.begin_iteration(number)
+        return self.iterate()
 
     def _check(self, index: int, stamps: _Stamps) -> None:
         where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"

@@ -44,6 +44,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         emulate: profile whose seconds layers sleep instead of computing; None for a real run.
         dilate: how many times as long; None for once.
         slow_rank: one rank that sleeps longer still by a factor; None for none.
+        spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
     """
 
     model: str
@@ -74,6 +75,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     emulate: str | None = None
     dilate: float | None = None
     slow_rank: SlowRank | None = None
+    spread: bool = False
+    seed: int | None = None
 
     @property
     def settings(self) -> PlanSettings:
@@ -135,11 +138,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError("--balance finds the stages that --stages gives: give one of them")
 
     def _check_emulation(self) -> None:
+        self._check_sleep()
         if self.emulate is None:
-            if self.dilate is not None:
-                raise UserError("--dilate is for layers that sleep: give it with --emulate PROFILE")
-            if self.slow_rank is not None:
-                raise UserError("--slow-rank is for layers that sleep: give it with --emulate PROFILE")
             return
         if self.slow_rank is not None:
             self.slow_rank.check(str(self.strategy), self.strategy.ranks)
@@ -165,6 +165,19 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
                 " statistics ranks compute between its messages"
             )
 
+    def _check_sleep(self) -> None:
+        of_sleep = {
+            "--dilate": self.dilate is not None,
+            "--slow-rank": self.slow_rank is not None,
+            "--spread": self.spread,
+            "--seed": self.seed is not None,
+        }
+        flag = next((flag for flag, given in of_sleep.items() if given), None)
+        if self.emulate is None and flag is not None:
+            raise UserError(f"{flag} is for layers that sleep: give it with --emulate PROFILE")
+        if self.seed is not None and not self.spread:
+            raise UserError("--seed is of what --spread draws: give it with --spread")
+
     def arguments(self, context: RankContext) -> dict[str, str]:
         """Settings that two runs have to share for one to resume the other."""
         shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
@@ -186,6 +199,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             **self._of_pipeline,
             **({"emulated_nodes": str(self.layout)} if self.layout else {}),
             **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
+            **({"spread": f"seed {self.seed or 0}"} if self.spread else {}),
         }
 
     @property

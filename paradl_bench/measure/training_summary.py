@@ -140,10 +140,13 @@ def _phase_table(summary: TrainingSummary) -> Table:
 
 def _ghost_line(ghost: GhostRun) -> str:
     framework, oversleep = (sum(phases.values()) for phases in (ghost.framework_s, ghost.oversleep_s))
+    drawn = ""
+    if ghost.drawn is not None:
+        drawn = f"; each sleep drawn as {ghost.drawn.samples} measured iterations spread, seed {ghost.drawn.seed}"
     return (
         f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration, {format_seconds(framework)} of it"
         f" ({ghost.overhead:.1%}) for the framework on rank 0's host, and {_signed(oversleep)} beside it;"
-        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}"
+        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}{drawn}"
     )
 
 

@@ -62,6 +62,7 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         profile_sha256: of the profile's file that said for how long.
         dilate: how many times as long as it said.
         slow_rank: one rank that slept longer than the others by a factor, as ``FACTOR@RANK``; empty where none did.
+        spread: whether single sleeps were drawn as the profile's samples spread.
 
     Raises:
         ValueError: a dilation that is not positive.
@@ -70,6 +71,7 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     profile_sha256: str
     dilate: float = 1.0
     slow_rank: str = ""
+    spread: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "dilate")
@@ -78,7 +80,10 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def kind(self) -> str:
         """What measurements have to share to be alike, in words."""
         slow = f", slow rank {self.slow_rank}" if self.slow_rank else ""
-        return f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says{slow}"
+        drawn = ", drawn as its samples spread" if self.spread else ""
+        return (
+            f"layers that sleep {self.dilate:g} times as long as profile {self.profile_sha256[:12]} says{drawn}{slow}"
+        )
 
 
 class SimulatedMessages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

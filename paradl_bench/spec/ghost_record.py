@@ -12,13 +12,53 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.spec.checks import check_finite
+from paradl_bench.spec.checks import check_counts, check_finite
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.storage import decode_json, read_json
 
 GHOST_FILE = "ghost.json"
 GhostPhase = Literal["FW", "BW", "BW_input", "BW_weight"]
 """``BW_input`` and ``BW_weight`` where a schedule runs the parts of backward by themselves."""
+
+
+class GhostSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a rank's iterations spread as a whole, of a run whose sleeps are drawn (:mod:`paradl_bench.emulate.draws`).
+
+    Attributes:
+        tied_quantiles: by how much all of a rank's compute is slower than in the mean, relative to it, at evenly spaced
+            probabilities from 0 to 1.
+        samples: how many measured iterations they rest on.
+
+    Raises:
+        ValueError: fewer than two quantiles, falling ones, one that leaves nothing of the compute, or no samples.
+    """
+
+    tied_quantiles: tuple[float, ...]
+    samples: int
+
+    def __post_init__(self) -> None:
+        check_finite(self, "tied_quantiles")
+        check_counts(self, "samples")
+        if len(self.tied_quantiles) < 2 or list(self.tied_quantiles) != sorted(self.tied_quantiles):
+            raise ValueError("tied_quantiles has to hold at least two numbers that do not fall")
+        if self.tied_quantiles[0] <= -1:
+            raise ValueError(f"tied_quantiles has to be more than -1, not {self.tied_quantiles[0]}")
+
+
+class DrawnSleeps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the sleeps of a run were drawn with.
+
+    Attributes:
+        seed: of all draws; with it, rank and iteration say what was drawn.
+        samples: as of :class:`GhostSpread`.
+    """
+
+    seed: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        check_counts(self, "seed", least=0)
+        check_counts(self, "samples")
 
 
 class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,17 +68,28 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         layers: by layer and phase; of a layer's shard where the rank holds one. What a layer is missing takes no time.
         between: by phase, one operation's share of the time between operations.
         update_s: the weight update.
+        own_relative_sd: by layer and phase, the standard deviation of one run of it with its share of the time between
+            operations, by itself, over its seconds; empty where sleeps do not spread.
+        update_own_relative_sd: the same of the weight update.
     """
 
     layers: dict[str, dict[GhostPhase, float]]
     between: dict[Literal["FW", "BW"], float]
     update_s: float
+    own_relative_sd: dict[str, dict[GhostPhase, float]] = {}
+    update_own_relative_sd: float = 0.0
 
     def __post_init__(self) -> None:
         for name, seconds in (
             *((f"layers.{layer}", s) for layer, phases in self.layers.items() for s in phases.values()),
             *((f"between.{phase}", s) for phase, s in self.between.items()),
             ("update_s", self.update_s),
+            *(
+                (f"own_relative_sd.{layer}", s)
+                for layer, phases in self.own_relative_sd.items()
+                for s in phases.values()
+            ),
+            ("update_own_relative_sd", self.update_own_relative_sd),
         ):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"{name} has to be finite and not negative, not {seconds}")
@@ -53,6 +104,10 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return 0.0
         return found + self.between.get("FW" if phase == "FW" else "BW", 0.0)
 
+    def relative_sd(self, layer: str, phase: GhostPhase) -> float:
+        """How one run of a layer's phase spreads by itself, over its seconds; 0 where it does not."""
+        return self.own_relative_sd.get(layer, {}).get(phase, 0.0)
+
 
 class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every rank of a run sleeps, by the cost model that predicts the run.
@@ -64,6 +119,7 @@ class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         roles: distinct ones. role_of_rank: per rank, the index of its role.
         sources: share of a role's seconds by where they come from (``measured``, ``scaled``, ...), over all roles.
         extrapolated: in words, what no measurement covers.
+        spread: of a run whose sleeps spread; None where they do not.
     """
 
     profile: str
@@ -75,6 +131,7 @@ class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role_of_rank: tuple[int, ...]
     sources: dict[str, float] = {}
     extrapolated: tuple[str, ...] = ()
+    spread: GhostSpread | None = None
 
     def __post_init__(self) -> None:
         if not self.role_of_rank or not all(0 <= role < len(self.roles) for role in self.role_of_rank):
@@ -91,7 +148,9 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         profile, profile_sha256: whose seconds were slept. dilate: how many times as long.
         slow_rank: the one that slept longer than the others by a factor; None where none did.
-        slept_s: asked for on the rank that sleeps most, dilation included; what a prediction takes for compute.
+        drawn: with what single sleeps were drawn; None where each took what the profile says.
+        slept_s: asked for on the rank that sleeps most, dilation included and nothing drawn; what a prediction takes
+            for compute.
         framework_s: median iteration of rank 0 alone that sleeps nothing: what dispatching the layers takes the host,
             which stands in for a part of their sleep. Of a pipeline it is the whole model's, on all micro-batches, over
             the pipeline's ranks.
@@ -108,6 +167,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oversleep_s: dict[str, float]
     without_compute_s: float
     slow_rank: SlowRank | None = None
+    drawn: DrawnSleeps | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.dilate < math.inf:

@@ -10,14 +10,15 @@ import pytest
 pytest.importorskip("torch")
 
 from in_process import run_in_process
-from profile_factory import make_profile, ring_fit
+from profile_factory import make_profile, model_times, ring_fit
 
 from calibrate.profile import write_profile
+from paradl_bench.emulate.draws import IterationDraws
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.emulation import EmulatedLayers, emulated_layers, kind_of_emulation
-from paradl_bench.spec.ghost_record import read_table_file
+from paradl_bench.spec.ghost_record import DrawnSleeps, read_table_file
 from paradl_bench.spec.measurement import read_manifest, read_records
 from paradl_bench.spec.plan import Between, Compute, WeightUpdate
 from paradl_bench.spec.slow_rank import SlowRank
@@ -62,7 +63,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "networks_of_emulation", raising=False)
     network = trace_network(load_model("networks_of_emulation:Small"))
     operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
-    profile = make_profile(network, communication=tuple(ring_fit(operation) for operation in operations))
+    profile = make_profile(
+        network,
+        communication=tuple(ring_fit(operation) for operation in operations),
+        model_times=model_times(network, quantiles=(0.8, 0.9, 1.0, 1.15, 1.6)),
+    )
     write_profile(tmp_path / "profile.json", profile)
     return tmp_path
 
@@ -120,7 +125,7 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
 
 
 def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(place: Path) -> None:
-    plain, whole, shared, small, slow = emulate(
+    plain, whole, shared, small, slow, drawn = emulate(
         place,
         2,
         "plain d2 20",
@@ -128,8 +133,10 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
         "shared z1d2 20",
         "small d2 2 bucket_cap_mb=1",
         "slow d2 20 slow_rank=1.5@1",
+        "drawn d2 20 spread=drawn seed=3",
     )
     check(place, [plain, whole, shared, small, slow], ["plain", "whole", "shared", "small", "slow"])
+    check_drawn(place, drawn, plain)
     assert plain.ghost is not None
     assert slow.ghost is not None
     assert sum(slow.ghost.slept_s.values()) == pytest.approx(1.5 * sum(plain.ghost.slept_s.values()))
@@ -147,6 +154,49 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
     assert shared.ghost.slept_s["WU"] < plain.ghost.slept_s["WU"]
     table = read_table_file(place / "plain")
     assert (table.strategy, table.batch, table.role_of_rank) == ("d2", 8, (0, 0))
+
+
+def check_drawn(place: Path, drawn: TrainingRun, plain: TrainingRun) -> None:
+    """Every rank slept what its seed draws: of this profile all of a rank's compute, longer or shorter together."""
+    directory = place / "drawn"
+    assert drawn.issued_equals_plan, drawn.differences
+    assert drawn.ghost is not None
+    assert plain.ghost is not None
+    assert drawn.ghost.drawn == DrawnSleeps(seed=3, samples=20)
+    assert drawn.ghost.slept_s == pytest.approx(plain.ghost.slept_s)
+    environment = read_manifest(directory).environment
+    words = kind_of_emulation(environment.emulated)
+    assert (
+        words
+        == f"{kind_of_emulation(read_manifest(place / 'plain').environment.emulated)}, drawn as its samples spread"
+    )
+    spread = read_table_file(directory).spread
+    assert spread is not None
+    planned_s = planned_sleep_s(directory, drawn)
+    wanted = [
+        [
+            planned_s[rank] * (1 + IterationDraws(spread, seed=3, rank=rank, iteration=each + 1).tied)
+            for each in range(5)
+        ]
+        for rank in range(2)
+    ]
+    assert max(wanted[0]) > 1.05 * min(wanted[0])
+    assert wanted[0] != wanted[1]
+    for record in read_records(directory, TRAINING_FILE, TrainingIterations):
+        # A rank waits for the other at the end of backward: no iteration takes less than either's draw.
+        for slept_s, taken_s in zip(wanted[record.rank], record.iteration_s, strict=True):
+            assert taken_s >= 0.97 * slept_s
+    (noted,) = (
+        p
+        for p in validate_runs(place / "profile.json", [directory], cluster_path=None, force=True).pairs
+        if p.evaluator == "simulate"
+    )
+    (level,) = (
+        p
+        for p in validate_runs(place / "profile.json", [place / "plain"], cluster_path=None, force=True).pairs
+        if p.evaluator == "simulate"
+    )
+    assert noted.predicted_s > level.predicted_s
 
 
 CUT = (
@@ -214,6 +264,9 @@ def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> N
         ("--strategy d2 --emulate missing.json", "--emulate missing.json: there is no such file"),
         ("--strategy d2 --dilate 2", "--dilate is for layers that sleep"),
         ("--strategy d2 --slow-rank 2", "--slow-rank is for layers that sleep"),
+        ("--strategy d2 --spread", "--spread is for layers that sleep"),
+        ("--strategy d2 --emulate profile.json --seed 1", "--seed is of what --spread draws: give it with --spread"),
+        ("--strategy d2 --emulate profile.json --spread --seed -1", "-1 is not in the range"),
         ("--strategy d2 --emulate profile.json --slow-rank 2@2", "--slow-rank 2@2: d2 has ranks 0 to 1"),
         ("--strategy d2 --emulate profile.json --slow-rank half", "'half' is no FACTOR[@RANK]"),
         ("--strategy d2 --emulate profile.json --dilate 0", "--dilate 0 has to be a positive number"),
