@@ -37,6 +37,7 @@ _REPEATED_TITLES = (
 )
 _ALL = "all"
 _CONFIGURATION_TITLES = ("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds")
+_ACTIVITY_TITLES = ("run", "rank", "units", "mean", "worst", "of")
 _SCORE_TITLES = (
     *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
     "noise floor",
@@ -53,9 +54,16 @@ def refuse_existing(directory: Path, *, force: bool) -> None:
 def write_report(directory: Path, report: Report) -> Path:
     """Write report.md, pairs.csv and report.json; returns the first."""
     write_text_atomically(directory / "report.md", markdown(report))
-    write_bytes_atomically(directory / "pairs.csv", rows_csv([flat_row(pair) for pair in report.pairs]))
+    write_bytes_atomically(directory / "pairs.csv", rows_csv([_csv_row(pair) for pair in report.pairs]))
     write_bytes_atomically(directory / "report.json", encode_pretty(report))
     return directory / "report.md"
+
+
+def _csv_row(pair: Pair) -> dict[str, object]:
+    """A pair's fields in one level; its ranks are in the report alone."""
+    row = flat_row(pair)
+    row.pop("activity.ranks", None)
+    return row
 
 
 def print_report(report: Report, path: Path, *, as_json: bool) -> None:
@@ -121,8 +129,54 @@ def markdown(report: Report) -> str:
         "",
         *_markdown_table(("run", "phase", "predicted", "measured", "error"), _phase_rows(report)),
         "",
+        *_markdown_activity(report),
     ]
     return "\n".join(lines)
+
+
+def _markdown_activity(report: Report) -> list[str]:
+    rows = _activity_rows(report)
+    if not rows:
+        return []
+    return [
+        "## Activity",
+        "",
+        "By rank, how far begin and end of each unit of work (forward and backward of a micro-batch or of a stage, "
+        "exchange, weight update) are off their prediction, relative to the measured iteration.",
+        "",
+        *_markdown_table(_ACTIVITY_TITLES, rows),
+        "",
+    ]
+
+
+def _activity_rows(report: Report) -> list[list[str]]:
+    """A row each rank of a run."""
+    return [
+        [
+            f"{pair.model} {_configured(pair)} {pair.batch}",
+            str(rank.rank),
+            str(rank.units),
+            f"{rank.mean_error:.1%}",
+            f"{rank.worst_error:.1%}",
+            rank.worst_unit,
+        ]
+        for pair in _of(report, PREDICTOR)
+        if pair.activity is not None
+        for rank in pair.activity.ranks
+    ]
+
+
+def _activity_line(report: Report) -> list[str]:
+    """Activity errors of all runs in a line; nothing where there are none."""
+    known = [pair.activity for pair in _of(report, PREDICTOR) if pair.activity is not None]
+    if not known:
+        return []
+    mean = sum(each.mean_error for each in known) / len(known)
+    worst = max(each.worst_rank_error for each in known)
+    return [
+        f"activity error (begin and end of every rank's work, relative to the iteration): {mean:.1%} in the mean of"
+        f" {len(known)} runs, {worst:.1%} on the worst rank"
+    ]
 
 
 def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -298,6 +352,7 @@ def _findings(report: Report) -> list[str]:
     return [
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
         *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
+        *_activity_line(report),
         *map(_outlier_line, report.outliers),
         *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.units import format_seconds
 from paradl_bench.strategies.catalog import planner_for
+from predict.activity import Activity, activity_of
 from predict.cost_model import CostModel
 from predict.ghost import slept_seconds
 from predict.input_terms import NO_INPUT
@@ -53,8 +54,9 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
+    activities = {run.path: predictors.activity(run) for run in runs}
     pairs = tuple(
-        _pair(run, runs, profile, predictors.predict(run, evaluator))
+        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
         for run in runs
         for evaluator in EVALUATORS
         if predictors.covers(run, evaluator)
@@ -74,7 +76,12 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
             if (rerun := rerun_of([run for run in runs if run.description.strategy == strategy])) is not None
         },
         outliers=tuple(_outlier(pair) for pair in pairs_of(pairs, PREDICTOR) if not pair.covered),
-        notes=(*notes, *_emulated([*runs, *unfit]), *(f"compared by force: {line}" for line in differences)),
+        notes=(
+            *notes,
+            *_emulated([*runs, *unfit]),
+            *(f"compared by force: {line}" for line in differences),
+            *_without_activity(activities),
+        ),
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),
     )
@@ -94,6 +101,15 @@ def _unfit(run: Run, prediction: Prediction) -> Unfit:
         had_bytes=worst.had_bytes,
         predicted_bytes=prediction.memory_bytes,
     )
+
+
+def _without_activity(activities: Mapping[Path, Activity | str]) -> list[str]:
+    """Runs whose begins and ends are not compared, and why, a line for what several share."""
+    found: dict[str, list[str]] = {}
+    for path, activity in activities.items():
+        if isinstance(activity, str):
+            found.setdefault(activity, []).append(str(path))
+    return [f"no activity error, {why}: {', '.join(paths)}" for why, paths in found.items()]
 
 
 def _emulated(runs: Sequence[Run]) -> list[str]:
@@ -145,6 +161,17 @@ class _Predictors:
         except UserError as error:
             raise UserError(f"{run.path}: {error}") from error
 
+    def activity(self, run: Run) -> Activity | str:
+        """When ranks worked, against the simulation; or in words why that is not known.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        try:
+            return activity_of(run, self._model_of(run))
+        except UserError as error:
+            raise UserError(f"{run.path}: {error}") from error
+
     def unslept(self, run: Run) -> list[str]:
         """What an emulated run slept other than this profile says; nothing of a real run."""
         about = run.description
@@ -191,7 +218,7 @@ class _Predictors:
         return self._models[key]
 
 
-def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction) -> Pair:
+def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = prediction.interval_s
     error = predicted_s / measured_s - 1
@@ -232,6 +259,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
         emulated=words_of_emulation(run.manifest.environment.emulated),
+        activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from predict.activity import Activity
 from predict.memory_validation import MemoryPair, MemoryScore
 
 PREDICTOR = "simulate"
@@ -31,6 +32,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         issued_equals_plan: whether the run issued the plan's collectives.
         memory: None where the run did not track it.
         emulated: what of the run was not real, in words; empty for a real one.
+        activity: of the evaluator under test alone; None where begins and ends are not known, which a note says.
     """
 
     run: str
@@ -65,6 +67,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, float]
     extrapolated: tuple[str, ...]
     emulated: str = ""
+    activity: Activity | None = None
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
+from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations, Turn
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.parallel import build_parallel
@@ -330,6 +330,21 @@ class Trainer:
             losses=() if self._twin else losses,
             host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
             attempt=self.attempt,
+            turns=self._turns(stamps),
+        )
+
+    def _turns(self, stamps: list[_Stamps]) -> tuple[Turn, ...]:
+        """Turns at forward and backward, where there is more than one of either and they alternate alike."""
+        seconds = self._clock.seconds
+        if len(stamps[0].turns) <= 2 or len({len(item.turns) for item in stamps}) > 1:
+            return ()
+        return tuple(
+            Turn(
+                way="FW" if several[0][0] == "FW" else "BW",
+                begin_s=tuple(seconds(item.begin, turn[1]) for item, turn in zip(stamps, several, strict=True)),
+                end_s=tuple(seconds(item.begin, turn[2]) for item, turn in zip(stamps, several, strict=True)),
+            )
+            for several in zip(*(item.turns for item in stamps), strict=True)
         )
 
     def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:

@@ -37,6 +37,23 @@ class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     count: int
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A turn at forward or backward, in every iteration: of a micro-batch, or of a stage of a pipeline.
+
+    Attributes:
+        begin_s, end_s: from the start of the iteration on its rank.
+    """
+
+    way: Literal["FW", "BW"]
+    begin_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_samples(self.begin_s, "begin_s")
+        check_samples(self.end_s, "end_s")
+        check_aligned(self, "begin_s", "end_s")
+
+
 class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Timed iterations of a real run on one rank (file ``training.jsonl``), warm-up excluded.
 
@@ -57,6 +74,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         host_begin_s: when each iteration began, on the monotonic clock of the rank's host; empty on GPUs, whose stamps
             are of no host's clock, and in runs of before.
         attempt: at the run, as ``hosts.jsonl`` counts them.
+        turns: where there are several at forward or backward, in their order; a loss that a stage computes is one by
+            itself, behind its forward. Empty where phases tell as much, and in runs of before.
     """
 
     rank: int
@@ -73,6 +92,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     losses: tuple[float, ...] = ()
     host_begin_s: tuple[float, ...] = ()
     attempt: int = 0
+    turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
         labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
@@ -87,6 +107,8 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             check_samples(values, kind)
             if len(values) != len(self.iteration_s):
                 raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
+        if any(len(turn.begin_s) != len(self.iteration_s) for turn in self.turns):
+            raise ValueError(f"turns have to have a begin and an end for each of {len(self.iteration_s)} iterations")
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

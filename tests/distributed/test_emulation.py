@@ -122,6 +122,12 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
     report = validate_runs(place / "profile.json", [place / name for name in names], cluster_path=None, force=True)
     assert not any("would sleep" in note for note in report.notes)
     assert {pair.strategy for pair in report.pairs} == {run.strategy for run in runs}
+    # Every rank's begins and ends are known, and are those of the units that are planned.
+    activities = {pair.run: pair.activity for pair in report.pairs if pair.evaluator == "simulate"}
+    assert [len(found.ranks) if found else 0 for found in activities.values()] == [run.ranks for run in runs], (
+        report.notes
+    )
+    assert all(found.one_clock for found in activities.values() if found)
 
 
 def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(place: Path) -> None:
