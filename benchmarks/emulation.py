@@ -3,13 +3,11 @@
     make emulate        or        python benchmarks/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
                                   python benchmarks/emulation.py -o DIR --table
 
-A cluster has so many ranks a node, and links of one rate. On each, collectives are swept inside of a node, over nodes,
-and in groups at once, as on a real cluster; copies of gradients are measured on this host; a profile is fitted from
-both. The seconds that layers sleep are synthetic: those of a device of a V100's rates, half of its peak and three
-quarters of its bandwidth (15.7 TFLOP/s in fp32 and 900 GB/s, NVIDIA's data sheet of the V100 SXM2), by flops and bytes
-of every layer. Then every configuration trains on ghosts, all of a layout by the same ranks, which are started once,
-and is held against its prediction. ``table.md`` and ``table.json`` have a row each, and how strategies rank at every
-size.
+A cluster has so many ranks a node, and links of one rate. Copies of gradients are measured on this host; then the ranks
+of each layout, which are started once, sweep collectives (alone, and in groups at once, as on a real cluster), have
+rank 0 fit a profile with layers of a synthetic device (:mod:`emulated_profile`), and train every configuration.
+Runs are held against predictions from the sweeps of all layouts. ``table.md`` and ``table.json`` have a row each, and
+how strategies rank at every size.
 
 What is complete is not run again; remove a directory to have it measured anew. No run is begun after ``--minutes``: the
 same command goes on with those that are left. ``--table`` measures nothing, and has the rows of what is complete, also
@@ -19,20 +17,21 @@ while the suite runs. Needs the right to make network namespaces.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
-from repetitions import run
+from emulated_profile import BATCH, Sweep, fit, measure_copies, phase_seconds, sweeps_of
 
-from calibrate.profile import Device, LayerTime, ModelTime, Profile, read_profile, write_profile
 from paradl_bench.emulate_nodes.cluster import emulated_cluster
 from paradl_bench.emulate_nodes.layout import NodeLayout
+from paradl_bench.measure.collectives import measure_collectives
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.tracing import trace_network
@@ -40,16 +39,13 @@ from paradl_bench.measure.training import measure_training
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.measurement import is_complete
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import Network
 from paradl_bench.spec.slow_rank import parse_slow_rank
-from paradl_bench.spec.statistics import Summary
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.strategy import parse_strategy
 from predict.validation import validate_runs
 
 MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
-BATCH = 16
-"""Global, at every size: strategies of a size are ranked."""
 BRIEF = frozenset({"emulated_networks:small_vgg"})
 """Models that train by a strategy of each kind alone."""
 NODES_OF = {4: (1, 2, 4), 2: (2, 4)}
@@ -59,17 +55,13 @@ CLUSTERS = (4,)
 MINUTES = 28.0
 LINK_BYTES_PER_S = 125e6
 """Of each node's link, a tenth or less of what ranks of a node send each other on a host of a few cores."""
-SERIAL_S = 2.0
+SERIAL_S = 1.5
 """What a serial iteration sleeps: layers are dilated to it, so that the framework is small beside a share of it."""
-ITERATIONS, WARMUP = 6, 3
+ITERATIONS, WARMUP = 4, 3
 """Few: sleeps do not spread, and what messages do is seen over configurations, not over repetitions."""
-OPERATIONS, SIZES = "all_reduce,all_gather,broadcast,send_recv", "4K:32M:20"
-AT_ONCE = "all_reduce,broadcast"
-"""What replicas of shared layers, and segments of buckets, do at once over nodes."""
+_COMMAND = ("benchmarks/emulation.py",)
 _FOUND = ("stages", "cut_by")
 """Options that every pipeline's run records and nobody asked for."""
-FLOPS, BYTES_PER_S, CALL_S = 0.5 * 15.7e12, 0.75 * 900e9, 5e-6
-"""Rates of the synthetic device, and what every operation takes at least."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,10 +161,15 @@ def cases_of(base: Path, model: str, layout: NodeLayout) -> list[Case]:
     for strategy, settings in configurations(layout, brief=model in BRIEF):
         words = "-".join([strategy, *(f"{name}={value}" for name, value in settings.items())])
         directory = base / f"{layout}" / f"{model.rpartition(':')[2]}-{words}"
-        files = {"directory": str(directory), "profile": str(base / "profile.json")}
+        files = {"directory": str(directory), "profile": str(profile_of(base, layout))}
         of_case = {**of_model, "strategy": strategy, **settings, **files}
         found.append(msgspec.convert(of_case, Case, from_attributes=True))
     return found
+
+
+def profile_of(base: Path, layout: NodeLayout) -> Path:
+    """By which ghosts of a layout sleep: layers are alike in those of all layouts, collectives are what was swept."""
+    return base / f"{layout}" / "profile.json"
 
 
 @cache
@@ -181,153 +178,79 @@ def traced(model: str) -> Network:
     return trace_network(load_model(model, MODELS[model]))
 
 
-def sweeps(layouts: Sequence[NodeLayout]) -> dict[str, str]:
-    """By name, the options of the sweeps of collectives that calibrate a cluster."""
-    on_node = layouts[0].ranks_per_node
-    over = [layout.nodes for layout in layouts if layout.nodes > 1]
-    inside = {f"inside-{ranks}": f"--nodes 1 --ranks-per-node {ranks}" for ranks in sorted({2, on_node})}
-    across = {f"across-{nodes}": f"--nodes {nodes} --ranks-per-node {on_node}" for nodes in over}
-    within = {"at-once-1": f"--nodes 1 --ranks-per-node {on_node} --concurrent 2"} if on_node > 2 else {}
-    groups = {
-        f"at-once-{nodes}": f"--nodes {nodes} --ranks-per-node {on_node} --concurrent {on_node}" for nodes in over
-    }
-    alone = {name: f"{options} --ops {OPERATIONS}" for name, options in {**inside, **across}.items()}
-    # Of more than 8 ranks all exchange gradients alone, and a sweep takes longer the more there are.
-    for layout in layouts:
-        if layout.ranks > 8:
-            alone[f"across-{layout.nodes}"] = f"{across[f'across-{layout.nodes}']} --ops {AT_ONCE}"
-    return {**alone, **{name: f"{options} --ops {AT_ONCE}" for name, options in {**within, **groups}.items()}}
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a layout do from their start to their end: sweep, then train on ghosts.
 
-
-def calibrate(base: Path, layouts: Sequence[NodeLayout], models: Iterable[str]) -> Path:
-    """The profile of a cluster: its collectives as measured, layers as the synthetic device has them."""
-    common = f"--link-bandwidth {8 * LINK_BYTES_PER_S / 1e6:g}Mbit/s --sizes {SIZES} --blocks 3"
-    measured = []
-    for name, options in sweeps(layouts).items():
-        measured.append(base / name)
-        words = ["collectives", *options.split(), *common.split(), "-o", str(base / name)]
-        run("paradl_bench", words)
-    # Of these layers copies of gradients are taken, which ghosts' ranks make for real, those of a node at once.
-    host = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {layouts[0].ranks_per_node}"
-    run("paradl_bench", [*host.split(), "--isolated", "none", "--blocks", "2", "-o", str(base / "host")])
-    fitted, profile = base / "measured.json", base / "profile.json"
-    if not fitted.exists():
-        run("calibrate", ["fit", *map(str, measured), str(base / "host"), "--force", "-o", str(fitted)])
-    networks = [traced(model) for model in models]
-    write_profile(profile, with_synthetic_layers(read_profile(fitted), networks))
-    return profile
-
-
-def with_synthetic_layers(profile: Profile, networks: Sequence[Network]) -> Profile:
-    """The profile with the seconds of these networks' layers on the synthetic device, and none of what was measured."""
-    layers = {layer.operation: (layer, network) for network in networks for layer in network.layers}
-    device = Device(
-        name="synthetic: half of a V100's peak, three quarters of its bandwidth",
-        kind="cpu",
-        memory_bytes=16 * 1024**3,
-        devices_per_host=profile.cluster.ranks_per_node,
-        peak_flops=FLOPS,
-        memory_bandwidth_bytes_per_s=BYTES_PER_S,
-    )
-    return msgspec.structs.replace(
-        profile,
-        devices=(device,),
-        network={network.name: network for network in networks},
-        layer_times=tuple(
-            LayerTime(
-                operation=operation,
-                phase=phase,
-                mode="in_situ",
-                batch=batch,
-                dtype="fp32",
-                ranks_on_host=1,
-                time=_exactly(synthetic_seconds(layer, network, phase, batch)),
-                block_relative_sd=0.0,
-            )
-            for operation, (layer, network) in layers.items()
-            for phase in ("FW", "BW")
-            for batch in (1, 2, 4, 8, 16)
-        ),
-        model_times=tuple(_model_time(network) for network in networks),
-    )
-
-
-def synthetic_seconds(layer: Layer, network: Network, phase: str, batch: int) -> float:
-    """What a layer takes: its call, and its flops or bytes, whichever takes longer; backward moves twice as many."""
-    held = {parameter.name: parameter.bytes for parameter in network.parameters}
-    moved = layer.fw_bytes * batch + sum(held.get(name, 0) for name in layer.parameters)
-    if phase == "FW":
-        return CALL_S + max(layer.fw_flops * batch / FLOPS, moved / BYTES_PER_S)
-    flops = (layer.bw_input_flops + layer.bw_weight_flops) * batch
-    return CALL_S + max(flops / FLOPS, 2 * moved / BYTES_PER_S)
-
-
-def _exactly(seconds: float) -> Summary:
-    return Summary(median_s=seconds, typical_s=seconds, iqr_s=0.0, minimum_s=seconds, samples=1)
-
-
-def phase_seconds(network: Network) -> dict[str, float]:
-    """Seconds of a serial iteration on the whole batch, by phase."""
-    of_layers = {
-        phase: sum(synthetic_seconds(layer, network, phase, BATCH) for layer in network.layers)
-        for phase in ("FW", "BW")
-    }
-    # Parameters and gradients are read, parameters written.
-    return {**of_layers, "WU": 3 * sum(parameter.bytes for parameter in network.parameters) / BYTES_PER_S}
-
-
-def _model_time(network: Network) -> ModelTime:
-    seconds = phase_seconds(network)
-    return ModelTime(
-        model=network.name,
-        batch=BATCH,
-        dtype="fp32",
-        optimizer="sgd",
-        ranks_on_host=1,
-        fw=_exactly(seconds["FW"]),
-        bw=_exactly(seconds["BW"]),
-        wu=_exactly(seconds["WU"]),
-        iteration=_exactly(sum(seconds.values())),
-        fw_between=_exactly(0.0),
-        bw_between=_exactly(0.0),
-        remainder_relative=0.0,
-        remainder_interval=(0.0, 0.0),
-        noise_floor_relative=0.0,
-        common_relative_sd=0.0,
-        iteration_relative_quantiles=(1.0, 1.0),
-    )
-
-
-def train(cases: Sequence[Case], until: float) -> None:
-    """Train what is not complete, all of one layout by ranks that are started once.
-
-    Args:
+    Attributes:
+        sweeps: of the cluster as far as it is swept; the last layout's are those ranks' own.
+        cases: whose ghosts sleep by a profile that rank 0 fits where it is missing.
+        models: that the profile holds. host: copies of gradients.
         until: on the host's monotonic clock; no run is begun later.
     """
-    missing = [case for case in cases if not case.complete]
-    if not missing or time.monotonic() > until:
+
+    sweeps: list[Sweep]
+    cases: list[Case]
+    models: list[str]
+    host: str
+    until: float
+
+    @property
+    def layout(self) -> NodeLayout:
+        """Of the ranks."""
+        return self.cases[0].layout
+
+    @property
+    def own_sweeps(self) -> list[Sweep]:
+        """Those that the ranks measure."""
+        return [sweep for sweep in self.sweeps if sweep.request.layout == self.layout]
+
+
+def start(session: Session) -> None:
+    """Measure what is not complete, by ranks that are started once for all of it."""
+    sweeps = [sweep for sweep in session.own_sweeps if not sweep.complete]
+    cases = [case for case in session.cases if not case.complete]
+    if not (sweeps or cases) or time.monotonic() > session.until:
         return
-    layout = missing[0].layout
-    for case in missing:
-        case.request.check()
-    print(f"{len(missing)} runs on {layout} ranks", flush=True)
-    told = [msgspec.json.encode(missing).decode(), "--until", repr(until)]
-    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", *told]
+    layout = session.layout
+    print(f"{len(sweeps)} sweeps and {len(cases)} runs on {layout} ranks", flush=True)
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", msgspec.json.encode(session).decode()]
     with emulated_cluster(layout) as cluster:
         launch_ranks(command, ranks=layout.ranks, device="cpu", timeout_s=3600, hang_timeout_s=600, cluster=cluster)
 
 
-def train_as_rank(cases: Sequence[Case], context: RankContext, until: float) -> None:
-    """Train one after the other, together with the other ranks."""
-    for case in cases:
-        begin = time.monotonic()
-        if context.share(begin) > until:
-            return
-        measure_training(case.request, context, Path(case.directory), ("benchmarks/emulation.py",))
-        # Modules hold each other in circles, and their buckets and groups with them.
-        gc.collect()
+def take_part(session: Session, context: RankContext) -> None:
+    """Measure as a rank, one after the other, together with the other ranks."""
+    for sweep in session.own_sweeps:
+        # Rank 0's word: what it has just ended others might not have seen before.
+        if context.share(not sweep.complete):
+            with _timed(context, sweep.directory):
+                measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
+            gc.collect()
+    profile = Path(session.cases[0].profile)
+    if context.share(not profile.exists()):
         if context.rank == 0:
-            print(f"{time.monotonic() - begin:.1f} s for {Path(case.directory).name}", flush=True)
+            fit(profile, session.sweeps, Path(session.host), [traced(model) for model in session.models])
+            context.barrier()
+        else:
+            context.rest()
+    for case in session.cases:
+        if context.share(case.complete):
+            continue
+        if context.share(time.monotonic()) > session.until:
+            return
+        case.request.check()
+        with _timed(context, case.directory):
+            measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model))
+            # Modules hold each other in circles, and their buckets and groups with them.
+            gc.collect()
+
+
+@contextlib.contextmanager
+def _timed(context: RankContext, directory: str) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    if context.rank == 0:
+        print(f"{time.monotonic() - begin:.1f} s for {Path(directory).name}", flush=True)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -439,21 +362,32 @@ def run_suite(
             NodeLayout(nodes=nodes, ranks_per_node=on_node, link_bytes_per_s=LINK_BYTES_PER_S)
             for nodes in NODES_OF[on_node]
         ]
-        profile = base / "profile.json"
-        if measure and not profile.exists():
-            calibrate(base, layouts, MODELS)
-        cases = [case for layout in layouts for model in models for case in cases_of(base, model, layout)]
+        host = measure_copies(base, on_node) if measure else base / "host"
+        sweeps: list[Sweep] = []
+        cases: list[Case] = []
         known: list[Row] = []
         for layout in layouts:
+            sweeps += sweeps_of(base, layout)
+            own = [case for model in models for case in cases_of(base, model, layout)]
+            cases += own
             if measure:
-                train([case for case in cases if case.layout == layout], until)
-            known = rows_of(profile, cases) if profile.exists() else []
+                start(Session(sweeps=sweeps, cases=own, models=list(MODELS), host=str(host), until=until))
             # What is known is written before the next layout.
+            known = compared(base, sweeps, host, cases)
             _write(output, [*rows, *known])
         rows += known
         if left := sum(not case.complete for case in cases):
             print(f"{left} of {len(cases)} runs on {on_node} ranks a node are left: the same command goes on with them")
     return rows
+
+
+def compared(base: Path, sweeps: Sequence[Sweep], host: Path, cases: Sequence[Case]) -> list[Row]:
+    """Every run beside its prediction by all that was swept of its cluster."""
+    if not (is_complete(host) and any(sweep.complete for sweep in sweeps) and any(case.complete for case in cases)):
+        return []
+    profile = base / "profile.json"
+    fit(profile, sweeps, host, [traced(model) for model in MODELS])
+    return rows_of(profile, cases)
 
 
 def _write(output: Path, rows: Sequence[Row]) -> None:
@@ -471,11 +405,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="after which no run is begun")
     parser.add_argument("--table", action="store_true", help="measure nothing: the table of what is complete")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank:
         with join_ranks("gloo", "cpu", timeout_s=3600) as context:
-            train_as_rank(msgspec.json.decode(options.as_rank, type=list[Case]), context, options.until)
+            take_part(msgspec.json.decode(options.as_rank, type=Session), context)
         return
     if options.output is None:
         parser.error("-o DIR: where measurements and the table go")

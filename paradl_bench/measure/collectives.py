@@ -29,7 +29,7 @@ from paradl_bench.measure.environment import capture_environment, host_memory_by
 from paradl_bench.measure.interference import InterferenceBench, interference_order
 from paradl_bench.measure.measured_nodes import note_places
 from paradl_bench.measure.process_groups import RankContext
-from paradl_bench.measure.teams import form_teams
+from paradl_bench.measure.teams import form_teams, leave_team
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
@@ -99,6 +99,7 @@ def measure_collectives(
         for _, block in itertools.groupby(steps, key=lambda step: step.block):
             _measure_block(list(block), benches, directory, bar)
             hosts_noted.again()
+    leave_team(context, sweep.calls.team)
     if directory is not None:
         directory.finish()
         _check_verified(directory)

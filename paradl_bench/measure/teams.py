@@ -65,6 +65,15 @@ def form_teams(context: RankContext, count: int) -> Team:
     )
 
 
+def leave_team(context: RankContext, team: Team) -> None:
+    """Let a team's process group go, which keeps threads: ranks may go on to measure something else. A collective."""
+    import torch.distributed as dist
+
+    context.barrier()
+    if team.process_group is not None:
+        dist.destroy_process_group(team.process_group)
+
+
 def _hosts(context: RankContext) -> list[float]:
     """A number for the host of every rank, in the order of ranks."""
     digest = hashlib.sha256(node_name().encode()).digest()

@@ -54,9 +54,16 @@ def check_limits(request: TrainingRequest) -> None:
 
 
 def measure_training(
-    request: TrainingRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+    request: TrainingRequest,
+    context: RankContext,
+    output: Path,
+    command_line: tuple[str, ...],
+    network: Network | None = None,
 ) -> None:
     """Train on this rank, together with the others; rank 0 writes ``run.json`` and ``training.jsonl``.
+
+    Args:
+        network: of the request's model, where ranks that measure several runs have traced it before.
 
     Raises:
         UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
@@ -68,7 +75,7 @@ def measure_training(
         raise UserError(f"strategy {request.strategy} takes {wanted} ranks; {context.launcher} started {context.ranks}")
     # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
     model = load_model(request.model, request.input_shape)
-    network = trace_network(model)
+    network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     request = with_measured_stages(request, network)
     plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import click
+import emulated_profile
 import emulation
 from profile_factory import make_network, make_profile
 
-from paradl_bench.cli import group
 from paradl_bench.emulate_nodes.layout import NodeLayout
+from paradl_bench.measure.recorder import planned_collectives
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.plan import PlanSettings
@@ -34,26 +34,38 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("on_node", LAYOUTS)
-def test_every_sweep_is_one_that_paradl_bench_knows(on_node: int) -> None:
-    command = group.get_command(click.Context(group), "collectives")
-    assert command is not None
-    found = emulation.sweeps(LAYOUTS[on_node])
-    for options in found.values():
-        # Options are read, and nothing is run.
-        command.make_context("collectives", [*options.split(), "--link-bandwidth", "1Gbit/s", "-o", "x"])
+@pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
+def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tmp_path: Path) -> None:
+    sweeps = emulated_profile.sweeps_of(tmp_path, layout)
+    assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
+    for sweep in sweeps:
+        # Requests check themselves; all ranks of the layout take part.
+        assert sweep.request.all_ranks == layout.ranks
+        assert not sweep.complete
     # Groups share links only where there are several.
-    assert sum("--concurrent" in options and "--nodes 1" not in options for options in found.values()) == sum(
-        layout.nodes > 1 for layout in LAYOUTS[on_node]
-    )
+    assert any(sweep.request.concurrent > 1 for sweep in sweeps) == (layout.ranks > 2)
+    whole: dict[str, int] = {}
+    for sweep in sweeps:
+        if sweep.request.concurrent == 1:
+            whole |= dict.fromkeys(sweep.request.operations, max(sweep.request.sizes))
+    network = emulation.traced("resnet50")
+    for case in emulation.cases_of(tmp_path, "resnet50", layout):
+        strategy = case.request.strategy
+        plan = planner_for(strategy).plan(network, strategy, case.request.settings)
+        for issued in planned_collectives(plan, 0):
+            if issued.when == "iteration" and len(issued.group) == layout.ranks:
+                # A bucket ends with the gradient that fills it.
+                assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
 
 
 @pytest.mark.parametrize("model", emulation.MODELS)
 def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: str, tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text("{}")
     network = trace_network(load_model(model, emulation.MODELS[model]))
     for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
         cases = emulation.cases_of(tmp_path, model, layout)
+        profile = emulation.profile_of(tmp_path, layout)
+        profile.parent.mkdir(exist_ok=True)
+        profile.write_text("{}")
         assert len({case.directory for case in cases}) == len(cases)
         assert msgspec.json.decode(msgspec.json.encode(cases), type=list[emulation.Case]) == cases
         for case in cases:
@@ -66,17 +78,19 @@ def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: st
 def test_the_synthetic_device_takes_the_longer_of_flops_and_bytes_and_is_predicted_so() -> None:
     wide = make_network((64, 4096, 4096))
     product = wide.layers[2]
-    assert emulation.synthetic_seconds(product, wide, "FW", 16384) == pytest.approx(
+    assert emulated_profile.synthetic_seconds(product, wide, "FW", 16384) == pytest.approx(
         5e-6 + 2 * 4096**2 * 16384 / (0.5 * 15.7e12)
     )
     # One sample reads the weight, and does little with it.
     read = 4 * (4096 * 4096 + 4096 + 2 * 4096)
-    assert emulation.synthetic_seconds(product, wide, "FW", 1) == pytest.approx(5e-6 + read / (0.75 * 900e9))
-    profile = emulation.with_synthetic_layers(make_profile(wide), [wide])
+    assert emulated_profile.synthetic_seconds(product, wide, "FW", 1) == pytest.approx(5e-6 + read / (0.75 * 900e9))
+    profile = emulated_profile.with_synthetic_layers(make_profile(wide), [wide])
     point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=16))
     predicted = Predictor(CostModel(profile=profile, network=wide), evaluator_named("simulate")).predict(point)
     phases = ("FW", "BW")
-    layers_s = sum(emulation.synthetic_seconds(layer, wide, phase, 16) for layer in wide.layers for phase in phases)
+    layers_s = sum(
+        emulated_profile.synthetic_seconds(layer, wide, phase, 16) for layer in wide.layers for phase in phases
+    )
     update_s = 3 * sum(parameter.bytes for parameter in wide.parameters) / (0.75 * 900e9)
     assert predicted.iteration_s == pytest.approx(layers_s + update_s)
 
