@@ -19,7 +19,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from paradl_bench.emulate.draws import IterationDraws
@@ -56,6 +56,7 @@ class Sleeper:
         self._owed_s = 0.0
         self._ended = time.perf_counter()
         self._awake = False
+        self._gaps: dict[Slept, list[float]] | None = None
 
     def sleep(self, phase: Slept, seconds: float, own_relative_sd: float = 0.0) -> None:
         """Sleep for ``seconds``, dilated, less what the host took for it and what sleeps before took too long.
@@ -72,6 +73,8 @@ class Sleeper:
             asked *= self.draws.factor(own_relative_sd)
         begin = time.perf_counter()
         since_s = begin - self._ended
+        if self._gaps is not None:
+            self._gaps.setdefault(phase, []).append(since_s)
         dispatch_s = min(since_s, self.host_s.get(phase, 0.0))
         if self._owed_s < 0:
             self._owed_s = min(0.0, self._owed_s + since_s - dispatch_s)
@@ -97,6 +100,15 @@ class Sleeper:
             yield
         finally:
             self._awake = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Mapping[Slept, Sequence[float]]]:
+        """Inside, what passes from a sleep to the next is kept, by the phase of the latter."""
+        self._gaps = gaps = {}
+        try:
+            yield gaps
+        finally:
+            self._gaps = None
 
 
 def wake_in_time() -> None:

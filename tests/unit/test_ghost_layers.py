@@ -258,6 +258,18 @@ def test_what_the_host_takes_for_a_layer_stands_in_for_a_part_of_its_sleep(monke
     assert sleeper.calls == {"FW": 1}
 
 
+def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
+    sleeper.sleep("FW", 1.0)
+    with sleeper.watched() as gaps:
+        for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):
+            clock.now += host_s
+            sleeper.sleep(phase, 1.0)
+    clock.now += 8.0
+    sleeper.sleep("BW", 1.0)
+    assert gaps == {"FW": [0.25, 0.5], "BW": [2.0]}
+
+
 @pytest.mark.parametrize("dilate", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_dilation_is_positive(dilate: float) -> None:
     with pytest.raises(ValueError, match="dilate"):
