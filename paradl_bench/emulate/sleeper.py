@@ -104,7 +104,8 @@ class Sleeper:
     @contextlib.contextmanager
     def watched(self) -> Iterator[Mapping[Slept, Sequence[float]]]:
         """Inside, what passes from a sleep to the next is kept, by the phase of the latter."""
-        self._gaps = gaps = {}
+        gaps: dict[Slept, list[float]] = {}
+        self._gaps = gaps
         try:
             yield gaps
         finally:
