@@ -7,9 +7,9 @@ machines. Two ranks are started once for a repetition, and measure for each mode
 needs and, right behind it, the strategy's own run: the model whole on one rank, and serial training; what one rank of
 f2, c2 and s2 runs, two ranks at once, and these three; micro-batches (a pipeline has as many as ranks; one rank and two
 in turn, since stages wait for each other), and p2. Then the collectives that the plans hold are swept: alone, beside
-and behind compute. Repetitions are short and several. One profile is then fitted from all of them and held against
-every run; memory too. The report tells single runs from configurations: the median of a configuration's
-runs.
+and behind compute, and beside an all-reduce. Repetitions are short and several. One profile is then fitted from all of
+them and held against every run; memory too. The report tells single runs from configurations: the median of a
+configuration's runs.
 
 An interrupted benchmark goes on when called again: what is complete is not measured again.
 """
@@ -129,7 +129,8 @@ def sweep(output: Path, repetition: int, repetitions: int) -> Path:
     """Measure the collectives, at least three blocks in all repetitions together; returns the directory."""
     directory = output / f"r{repetition}" / "collectives"
     swept = f"--ranks {RANKS} --backend gloo --ops all_reduce,broadcast,all_gather,send_recv --sizes {SIZES}"
-    beside = ["--beside-compute", "--behind-compute", "--blocks", str(math.ceil(LEAST_BLOCKS / repetitions))]
+    beside = ["--beside-compute", "--behind-compute", "--beside-all-reduce"]
+    beside += ["--blocks", str(math.ceil(LEAST_BLOCKS / repetitions))]
     run("paradl_bench", ["collectives", *swept.split(), *beside, "-o", str(directory)])
     return directory
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from calibrate.behind_fit import fit_behind_compute
+from calibrate.beside_all_reduce_fit import fit_beside_all_reduce
 from calibrate.communication_fit import fit_communication
 from calibrate.contention_fit import fit_contention
 from calibrate.copy_fit import fit_copies
@@ -100,14 +101,16 @@ def _communication(measured: Measurements) -> tuple[dict[str, Any], tuple[str, .
     interference, kernel_notes = fit_interference(measured.interference)
     contention, contention_notes = fit_contention(measured.collectives, fitted.fits, operations())
     behind_compute, behind_notes = fit_behind_compute(measured.behind, operations())
+    beside_all_reduce, beside_notes = fit_beside_all_reduce(measured.beside_all_reduce)
     fields = {
         "communication": fitted.fits,
         "communication_choices": fitted.choices,
         "interference": interference,
         "contention": contention,
         "behind_compute": behind_compute,
+        "beside_all_reduce": beside_all_reduce,
     }
-    return fields, (*fitted.notes, *kernel_notes, *contention_notes, *behind_notes)
+    return fields, (*fitted.notes, *kernel_notes, *contention_notes, *behind_notes, *beside_notes)
 
 
 def _kernel_models(measured: Measurements, beside: Path | None) -> tuple[tuple[KernelModel, ...], tuple[str, ...]]:

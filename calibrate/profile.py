@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from calibrate.behind import BehindCompute
+from calibrate.beside_all_reduce import BesideAllReduce
 from calibrate.communication import CommunicationChoice, CommunicationFit, Interference
 from calibrate.contention import Contention
 from calibrate.input_side import InputSide
@@ -244,6 +245,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     input_side: tuple[InputSide, ...] = ()
     contention: tuple[Contention, ...] = ()
     behind_compute: tuple[BehindCompute, ...] = ()
+    beside_all_reduce: tuple[BesideAllReduce, ...] = ()
     kernel_models: tuple[KernelModel, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -191,8 +191,15 @@ _COMPARED: Mapping[str, Callable[[Profile, Profile], Iterator[tuple[str, Quantit
     "copies": _copies,
     "communication": _communication,
     "interference": _interference,
-    "contention": lambda profile, _: _together(msgspec.structs.replace(profile, behind_compute=())),
-    "behind_compute": lambda profile, _: _together(msgspec.structs.replace(profile, contention=())),
+    "contention": lambda profile, _: _together(
+        msgspec.structs.replace(profile, behind_compute=(), beside_all_reduce=())
+    ),
+    "behind_compute": lambda profile, _: _together(
+        msgspec.structs.replace(profile, contention=(), beside_all_reduce=())
+    ),
+    "beside_all_reduce": lambda profile, _: _together(
+        msgspec.structs.replace(profile, contention=(), behind_compute=())
+    ),
     "devices": _devices,
     "memory_factors": _memory_factors,
 }

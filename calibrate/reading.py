@@ -15,6 +15,7 @@ from calibrate.profile import Source
 from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers import sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_clocks import HostClocks
 from paradl_bench.spec.host_record import read_host_records
@@ -90,6 +91,7 @@ class Measurements:
     kernels: tuple[Placed[KernelSamples], ...] = ()
     input: Mapping[str, InputRecords] = field(default_factory=dict)
     behind: tuple[Placed[BehindComputeSamples], ...] = ()
+    beside_all_reduce: tuple[Placed[BesideAllReduceSamples], ...] = ()
 
 
 def read_measurements(directories: Sequence[Path], *, force: bool) -> Measurements:
@@ -134,6 +136,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         rates=_records(directories, RATES_FILE, RateSamples),
         input=_input(directories, manifests),
         behind=tuple(Placed(index, record) for index, place in enumerate(directories) for record in _behind(place)),
+        beside_all_reduce=_records(directories, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples),
         kernels=_records(directories, KERNELS_FILE, KernelSamples),
     )
 

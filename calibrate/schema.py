@@ -8,6 +8,7 @@ import msgspec
 
 from calibrate.profile import Profile
 from paradl_bench.spec.behind import BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
@@ -34,6 +35,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "collectives": CollectiveSamples,
     "interference": InterferenceSamples,
     "behind": BehindComputeSamples,
+    "beside_all_reduce": BesideAllReduceSamples,
     "rates": RateSamples,
     "files": FileSamples,
     "batches": BatchSamples,

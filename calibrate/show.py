@@ -44,6 +44,7 @@ def explanation(profile: Profile) -> dict[str, object]:
         "input_side": profile.input_side,
         "contention": profile.contention,
         "behind_compute": profile.behind_compute,
+        "beside_all_reduce": profile.beside_all_reduce,
         "kernel_models": profile.kernel_models,
         "notes": profile.notes,
         "weaknesses": weaknesses(profile),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrate.behind import BehindCompute
+from calibrate.beside_all_reduce import BesideAllReduce
 from calibrate.contention import Contention
 from calibrate.profile import Profile
 from paradl_bench.spec.statistics import Z90
@@ -39,6 +40,13 @@ def print_together(profile: Profile, console: Console) -> None:
             "Behind compute: what compute before a collective adds to it (90%)",
             ("library", "operation", "level", "ranks", "bytes", "behind", "added", "factor", "residual", "lag"),
             [_behind_row(entry) for entry in profile.behind_compute],
+        )
+    if profile.beside_all_reduce:
+        _print(
+            console,
+            "Beside an all-reduce in flight: what it adds to a call that is waited for (90%)",
+            ("library", "operation", "level", "ranks", "bytes", "all-reduce", "added", "factor", "residual", "queued"),
+            [_beside_row(entry) for entry in profile.beside_all_reduce],
         )
 
 
@@ -85,6 +93,22 @@ def _behind_row(entry: BehindCompute) -> tuple[str, ...]:
     )
 
 
+def _beside_row(entry: BesideAllReduce) -> tuple[str, ...]:
+    added_sd, factor_sd = (max(entry.covariance[i][i], 0.0) ** 0.5 for i in (0, 1))
+    return (
+        entry.library,
+        entry.operation,
+        entry.level,
+        _range(entry.ranks, str),
+        _range(entry.bytes_range, format_bytes),
+        _range(entry.exchange_bytes, format_bytes),
+        "waits for it" if entry.queues else f"{format_seconds(entry.added_s)} ± {format_seconds(Z90 * added_sd)}",
+        "" if entry.queues else f"{entry.factor:.2f} ± {Z90 * factor_sd:.2f}",
+        f"{entry.residual_relative_median:.1%}",
+        f"{entry.queued:.0%}",
+    )
+
+
 def _range(span: tuple[int, int], words: Callable[[int], str]) -> str:
     low, high = map(words, span)
     return low if low == high else f"{low} to {high}"
@@ -103,3 +127,11 @@ def together_quantities(profile: Profile) -> Iterator[Compared]:
             yield Compared(f"added by compute before {where}", behind.added_s, relative, "s")
         relative = max(slope, 0.0) ** 0.5 / behind.factor
         yield Compared(f"slow-down by compute before {where}", behind.factor, relative, "times")
+    for beside in profile.beside_all_reduce:
+        where = f"{beside.library} {beside.operation} beside an all-reduce, level {beside.level}"
+        (added, _), (_, slope) = beside.covariance
+        if beside.queues:
+            continue
+        if beside.added_s:
+            yield Compared(f"added to {where}", beside.added_s, max(added, 0.0) ** 0.5 / beside.added_s, "s")
+        yield Compared(f"slow-down of {where}", beside.factor, max(slope, 0.0) ** 0.5 / beside.factor, "times")

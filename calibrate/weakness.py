@@ -78,7 +78,7 @@ def without_libraries(profile: Profile, libraries: Collection[str]) -> Profile:
     """The profile without what it holds of some libraries' collectives."""
     kept = {
         field: tuple(entry for entry in getattr(profile, field) if entry.library not in libraries)
-        for field in ("communication", "interference", "contention", "behind_compute")
+        for field in ("communication", "interference", "contention", "behind_compute", "beside_all_reduce")
     }
     return msgspec.structs.replace(profile, **kept)
 

@@ -32,6 +32,7 @@ from paradl_bench.slurm.plan import PLAN, SUBMITTED, read_plan, read_submitted
 from paradl_bench.slurm.site import read_site
 from paradl_bench.spec import (
     behind,
+    beside_all_reduce,
     compile_record,
     host_record,
     input_record,
@@ -77,6 +78,7 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     measurement.DROPPED_FILE: measurement.DroppedRow,
     KERNELS_FILE: KernelSamples,
     behind.BEHIND_FILE: behind.BehindComputeSamples,
+    beside_all_reduce.BESIDE_ALL_REDUCE_FILE: beside_all_reduce.BesideAllReduceSamples,
     roofline_record.RATES_FILE: roofline_record.RateSamples,
     input_record.FILES_FILE: input_record.FileSamples,
     input_record.BATCHES_FILE: input_record.BatchSamples,
@@ -94,6 +96,11 @@ _RECORD_SEEDS = {
     behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
     b'"dtype":"fp32","block":0,"kernel":"layers","one_clock":true,"back_to_back_s":[[0.1,0.2],[0.1,0.2]],'
     b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n',
+    beside_all_reduce.BESIDE_ALL_REDUCE_FILE: b'{"library":"gloo","operation":"send_recv","level":"node","ranks":2,'
+    b'"message_bytes":1024,"exchange_bytes":26214400,"dtype":"fp32","block":0,"kernel":"layers","calls":2,'
+    b'"one_clock":true,"apart_start_s":[[0.0,0.0],[0.1,0.1]],"apart_end_s":[[0.3,0.3],[0.3,0.3]],'
+    b'"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.4,0.3],[0.4,0.3]],"begun":[[true,true],[true,false]],'
+    b'"outlived":[[true,false],[true,false]],"exchange_s":[[0.9],[0.9]]}\n',
     roofline_record.RATES_FILE: b'{"resource":"compute","kernel":"matmul","sizes":{"n":512},"dtype":"fp32","work":1e9,'
     b'"working_set_bytes":3145728,"ranks_on_host":2,"rank":1,"block":0,"samples_s":[0.01,0.02]}\n',
     input_record.FILES_FILE: b'{"block":0,"condition":"cold","bytes":[1000,2000],"pixels":[50176,50176],'

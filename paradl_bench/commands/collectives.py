@@ -27,6 +27,7 @@ _OF_TORCH = {
     "device": "--device",
     "beside_compute": "--beside-compute",
     "behind_compute": "--behind-compute",
+    "beside_all_reduce": "--beside-all-reduce",
     "point_seconds": "--point-seconds",
     "seed": "--seed",
     "hang_timeout_s": "--hang-timeout",
@@ -88,6 +89,11 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
     help="Measure too what a collective takes right behind compute, once the last rank has arrived, as in a run.",
 )
 @click.option(
+    "--beside-all-reduce",
+    is_flag=True,
+    help="Measure too what a collective that is waited for takes while an all-reduce is in flight, as in backward.",
+)
+@click.option(
     "--concurrent",
     default=1,
     metavar="K",
@@ -132,6 +138,7 @@ def COMMAND(  # noqa: N802
     sizes: str,
     beside_compute: bool,
     behind_compute: bool,
+    beside_all_reduce: bool,
     concurrent: int,
     blocks: int,
     point_seconds: float,
@@ -150,9 +157,8 @@ def COMMAND(  # noqa: N802
     An interrupted measurement goes on when the same command is given again.
     """
     names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
-    if tool == _TORCH and backend == "mpi":
-        # torch as it is installed by pip knows no MPI; a sweep of our own over mpi4py stands in for it.
-        tool = _OVER_MPI
+    # torch as it is installed by pip knows no MPI; a sweep of our own over mpi4py stands in for it.
+    tool = _OVER_MPI if tool == _TORCH and backend == "mpi" else tool
     if tool != _TORCH:
         _refuse_torch_options(context, tool)
         _sweep_with_tool(
@@ -192,6 +198,7 @@ def COMMAND(  # noqa: N802
         seed=seed,
         beside_compute=beside_compute,
         behind_compute=behind_compute,
+        beside_all_reduce=beside_all_reduce,
         concurrent=concurrent,
     )
 

@@ -60,6 +60,31 @@ def _layers(device: torch.device) -> Kernel:
     return kernel
 
 
+class ComputeBefore:
+    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._kernel = _layers(calls.context.device)
+        self._rounds = self._count_rounds()
+
+    def run(self) -> None:
+        """Compute, or on a GPU launch it."""
+        for _ in range(self._rounds):
+            self._kernel()
+
+    def _count_rounds(self) -> int:
+        """How many calls of the kernel take about :data:`COMPUTE_S`; the same on all ranks."""
+        trials = []
+        for _ in range(_WARMUP + 5):
+            start = time.perf_counter()
+            self._kernel()
+            self._calls.clock.synchronise()
+            trials.append(time.perf_counter() - start)
+        kernel_s = largest(self._calls.context, statistics.median(trials[_WARMUP:]))
+        return max(1, min(1000, round(COMPUTE_S / kernel_s)))
+
+
 class BehindBench:
     """Measures operations behind compute, on all ranks at once; they are one group."""
 
@@ -67,8 +92,7 @@ class BehindBench:
         self._calls = calls
         self._attempt = attempt
         self._point_s = point_s
-        self._kernel = _layers(calls.context.device)
-        self._rounds = self._count_rounds()
+        self._compute = ComputeBefore(calls)
 
     def measure(self, operation: str, size: int, block: int) -> BehindComputeSamples:
         """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
@@ -115,28 +139,13 @@ class BehindBench:
         alone_s = calls.seconds(routine, buffers)
         calls.meet()
         origin = calls.clock.stamp()
-        self._compute()
+        self._compute.run()
         start, end = calls.stamped(routine, buffers)
         calls.clock.synchronise()
         start_s, end_s = calls.clock.seconds(origin, start), calls.clock.seconds(origin, end)
         # The CPU's stamps are seconds of a clock that all processes of a host share; a GPU's are events.
         zero_s = origin if isinstance(origin, float) else 0.0
         return alone_s, start_s, zero_s + start_s, zero_s + end_s
-
-    def _compute(self) -> None:
-        for _ in range(self._rounds):
-            self._kernel()
-
-    def _count_rounds(self) -> int:
-        """How many calls of the kernel take about :data:`COMPUTE_S`; the same on all ranks."""
-        trials = []
-        for _ in range(_WARMUP + 5):
-            start = time.perf_counter()
-            self._kernel()
-            self._calls.clock.synchronise()
-            trials.append(time.perf_counter() - start)
-        kernel_s = largest(self._calls.context, statistics.median(trials[_WARMUP:]))
-        return max(1, min(1000, round(COMPUTE_S / kernel_s)))
 
 
 def _less(values: tuple[float, ...], zero: list[float]) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ Point = tuple[str, int]
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep, and whether to measure interference with compute and what follows compute too.
+    """A sweep, and whether to measure interference with compute, what follows compute, and calls beside an all-reduce.
 
     Attributes:
         ranks: of one group. concurrent: how many disjoint groups of so many ranks there are.
@@ -41,6 +41,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     beside_compute: bool
     behind_compute: bool = False
+    beside_all_reduce: bool = False
     concurrent: int = 1
     layout: NodeLayout | None = None
 
@@ -53,14 +54,18 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
             )
+        if self.beside_all_reduce and self.device == "cuda" and self.backend != "nccl":
+            raise UserError(
+                f"--beside-all-reduce on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+            )
         if self.layout is not None and self.device != "cpu":
             raise UserError("--nodes emulates nodes for ranks on a CPU: give --backend gloo, on --device cpu")
         if self.concurrent < 1:
             raise UserError(f"--concurrent {self.concurrent}: give how many groups run at once, at least 2")
-        if self.concurrent > 1 and (self.beside_compute or self.behind_compute):
+        if self.concurrent > 1 and (self.beside_compute or self.behind_compute or self.beside_all_reduce):
             raise UserError(
-                "--concurrent measures what groups cost each other, not compute: give --beside-compute and"
-                " --behind-compute to a sweep of one group"
+                "--concurrent measures what groups cost each other, not compute: give --beside-compute,"
+                " --behind-compute and --beside-all-reduce to a sweep of one group"
             )
         for name in self.operations:
             lookup(operations(), name, "operation")
@@ -77,6 +82,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Settings that two runs have to share for one to resume the other."""
         # Directories of before know none of them.
         later = {"behind_compute": "true"} if self.behind_compute else {}
+        later |= {"beside_all_reduce": "true"} if self.beside_all_reduce else {}
         later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
         later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
         return {

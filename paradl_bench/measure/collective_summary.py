@@ -14,9 +14,12 @@ from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.directory import emulation_noted
 from paradl_bench.measure.group_summary import (
     BehindRow,
+    BesideRow,
     ConcurrentRow,
     behind_rows,
     behind_table,
+    beside_rows,
+    beside_table,
     concurrent_rows,
     concurrent_table,
     verified_word,
@@ -24,6 +27,7 @@ from paradl_bench.measure.group_summary import (
 from paradl_bench.measure.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers import SweepPace, sweep_pace
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.host_clocks import HostClocks
 from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.measurement import (
@@ -96,6 +100,7 @@ class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
     interference: tuple[InterferenceRow, ...]
     concurrent: tuple[ConcurrentRow, ...] = ()
     behind_compute: tuple[BehindRow, ...] = ()
+    beside_all_reduce: tuple[BesideRow, ...] = ()
     pace: SweepPace = SweepPace()
     nodes: tuple[str, ...] = ()
     emulated: str = ""
@@ -116,6 +121,7 @@ def summarise_collectives(directory: Path) -> CollectivesSummary:
         interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
         concurrent=concurrent_rows(sweeps),
         behind_compute=behind_rows(behind),
+        beside_all_reduce=beside_rows(read_records(directory, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)),
         pace=sweep_pace(sweeps, noted, behind),
         nodes=tuple(lines_of_nodes(directory)),
         emulated=emulation_noted(directory),
@@ -209,6 +215,9 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     if summary.behind_compute:
         console.print()
         console.print(behind_table(summary.behind_compute))
+    if summary.beside_all_reduce:
+        console.print()
+        console.print(beside_table(summary.beside_all_reduce))
 
 
 def _sweep_table(rows: tuple[SweepRow, ...]) -> object:

@@ -22,6 +22,7 @@ from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.measure.agreement import everyones, largest, of_first, ranks_of_hosts
 from paradl_bench.measure.behind_compute import BehindBench, behind_order
+from paradl_bench.measure.beside_all_reduce import BesideAllReduceBench, beside_order
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.measure.collective_request import CollectivesRequest
 from paradl_bench.measure.directory import MeasurementDirectory
@@ -31,6 +32,7 @@ from paradl_bench.measure.measured_nodes import note_places
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.teams import form_teams, leave_team
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
 from paradl_bench.spec.units import format_bytes, format_seconds
@@ -45,9 +47,16 @@ MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
 
 _REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
 
-Sort = Literal["sweep", "beside", "behind"]
-_FILES: dict[Sort, str] = {"sweep": COLLECTIVES_FILE, "beside": INTERFERENCE_FILE, "behind": BEHIND_FILE}
-Records = list[CollectiveSamples] | list[InterferenceSamples] | list[BehindComputeSamples]
+Sort = Literal["sweep", "beside", "behind", "in flight"]
+_FILES: dict[Sort, str] = {
+    "sweep": COLLECTIVES_FILE,
+    "beside": INTERFERENCE_FILE,
+    "behind": BEHIND_FILE,
+    "in flight": BESIDE_ALL_REDUCE_FILE,
+}
+Records = (
+    list[CollectiveSamples] | list[InterferenceSamples] | list[BehindComputeSamples] | list[BesideAllReduceSamples]
+)
 
 
 class Step(NamedTuple):
@@ -114,6 +123,9 @@ def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]
         if request.behind_compute:
             points = behind_order(accepted, request.sizes, request.seed, block)
             steps += [Step(block, "behind", name, size) for name, size in points]
+        if request.beside_all_reduce:
+            points = beside_order(accepted, request.sizes, request.seed, block)
+            steps += [Step(block, "in flight", name, size) for name, size in points]
     return steps
 
 
@@ -134,6 +146,8 @@ def _unmeasured(
         done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
         behind = directory.records(BEHIND_FILE, BehindComputeSamples)
         done |= {Step(record.block, "behind", record.operation, record.message_bytes) for record in behind}
+        in_flight = directory.records(BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+        done |= {Step(record.block, "in flight", record.operation, record.message_bytes) for record in in_flight}
     wanted = of_first(context, [int(step not in done) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
@@ -146,6 +160,9 @@ def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, atte
     if sort == "behind":
         behind = BehindBench(calls, request.point_s, attempt)
         return Bench(lambda *step: [behind.measure(*step)], lambda steps: behind.step_s() * len(steps))
+    if sort == "in flight":
+        in_flight = BesideAllReduceBench(calls, request.point_s)
+        return Bench(lambda *step: [in_flight.measure(*step)], lambda steps: in_flight.step_s() * len(steps))
     return Bench(sweep.measure, sweep.estimate_s)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.behind import BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import summarise
@@ -62,6 +63,26 @@ class BehindRow(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float | None
     back_to_back_s: float
     behind_s: float
+    calls: int
+
+
+class BesideRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation and size beside an all-reduce in flight and apart from it: medians over repetitions and blocks.
+
+    Attributes:
+        exchange_bytes: of the all-reduce. beside_s: None where no call began before it was done.
+        queued: of the calls that began beside it, how many ended after it; None without any.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    message_bytes: int
+    exchange_bytes: int
+    apart_s: float
+    beside_s: float | None
+    queued: float | None
     calls: int
 
 
@@ -136,6 +157,32 @@ def _behind_row(records: list[BehindComputeSamples]) -> BehindRow:
     )
 
 
+def beside_rows(records: Iterable[BesideAllReduceSamples]) -> tuple[BesideRow, ...]:
+    """One row an operation and size, over all blocks."""
+    groups: dict[tuple[str, int], list[BesideAllReduceSamples]] = defaultdict(list)
+    for record in records:
+        groups[record.operation, record.message_bytes].append(record)
+    return tuple(_beside_row(groups[key]) for key in sorted(groups))
+
+
+def _beside_row(records: list[BesideAllReduceSamples]) -> BesideRow:
+    first = records[0]
+    beside = [value for record in records for value in record.beside_s() if value is not None]
+    waited, begun = np.sum([record.queued() for record in records], axis=0).tolist()
+    return BesideRow(
+        library=first.library,
+        operation=first.operation,
+        level=first.level,
+        ranks=first.ranks,
+        message_bytes=first.message_bytes,
+        exchange_bytes=first.exchange_bytes,
+        apart_s=float(np.median([value for record in records for value in record.apart_s()])),
+        beside_s=float(np.median(beside)) if beside else None,
+        queued=waited / begun if begun else None,
+        calls=begun,
+    )
+
+
 def concurrent_table(rows: tuple[ConcurrentRow, ...]) -> Table:
     """A table of groups at once."""
     first = rows[0]
@@ -172,6 +219,26 @@ def behind_table(rows: tuple[BehindRow, ...]) -> Table:
             format_seconds(row.back_to_back_s),
             format_seconds(row.behind_s),
             "no one clock" if row.lag_s is None else format_seconds(row.lag_s),
+            str(row.calls),
+        )
+    return table
+
+
+def beside_table(rows: tuple[BesideRow, ...]) -> Table:
+    """A table of calls beside an all-reduce in flight."""
+    table = _table(
+        f"beside an all-reduce of {format_bytes(rows[0].exchange_bytes)} in flight: from the last rank's arrival on",
+        "medians of repetitions' means, behind compute; queued: ended only after the all-reduce",
+    )
+    for name in ("operation", "message", "apart", "beside", "queued", "calls"):
+        table.add_column(name, justify="left" if name == "operation" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.operation,
+            format_bytes(row.message_bytes),
+            format_seconds(row.apart_s),
+            "none" if row.beside_s is None else format_seconds(row.beside_s),
+            "" if row.queued is None else f"{row.queued:.0%}",
             str(row.calls),
         )
     return table

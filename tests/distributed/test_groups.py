@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 from calibrate.fit import fit_profile
 from paradl_bench.collectives.catalog import operations, routines
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
 
 pytestmark = pytest.mark.distributed
@@ -102,7 +103,31 @@ def test_collectives_behind_compute_are_kept_with_stamps_and_fitted(tmp_path: Pa
     assert len(read_records(output, BEHIND_FILE, BehindComputeSamples)) == len(lines)
 
 
-@pytest.mark.parametrize("option", ["--behind-compute", "--beside-compute"])
+def test_calls_beside_an_all_reduce_are_kept_with_stamps_and_fitted(tmp_path: Path) -> None:
+    output, arguments = tmp_path / "out", ("--ranks", "2", "--ops", "all_gather,send_recv", "--sizes", "8K,128K,4M")
+    result = collectives(output, *arguments, "--beside-all-reduce", "--json")
+    assert result.returncode == 0, result.stderr
+    records = read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+    # What would outlast the all-reduce is left out.
+    found = {(record.operation, record.message_bytes) for record in records}
+    assert found == {(name, size) for name in ("all_gather", "send_recv") for size in (8192, 131072)}
+    for record in records:
+        assert record.one_clock
+        assert min(record.apart_s()) > 0
+        assert min(value for row in record.exchange_s for value in row) > 0
+        # gloo's all-reduces run on threads of their own: the first call finds it in flight, and need not wait for it.
+        assert any(row[0] for row in record.begun)
+    assert {row["operation"] for row in json.loads(result.stdout)["beside_all_reduce"]} == {"all_gather", "send_recv"}
+    profile = fit_profile([output], command_line=("calibrate",), force=False)
+    assert {entry.operation for entry in profile.beside_all_reduce} == {"all_gather", "send_recv"}
+    lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
+    (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
+    again = collectives(output, *arguments, "--beside-all-reduce")
+    assert "1 measurements are left" in again.stderr
+    assert len(read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)) == len(lines)
+
+
+@pytest.mark.parametrize("option", ["--behind-compute", "--beside-compute", "--beside-all-reduce"])
 def test_groups_at_once_and_compute_are_not_mixed(option: str, tmp_path: Path) -> None:
     result = collectives(tmp_path / "out", "--ranks", "2", "--concurrent", "2", option)
     assert result.returncode == 2

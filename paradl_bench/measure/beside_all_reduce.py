@@ -1,0 +1,228 @@
+"""Calls that a rank waits for while an all-reduce is in flight, as halos are exchanged while gradients are reduced.
+
+A repetition is a pair. A: a few calls, about a millisecond of compute before each. B: the same behind an all-reduce
+that was issued and not waited for, so that they find it in flight, with compute between, as in backward. Both are of
+one run, so that a slow spell falls on both. The all-reduce goes through the group of the calls, as a run's does.
+
+Whether a call waits for the all-reduce or goes on beside it is the library's to say, so it is measured: by whether the
+all-reduce was still in flight when the call was done.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+
+from paradl_bench.collectives.catalog import routines
+from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.measure.agreement import everyones, largest
+from paradl_bench.measure.behind_compute import COMPUTE_S, KERNEL, ComputeBefore, behind_sizes
+from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
+from paradl_bench.spec.cluster import NODE
+
+CALLS = 4
+"""A repetition, each behind compute."""
+EXCHANGE_BYTES, LARGEST_EXCHANGE_BYTES = 25 << 20, 1 << 30
+"""DDP's bucket cap; doubled up to the latter until it lasts as long as the calls' compute, twice."""
+LARGEST_BYTES = 1 << 20
+"""Longer calls would outlast the all-reduce."""
+MIN_PAIRS, MAX_PAIRS = 5, 30
+_TRIALS = 3
+
+
+def beside_order(operations: tuple[str, ...], sizes: tuple[int, ...], seed: int, block: int) -> list[tuple[str, int]]:
+    """Operations and at most six sizes up to a MiB of one block, shuffled: alike on all ranks, unlike in all blocks."""
+    short = tuple(size for size in sizes if size <= LARGEST_BYTES) or (min(sizes),)
+    points = [(name, size) for name in operations for size in behind_sizes(short)]
+    random.Random(f"{seed} in flight {block}").shuffle(points)
+    return points
+
+
+class Flight(Protocol):
+    """An all-reduce under way, and marks of whether it was at certain moments."""
+
+    def mark(self, stamp: Any) -> Any:
+        """Note a moment, which is now; ``stamp`` is the clock's."""
+
+    def land(self) -> Any:
+        """Wait for it; the stamp of its end."""
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """Of the moments noted, 1 where it was under way; after the clock has been synchronised."""
+
+
+class CpuFlight:
+    """Asks the library at the very moment."""
+
+    def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
+        self._clock = calls.clock
+        self._work = dist.all_reduce(buffer, group=calls.team.process_group, async_op=True)
+
+    def mark(self, stamp: Any) -> Any:
+        """See :class:`Flight`."""
+        return float(not self._work.is_completed())
+
+    def land(self) -> Any:
+        """See :class:`Flight`."""
+        self._work.wait()
+        return self._clock.stamp()
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """See :class:`Flight`."""
+        return marks
+
+
+class CudaFlight:
+    """Compares events, the all-reduce's end being one of a stream that waits for it and for nothing else."""
+
+    def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
+        work = dist.all_reduce(buffer, group=calls.team.process_group, async_op=True)
+        with torch.cuda.stream(torch.cuda.Stream(calls.context.device)):  # type: ignore[no-untyped-call]
+            work.wait()
+            self._end = calls.clock.stamp()
+
+    def mark(self, stamp: Any) -> Any:
+        """See :class:`Flight`."""
+        return stamp
+
+    def land(self) -> Any:
+        """See :class:`Flight`."""
+        self._end.wait()
+        return self._end
+
+    def were_before_its_end(self, marks: list[Any]) -> list[float]:
+        """See :class:`Flight`."""
+        return [float(mark.elapsed_time(self._end) > 0) for mark in marks]
+
+
+class _Chain(NamedTuple):
+    """Calls one after the other: stamps in seconds, whether the all-reduce was in flight then, and how long it was."""
+
+    start_s: list[float]
+    end_s: list[float]
+    begun: list[float]
+    outlived: list[float]
+    exchange_s: float
+
+
+class BesideAllReduceBench:
+    """Measures operations beside an all-reduce in flight, on all ranks at once; they are one group."""
+
+    def __init__(self, calls: Calls, point_s: float) -> None:
+        self._calls = calls
+        self._point_s = point_s
+        self._compute = ComputeBefore(calls)
+        self._exchange, self._exchange_s = self._chosen_exchange()
+
+    def measure(self, operation: str, size: int, block: int) -> BesideAllReduceSamples:
+        """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
+        calls, routine = self._calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        buffers.clear()
+        call_s = largest(calls.context, statistics.median(calls.seconds(routine, buffers) for _ in range(_TRIALS)))
+        pair_s = self._exchange_s + 2 * CALLS * (COMPUTE_S + call_s)
+        count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
+        apart, beside = [], []
+        for _ in range(count):
+            apart.append(self._chain(operation, size, exchange=False))
+            beside.append(self._chain(operation, size, exchange=True))
+        sides = routine.sides(calls.team.ranks)
+        return BesideAllReduceSamples(
+            library=calls.context.backend,
+            operation=operation,
+            level=calls.team.level,
+            ranks=calls.team.ranks,
+            message_bytes=size,
+            exchange_bytes=self._exchange.numel() * ELEMENT_BYTES,
+            dtype="fp32",
+            block=block,
+            kernel=KERNEL,
+            calls=CALLS,
+            one_clock=self._one_clock,
+            **self._stamps(apart, sides, "apart_"),
+            **self._stamps(beside, sides, ""),
+            begun=self._flags([chain.begun for chain in beside], sides),
+            outlived=self._flags([chain.outlived for chain in beside], sides),
+            exchange_s=self._of_sides([chain.exchange_s for chain in beside], sides),
+        )
+
+    def step_s(self) -> float:
+        """About how long one measurement takes."""
+        return max(self._point_s, MIN_PAIRS * (self._exchange_s + 4 * CALLS * COMPUTE_S))
+
+    @property
+    def _one_clock(self) -> bool:
+        """Whether stamps of all ranks are of one clock: the CPU's, which all processes of a host share."""
+        return self._calls.context.device.type == "cpu" and self._calls.team.level == NODE
+
+    def _chain(self, operation: str, size: int, *, exchange: bool) -> _Chain:
+        calls, routine = self._calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        calls.meet()
+        origin = calls.clock.stamp()
+        flight = self._issued() if exchange else None
+        stamps, marks = [], []
+        for _ in range(CALLS):
+            self._compute.run()
+            begun = flight.mark(calls.clock.stamp()) if flight else 0.0
+            start, end = calls.stamped(routine, buffers)
+            stamps.append((start, end))
+            marks.append((begun, flight.mark(end) if flight else 0.0))
+        landed = flight.land() if flight else origin
+        calls.clock.synchronise()
+        zero_s = origin if isinstance(origin, float) else 0.0
+        start_s, end_s = (
+            [zero_s + calls.clock.seconds(origin, each) for each in own] for own in zip(*stamps, strict=True)
+        )
+        flags = [flight.were_before_its_end(list(own)) if flight else list(own) for own in zip(*marks, strict=True)]
+        return _Chain(start_s, end_s, flags[0], flags[1], calls.clock.seconds(origin, landed))
+
+    def _issued(self) -> Flight:
+        of_device = CudaFlight if self._calls.context.device.type == "cuda" else CpuFlight
+        return of_device(self._exchange, self._calls)
+
+    def _chosen_exchange(self) -> tuple[torch.Tensor, float]:
+        """A buffer whose all-reduce outlasts the compute before all calls, and its seconds; alike on all ranks."""
+        size = EXCHANGE_BYTES
+        while True:
+            self._exchange = torch.zeros(size // ELEMENT_BYTES, device=self._calls.context.device)
+            exchange_s = largest(self._calls.context, statistics.median(self._alone_s() for _ in range(_TRIALS)))
+            if exchange_s >= 2 * CALLS * COMPUTE_S or 2 * size > LARGEST_EXCHANGE_BYTES:
+                return self._exchange, exchange_s
+            size *= 2
+
+    def _alone_s(self) -> float:
+        clock = self._calls.clock
+        self._calls.meet()
+        start = clock.stamp()
+        end = self._issued().land()
+        clock.synchronise()
+        return clock.seconds(start, end)
+
+    def _stamps(self, chains: list[_Chain], sides: tuple[int, ...], prefix: str) -> dict[str, Any]:
+        """Starts and ends of all ranks that take part, by field of the record, from the first start of each call."""
+        start = self._of_sides([value for chain in chains for value in chain.start_s], sides)
+        end = self._of_sides([value for chain in chains for value in chain.end_s], sides)
+        first = [min(each) for each in zip(*start, strict=True)]
+        origins = [first] * len(start) if self._one_clock else start
+        # Of stamps on clocks of their own, only a rank's differences mean anything.
+        return {
+            f"{prefix}{name}": tuple(
+                tuple(max(0.0, value - zero) for value, zero in zip(row, own, strict=True))
+                for row, own in zip(rows, origins, strict=True)
+            )
+            for name, rows in (("start_s", start), ("end_s", end))
+        }
+
+    def _flags(self, columns: list[list[float]], sides: tuple[int, ...]) -> tuple[tuple[bool, ...], ...]:
+        rows = self._of_sides([value for column in columns for value in column], sides)
+        return tuple(tuple(map(bool, row)) for row in rows)
+
+    def _of_sides(self, values: list[float], sides: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+        rows = everyones(self._calls.context, values)
+        return tuple(tuple(rows[rank]) for rank in sides)
