@@ -12,7 +12,12 @@ from predict.costs import Cost, Costs, Floats, Mode, Source
 
 
 class Priced(NamedTuple):
-    """A part with its cost, how often it occurs, which measurement it shares, its own modes, and its congestion."""
+    """A part with its cost, how often it occurs, which measurement it shares, its own modes, and its congestion.
+
+    Attributes:
+        slowdown: of compute and of communication side by side; of what is awaited the latter beside an all-reduce.
+        awaited: a call that goes on beside an all-reduce in flight instead of queueing behind it.
+    """
 
     cost: Cost
     occurrences: float
@@ -22,6 +27,7 @@ class Priced(NamedTuple):
     slowdown: tuple[float, float] = (1.0, 1.0)
     slowdown_sd: tuple[float, float] = (0.0, 0.0)
     congestion: Congestion | None = None
+    awaited: bool = False
 
 
 def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:

@@ -5,14 +5,37 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Collective, Phase, Plan, Role, Stream, Transfer, Work
+from paradl_bench.spec.plan import Collective, Phase, Plan, Role, Stream, Transfer, Work, is_of_layer
+from paradl_bench.strategies.mesh import degree_of
 from predict.communication_costs import Call
 
 
 def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
     shares = [_taking_part(plan, work) for work in plan.works]
-    return [Call(bool(behind), share) for behind, share in zip(works_behind_compute(plan), shares, strict=True)]
+    each = zip(works_behind_compute(plan), shares, works_beside_all_reduces(plan), strict=True)
+    return [Call(bool(behind), share, bool(beside)) for behind, share, beside in each]
+
+
+def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
+    """Per work, whether it is communication for layers of a plan whose gradients are all-reduced beside backward.
+
+    Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
+    they send, nor of ZeRO, whose exchange is no all-reduce.
+    """
+    exchanges = [isinstance(work, Collective) and work.operation == "all_reduce" for work in plan.works]
+    in_flight = any(np.isin(role.work[role.phase == Phase.GE], np.flatnonzero(exchanges)).any() for role in plan.roles)
+    sharded = any(axis.zero_stage for axis in plan.strategy.axes)
+    if not in_flight or sharded or degree_of(plan.strategy, "pipeline") > 1:
+        return np.zeros(len(plan.works), bool)
+    return np.array([_is_awaited(plan, index) for index in range(len(plan.works))], bool)
+
+
+def _is_awaited(plan: Plan, work: int) -> bool:
+    if not is_of_layer(plan.works[work]) or isinstance(plan.works[work], Transfer):
+        return False
+    phases = {int(phase) for role in plan.roles for phase in np.unique(role.phase[role.work == work])}
+    return phases <= {int(Phase.FW), int(Phase.BW)}
 
 
 def _taking_part(plan: Plan, work: Work) -> float:

@@ -34,6 +34,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
 from predict.behind_costs import BehindCosts
+from predict.beside_costs import BesideCosts
 from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
 from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
@@ -55,10 +56,12 @@ class Call(NamedTuple):
     Attributes:
         behind_compute: compute comes right before it and waits for it (:mod:`predict.behind_compute`).
         taking_part: share of the ranks that call such a one at all.
+        beside_all_reduces: it is waited for while all-reduces of gradients may be in flight.
     """
 
     behind_compute: bool = False
     taking_part: float = 1.0
+    beside_all_reduces: bool = False
 
 
 ALONE_ON_ITS_STREAM = Call()
@@ -98,6 +101,7 @@ class CommunicationCosts:
         self.backend = _choose_backend(profile, backend)
         self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
         self._behind = BehindCosts(profile, self.backend)
+        self.beside = BesideCosts(profile, self.backend)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy], CommunicationCost] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:

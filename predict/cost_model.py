@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.profile import Profile
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
@@ -24,6 +25,7 @@ from paradl_bench.spec.plan import (
     Compute,
     Plan,
     PlanSettings,
+    Role,
     WeightUpdate,
     Work,
 )
@@ -58,6 +60,7 @@ class PricedPlan:
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
         slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
             slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
+        awaited: works that go on beside an all-reduce in flight (:mod:`predict.behind_compute`).
         batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
     """
 
@@ -70,8 +73,13 @@ class PricedPlan:
     slower: tuple[float, ...] = ()
     slow_copies: bool = True
     batches_ahead_bytes: int = 0
+    awaited: frozenset[int] = frozenset()
     spread: Spread
     remarks: Remarks
+
+    def awaited_tasks(self, role: Role) -> NDArray[np.bool_]:
+        """Per task of a role, whether it is of :attr:`awaited`."""
+        return np.isin(role.work, sorted(self.awaited))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +213,7 @@ class CostModel:
             slow_copies=self.dilate is None,
             own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
             spread=spread,
+            awaited=frozenset(index for index, part in enumerate(priced) if part.awaited),
             remarks=remarks,
         )
 

@@ -1,6 +1,6 @@
 /* The event loop of predict/engine_python.py, compiled: the same steps in the same order.
 
-   A lane is a stream of a role and runs its tasks one at a time. All that is under way stands in a heap by when it
+   A lane is a stream of a role, or one more, and runs its tasks one at a time. All that is under way stands in a heap by when it
    ends; a lane's place in it changes only where the lane itself, or the one that it is slowed beside, starts or ends.
 
    Arrays come through the buffer protocol: int32 for indices, float64 for seconds. Of the limited API, so that one
@@ -15,7 +15,7 @@
 
 /* Of run_events and what it does; predict/engine_python.py has the same number, and a build of another is not used.
    To be raised in both with whatever changes it. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 typedef struct {
     double left;    /* seconds alone, as of since */
@@ -40,6 +40,7 @@ typedef struct {
     Beside *beside;
     double now;
     int32_t width, compute, communication; /* lanes of a role, and which of them slow each other */
+    int32_t awaited;                       /* the one whose tasks are slowed beside those of communication */
     int32_t active, finished;
 } Run;
 
@@ -98,7 +99,7 @@ static void take_out(Run *run, int32_t index) {
 static void count_beside(Run *run, int32_t role) {
     const Lane *lanes = run->lanes + (size_t)role * run->width;
     Beside *beside = &run->beside[role];
-    if (lanes[run->communication].task >= 0) {
+    if (lanes[run->communication].task >= 0 || lanes[run->awaited].task >= 0) {
         double passed = run->now - beside->since;
         if (lanes[run->compute].task >= 0) beside->overlap += passed;
         else beside->exposed += passed;
@@ -119,7 +120,9 @@ static void stretch_to(Run *run, int32_t index, double stretch) {
 
 static void set_rates(Run *run, int32_t role) {
     int32_t compute = role * run->width + run->compute, other = role * run->width + run->communication;
-    int32_t exchange = run->lanes[other].task;
+    int32_t awaited = role * run->width + run->awaited;
+    int32_t exchange = run->lanes[other].task, call = run->lanes[awaited].task;
+    if (call >= 0) stretch_to(run, awaited, exchange >= 0 ? run->slow_communication[call] : 1.0);
     if (exchange >= 0 && run->lanes[compute].task >= 0) {
         stretch_to(run, compute, run->slow_compute[exchange]);
         stretch_to(run, other, run->slow_communication[exchange]);
@@ -224,7 +227,7 @@ static int lengths_agree(const Py_ssize_t *length, Py_ssize_t lanes, Py_ssize_t 
     return length[OVERLAP] == lanes / width && length[EXPOSED] == lanes / width;
 }
 
-static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication) {
+static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication, int awaited) {
     Py_ssize_t length[ARRAYS], lanes, tasks;
     Run run = {0};
     PyObject *result = NULL;
@@ -255,6 +258,7 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
         run.width = width;
         run.compute = compute;
         run.communication = communication;
+        run.awaited = awaited;
         start_all(&run, views[LANE_START].buf, (int32_t)lanes);
         while (run.active) finish_first(&run);
         for (Py_ssize_t role = 0; role < lanes / width; role++) {
@@ -276,19 +280,20 @@ static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int c
 static PyObject *run_events(PyObject *module, PyObject *arguments) {
     PyObject *objects[ARRAYS], *result;
     Py_buffer views[ARRAYS];
-    int width, compute, communication;
+    int width, compute, communication, awaited;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
                           &objects[4], &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10],
-                          &objects[11], &width, &compute, &communication))
+                          &objects[11], &width, &compute, &communication, &awaited))
         return NULL;
     if (width < 1 || compute < 0 || compute >= width || communication < 0 || communication >= width
-        || compute == communication) {
-        PyErr_SetString(PyExc_ValueError, "a role has no two such lanes");
+        || awaited < 0 || awaited >= width || compute == communication || awaited == compute
+        || awaited == communication) {
+        PyErr_SetString(PyExc_ValueError, "a role has no three such lanes");
         return NULL;
     }
     if (!open_arrays(objects, views)) return NULL;
-    result = simulate_arrays(views, width, compute, communication);
+    result = simulate_arrays(views, width, compute, communication, awaited);
     for (int i = 0; i < ARRAYS; i++) PyBuffer_Release(&views[i]);
     return result;
 }

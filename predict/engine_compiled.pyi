@@ -19,5 +19,6 @@ def run_events(
     lanes_per_role: int,
     compute: int,
     communication: int,
+    awaited: int,
     /,
 ) -> int: ...

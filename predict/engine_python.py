@@ -1,7 +1,7 @@
 """The simulator's event loop in Python: what :mod:`predict.engine_compiled` does, where that was not built.
 
 A lane is a stream of a role and runs its tasks one at a time. When the task on it ends is known as soon as it starts,
-and changes only where the other lane of the same role, which it is slowed beside, starts or ends a task. So the cost of
+and changes only where another lane of the same role, which it is slowed beside, starts or ends a task. So the cost of
 an event does not grow with the number of roles but by the depth of a heap.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paradl_bench.spec.plan import Ints
 from predict.costs import Floats
 
-INTERFACE = 1
+INTERFACE = 2
 """Of :func:`run_events` and what it does; a compiled loop of another number is left alone, as one that was built before
 a change. To be raised in both with whatever changes it."""
 
@@ -56,17 +56,20 @@ def run_events(
     lanes_per_role: int,
     compute: int,
     communication: int,
+    awaited: int,
 ) -> int:
     """Run a graph's tasks (:class:`predict.simulator.TaskGraph`), and write when.
 
     Args:
         start_s, end_s: written, per task. overlap_s, exposed_s: written, per role.
-        lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other.
+        lanes_per_role, compute, communication: how many lanes a role has, and which two slow each other. awaited: the
+            one whose tasks are slowed beside those of ``communication`` by their own ``communication_slowdown``.
 
     Returns:
         How many tasks ended: fewer than all where they wait for each other in a circle.
     """
-    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, compute, communication)
+    lanes = compute, communication, awaited
+    run = _Run(lane_start, queue, waits_for, follower_start, followers, lanes_per_role, lanes)
     run.prepare(seconds, compute_slowdown, communication_slowdown)
     finished = run.to_the_end()
     start_s[:], end_s[:], overlap_s[:], exposed_s[:] = run.start, run.end, run.overlap, run.exposed
@@ -84,8 +87,7 @@ class _Run:
         follower_start: Ints,
         followers: Ints,
         lanes_per_role: int,
-        compute: int,
-        communication: int,
+        slowed: tuple[int, int, int],
     ) -> None:
         self._queue, self._waits_for = queue.tolist(), waits_for.tolist()
         self._follower_start, self._followers = follower_start.tolist(), followers.tolist()
@@ -94,13 +96,11 @@ class _Run:
             _Lane(index // lanes_per_role, *bounds[index : index + 2]) for index in range(len(lane_start) - 1)
         ]
         self._lane_of = {task: i for i, lane in enumerate(self._lanes) for task in self._queue[lane.next : lane.stop]}
-        self._pairs = [
-            (role * lanes_per_role + compute, role * lanes_per_role + communication)
-            for role in range(len(self._lanes) // lanes_per_role)
-        ]
+        starts = range(0, len(self._lanes) // lanes_per_role * lanes_per_role, lanes_per_role)
+        self._slowed = [(start + slowed[0], start + slowed[1], start + slowed[2]) for start in starts]
         self.start, self.end = [0.0] * len(self._queue), [0.0] * len(self._queue)
-        self.overlap, self.exposed = [0.0] * len(self._pairs), [0.0] * len(self._pairs)
-        self._counted_s = [0.0] * len(self._pairs)
+        self.overlap, self.exposed = [0.0] * len(self._slowed), [0.0] * len(self._slowed)
+        self._counted_s = [0.0] * len(self._slowed)
         # When lanes end; an entry that is no longer true stays until it comes up.
         self._ends: list[tuple[float, int]] = []
         self._now = 0.0
@@ -153,8 +153,10 @@ class _Run:
         return True
 
     def _set_rates(self, role: int) -> None:
-        compute, other = self._pairs[role]
-        exchange = self._lanes[other].task
+        compute, other, awaited = self._slowed[role]
+        exchange, call = self._lanes[other].task, self._lanes[awaited].task
+        if call != _IDLE:
+            self._stretch_to(awaited, 1.0 if exchange == _IDLE else self._slow_communication[call])
         if exchange != _IDLE and self._lanes[compute].task != _IDLE:
             self._stretch_to(compute, self._slow_compute[exchange])
             self._stretch_to(other, self._slow_communication[exchange])
@@ -173,8 +175,8 @@ class _Run:
 
     def _count_beside(self, role: int) -> None:
         """Count the time since the role's lanes last changed, before they change again."""
-        compute, other = self._pairs[role]
-        if self._lanes[other].task != _IDLE:
+        compute, other, awaited = self._slowed[role]
+        if self._lanes[other].task != _IDLE or self._lanes[awaited].task != _IDLE:
             beside = self.exposed if self._lanes[compute].task == _IDLE else self.overlap
             beside[role] += self._now - self._counted_s[role]
         self._counted_s[role] = self._now

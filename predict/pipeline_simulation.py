@@ -24,7 +24,7 @@ from paradl_bench.spec.plan import BucketCopy, Ints, Phase, Plan, Role, Stream, 
 from predict.costs import Floats
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.input_tasks import INPUT_PHASES, waits_for_input
-from predict.simulator import Timeline, condense, couple, simulate
+from predict.simulator import LANES, Timeline, condense, couple, simulate
 from predict.workload import Timing
 
 Places = NDArray[np.intp]
@@ -155,7 +155,7 @@ class _Line:
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
         self._phase = np.concatenate([each.phase for each in condensed])
         self._fetches = np.isin(self._phase, INPUT_PHASES)
-        self._on_compute = self._graph.lane % len(Stream) == Stream.COMPUTE
+        self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:

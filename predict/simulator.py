@@ -4,8 +4,9 @@ What is modelled: a stream runs its tasks one at a time in the plan's order; a t
 all tasks that it waits for are done. While a compute task and a collective are both under way, compute progresses at
 1/compute_slowdown and the collective at 1/communication_slowdown (DESIGN.md, idea 5): a fluid simulation, whose rates
 change only where a task starts or ends. Several roles run together where one waits for what another sends
-(:func:`couple`). What is not modelled: preemption, several collectives at once on one rank, and collectives between
-roles that differ (a collective starts when its own role reaches it).
+(:func:`couple`). Calls that compute waits for may be given a lane of their own, on which they do not queue for the
+collectives in flight and are slowed beside them. What is not modelled: preemption, more collectives than these two at
+once on one rank, and collectives between roles that differ (a collective starts when its own role reaches it).
 
 Arrays in, arrays out: a task is an index. The event loop is :mod:`predict.engine_compiled` where that was built, else
 :mod:`predict.engine_python`, which does the same; a build of another interface than the Python has counts as none.
@@ -25,6 +26,9 @@ from predict import engine_python
 from predict.costs import Floats
 
 _COMPUTE, _COMMUNICATION = int(Stream.COMPUTE), int(Stream.COMMUNICATION)
+LANES = len(Stream) + 1
+"""Of a role: its streams, and one of the calls that compute waits for beside what is in flight."""
+AWAITED = len(Stream)
 _OF_INPUT = [int(Stream.INPUT), int(Stream.COPY_ENGINE)]
 
 
@@ -33,7 +37,7 @@ class TaskGraph:
     """Tasks of one role, or of several that wait for each other, as the event loop reads them.
 
     Attributes:
-        lane: per task, the stream that it runs on: streams of the first role, then those of the next. Tasks of a lane
+        lane: per task, what it runs on: the :data:`LANES` of the first role, then those of the next. Tasks of a lane
             run in the order of their numbers.
         lane_start, queue: compressed rows: lane i runs ``queue[lane_start[i]:lane_start[i + 1]]``, one after the other.
         waits_for: per task, how many tasks it waits for on other lanes.
@@ -55,7 +59,7 @@ class TaskGraph:
         Args:
             lane: as the attribute. roles: how many roles the lanes are of.
         """
-        tasks, lanes = len(lane), roles * len(Stream)
+        tasks, lanes = len(lane), roles * LANES
         by_source = np.argsort(source, kind="stable")
         return cls(
             lane=_as_indices(lane),
@@ -74,7 +78,7 @@ class TaskGraph:
     @property
     def roles(self) -> int:
         """Number of roles."""
-        return (len(self.lane_start) - 1) // len(Stream)
+        return (len(self.lane_start) - 1) // LANES
 
     @property
     def edges(self) -> tuple[Ints, Ints]:
@@ -133,9 +137,9 @@ class Condensed:
         return np.asarray(np.bincount(self.segment, weights=task_seconds, minlength=len(self.phase)), float)
 
 
-def task_graph(role: Role) -> TaskGraph:
-    """The graph of all tasks of a role."""
-    return condense(role, merge=False).graph
+def task_graph(role: Role, *, awaited: NDArray[np.bool_] | None = None) -> TaskGraph:
+    """The graph of all tasks of a role; ``awaited`` as :func:`condense` takes it."""
+    return condense(role, merge=False, awaited=awaited).graph
 
 
 def condense(
@@ -145,6 +149,7 @@ def condense(
     across_phases: bool = False,
     waiting: Sequence[int] = (),
     waited_for: Sequence[int] = (),
+    awaited: NDArray[np.bool_] | None = None,
 ) -> Condensed:
     """Join compute tasks into segments wherever no other stream waits for, or is waited for, in between.
 
@@ -153,8 +158,10 @@ def condense(
         across_phases: join tasks of unlike phases too, where only the whole iteration is asked for.
         waiting: tasks that wait for other roles, and so begin a segment.
         waited_for: tasks that other roles wait for, and so end one.
+        awaited: per task, whether it is a call on the lane beside what is in flight; None for none.
     """
-    source, target = _waits_across_streams(role)
+    lane = role.stream if awaited is None else np.where(awaited, np.int32(AWAITED), role.stream)
+    source, target = _waits_across_lanes(role, lane)
     begins, computing = np.ones(role.tasks, bool), np.flatnonzero(role.stream == _COMPUTE)
     if merge:
         ends = _marked(role.tasks, source) | _marked(role.tasks, waited_for)
@@ -170,7 +177,7 @@ def condense(
     edges = np.unique(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
     return Condensed(
         graph=TaskGraph.of_edges(
-            role.stream[first], 1, _as_indices(edges % (len(first) + 1)), _as_indices(edges // (len(first) + 1))
+            lane[first], 1, _as_indices(edges % (len(first) + 1)), _as_indices(edges // (len(first) + 1))
         ),
         segment=segment,
         first=_as_indices(first),
@@ -184,16 +191,16 @@ def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.int64]) -> NDArray[np
     return marked
 
 
-def _waits_across_streams(role: Role) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(waited for, waiting), per task the last of each other stream: earlier ones are done by then."""
+def _waits_across_lanes(role: Role, lane: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(waited for, waiting), per task the last of each other lane: earlier ones are done by then."""
     target = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
     # Narrower indices numpy widens one by one.
     source = role.dependencies.astype(np.int64)
-    other = role.stream[source] != role.stream[target]
+    other = lane[source] != lane[target]
     source, target = source[other], target[other]
-    by_stream = np.lexsort((source, role.stream[source], target))
-    source, target = source[by_stream], target[by_stream]
-    row = target * len(Stream) + role.stream[source]
+    by_lane = np.lexsort((source, lane[source], target))
+    source, target = source[by_lane], target[by_lane]
+    row = target * LANES + lane[source]
     last = np.append(row[1:] != row[:-1], True)[: len(row)]
     return source[last], target[last]
 
@@ -205,7 +212,7 @@ def couple(graphs: Sequence[TaskGraph], edges: Sequence[tuple[int, Ints, int, In
         edges: (role, tasks) that are waited for, and (role, tasks) that wait, one for one.
     """
     start = np.concatenate([[0], np.cumsum([graph.tasks for graph in graphs])])
-    lanes = [graph.lane + index * len(Stream) for index, graph in enumerate(graphs)]
+    lanes = [graph.lane + index * LANES for index, graph in enumerate(graphs)]
     sources, targets = ([graph.edges[end] + start[role] for role, graph in enumerate(graphs)] for end in (0, 1))
     for source_role, source, role, target in edges:
         sources.append(source + start[source_role])
@@ -237,7 +244,7 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
     Args:
         seconds: per task, alone on the device.
         compute_slowdown, communication_slowdown: per task, at least 1; read where the task is a collective that runs
-            beside compute.
+            beside compute, the latter also of a call on the lane of its own, beside a collective in flight.
 
     Raises:
         ValueError: tasks wait for each other in a circle, or a number is not finite or too small.
@@ -260,22 +267,23 @@ def simulate(graph: TaskGraph, seconds: Floats, compute_slowdown: Floats, commun
         end_s,
         overlap_s,
         exposed_s,
-        len(Stream),
+        LANES,
         _COMPUTE,
         _COMMUNICATION,
+        AWAITED,
     )
     if finished < graph.tasks:
         raise ValueError("the tasks wait for each other in a circle: the plan orders its streams against its edges")
-    last = int(graph.lane[_last_task(graph, end_s)]) // len(Stream) if graph.tasks else 0
+    last = int(graph.lane[_last_task(graph, end_s)]) // LANES if graph.tasks else 0
     overlap, exposed = (float(sums[last]) if graph.roles else 0.0 for sums in (overlap_s, exposed_s))
     return Timeline(start_s, end_s, overlap, exposed)
 
 
 def _last_task(graph: TaskGraph, end_s: Floats) -> int:
     """The one that ends last; among those of the role's own work, since input is fetched for another iteration."""
-    sizes = np.diff(graph.lane_start).reshape(-1, len(Stream))
+    sizes = np.diff(graph.lane_start).reshape(-1, LANES)
     if sizes[:, _OF_INPUT].any():
-        end_s = np.where(np.isin(graph.lane % len(Stream), _OF_INPUT), -np.inf, end_s)
+        end_s = np.where(np.isin(graph.lane % LANES, _OF_INPUT), -np.inf, end_s)
     return int(np.argmax(end_s))
 
 

@@ -46,7 +46,9 @@ def waiting_times(plan: Plan, role: Role, seconds: Floats, compute_slowdown: Flo
         slow: start and end of each collective on the slow rank, as many as the role has.
     """
     met = collectives_of(plan, role)
-    worked = _Progress(slow, compute_slowdown[met])
+    # Calls that compute waits for may lie beside others; they slow nothing, and it needs spans one after the other.
+    slows = compute_slowdown[met] > 1
+    worked = _Progress(StreamTimes(slow.start_s[slows], slow.end_s[slows]), compute_slowdown[met][slows])
     start, end = np.zeros(role.tasks), np.zeros(role.tasks)
     start[met], end[met] = slow
     meets = np.zeros(role.tasks, bool)

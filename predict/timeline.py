@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paradl_bench.spec.plan import Phase, Plan, Role, Stream
+from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.strategies.mesh import degree_of
 from predict.cost_model import PricedPlan
 from predict.costs import Floats
 from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
-from predict.simulator import simulate, task_graph
+from predict.simulator import AWAITED, simulate, task_graph
 from predict.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline_actions import PlacedActions, place_actions
 from predict.timeline_use import StreamTimes, Use, use_of
@@ -35,6 +35,7 @@ class RoleTimeline:
         actions: which forward or backward of a micro-batch each task belongs to; None without a pipeline.
         rank: the slow one that this is of; None for all ranks of the role.
         apart: a slow rank of the role that has a timeline of its own; None without one.
+        awaited: works that go on beside what is in flight.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class RoleTimeline:
     actions: PlacedActions | None = None
     rank: int | None = None
     apart: int | None = None
+    awaited: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -70,7 +72,12 @@ class RoleTimeline:
         chosen = self.of_plan.stream == stream
         if phases:
             chosen &= np.isin(self.of_plan.phase, phases)
-        return StreamTimes(self.start_s[chosen], self.end_s[chosen])
+        return StreamTimes.union(self.start_s[chosen], self.end_s[chosen])
+
+    @property
+    def threads(self) -> Ints:
+        """Per task, its stream, or one more for calls that go on beside what is in flight."""
+        return np.where(np.isin(self.of_plan.work, sorted(self.awaited)), np.int32(AWAITED), self.of_plan.stream)
 
     def use(self, iteration_s: float) -> Use:
         """How the role's streams are used in an iteration of this length."""
@@ -154,8 +161,14 @@ def _each_role(priced: PricedPlan) -> Iterator[RoleTimeline]:
 
 def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None = None) -> RoleTimeline:
     role = priced.plan.roles[index]
-    line = simulate(task_graph(role), seconds, *(of_work[role.work] for of_work in _of_works(priced)[1:]))
-    return RoleTimeline(plan=priced.plan, role=index, start_s=line.start_s, end_s=line.end_s, rank=rank)
+    line = simulate(
+        task_graph(role, awaited=priced.awaited_tasks(role)),
+        seconds,
+        *(of_work[role.work] for of_work in _of_works(priced)[1:]),
+    )
+    return RoleTimeline(
+        plan=priced.plan, role=index, start_s=line.start_s, end_s=line.end_s, rank=rank, awaited=priced.awaited
+    )
 
 
 def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:
@@ -183,7 +196,9 @@ def _waiting(priced: PricedPlan, index: int, windows: StreamTimes, apart: int | 
     plan, role = priced.plan, priced.plan.roles[index]
     seconds, slowdown = (of_work[role.work] for of_work in _of_works(priced)[:2])
     times = waiting_times(plan, role, seconds, slowdown, windows)
-    return RoleTimeline(plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart)
+    return RoleTimeline(
+        plan=plan, role=index, start_s=times.start_s, end_s=times.end_s, apart=apart, awaited=priced.awaited
+    )
 
 
 def _of_works(priced: PricedPlan) -> tuple[Floats, Floats, Floats]:

@@ -191,7 +191,7 @@ def _collectives(role: RoleTimeline) -> StreamTimes:
 
 
 def _chosen(role: RoleTimeline, chosen: NDArray[np.bool_]) -> StreamTimes:
-    return StreamTimes(role.start_s[chosen], role.end_s[chosen])
+    return StreamTimes.union(role.start_s[chosen], role.end_s[chosen])
 
 
 def _numbered(role: RoleTimeline, letters: str, edges: Floats) -> str:

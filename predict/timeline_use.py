@@ -25,6 +25,17 @@ class StreamTimes(NamedTuple):
         points, values = np.column_stack([self.start_s, self.end_s]), np.column_stack([before, busy])
         return np.asarray(np.interp(moments, points.ravel(), values.ravel()))
 
+    @classmethod
+    def union(cls, start_s: Floats, end_s: Floats) -> StreamTimes:
+        """When any of some tasks is active, which may overlap and come in any order."""
+        order = np.argsort(start_s, kind="stable")
+        start, end = start_s[order], end_s[order]
+        so_far = np.maximum.accumulate(end) if len(end) else end
+        # A span begins where all before it have ended.
+        begins = np.append(True, start[1:] >= so_far[:-1])[: len(start)]
+        last = np.append(begins[1:], True)[: len(start)]
+        return cls(start[begins], so_far[last])
+
     @property
     def busy_s(self) -> float:
         """Seconds of all tasks."""

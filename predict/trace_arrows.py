@@ -94,7 +94,7 @@ class _Tasks:
         self.awaited: list[int] = np.where(awaited >= 0, before[awaited], -1).tolist()
         self.following: list[int] = _next_seen(plan, long_enough).tolist()
         self._rank = process.rank
-        self._thread = [thread_number(process.rank, stream) for stream in plan.stream.tolist()]
+        self._thread = [thread_number(process.rank, stream) for stream in process.role.threads.tolist()]
         before_end = np.clip((stamps.end - stamps.start) // 2, 1, _BEFORE_END_NS)
         self._leaving_us: list[float] = ((stamps.end - before_end) / STAMP_NS).tolist()
         self._arriving_us: list[float] = (stamps.start / STAMP_NS).tolist()

@@ -18,6 +18,7 @@ import numpy as np
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Plan, Stream
 from paradl_bench.strategies.mesh import rank_at
+from predict.simulator import AWAITED
 from predict.timeline import IterationTimeline, RoleTimeline
 from predict.trace_arrows import STAMP_NS, Process, arrows_of_collectives, arrows_of_messages, stamps_of, thread_number
 from predict.trace_works import WorkDescriptions, describe_works
@@ -149,15 +150,21 @@ def _events_of(process: Process, described: WorkDescriptions) -> Iterator[msgspe
     rank, role = process.rank, process.role.of_plan
     yield _Metadata("process_name", rank, {"name": process.name})
     yield _Metadata("process_sort_index", rank, {"sort_index": rank})
-    for stream in sorted(set(role.stream.tolist())):
+    threads = process.role.threads
+    for stream in sorted(set(threads.tolist())):
         tid = thread_number(rank, stream)
-        yield _Metadata("thread_name", rank, {"name": Stream(stream).name.lower()}, tid)
+        yield _Metadata(
+            "thread_name",
+            rank,
+            {"name": "awaited communication" if stream == AWAITED else Stream(stream).name.lower()},
+            tid,
+        )
         yield _Metadata("thread_sort_index", rank, {"sort_index": stream}, tid)
     arguments = described.arguments_at(rank, np.unique(role.work).tolist())
     marks = _marks(process.role)
     stamps = stamps_of(process.role)
     start_us, length_us = stamps.start / STAMP_NS, (stamps.end - stamps.start) / STAMP_NS
-    columns = (column.tolist() for column in (role.work, role.phase, role.stream, start_us, length_us))
+    columns = (column.tolist() for column in (role.work, role.phase, threads, start_us, length_us))
     for work, phase, stream, ts, dur, mark in zip(*columns, marks, strict=True):
         name, category = described.named(work, phase)
         yield _Complete(

@@ -141,7 +141,8 @@ class WorkCosts:
             return self._priced_transfer(work, count, strategy, call)
         if isinstance(work, HaloExchange):
             halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
-            return Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
+            priced = Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
+            return self._beside(priced, "send_recv", work, strategy, call)
         # The input joins a plan when that is priced (predict.input_tasks).
         assert isinstance(work, Collective)
         found = self.communication.cost(work, strategy, call)
@@ -149,7 +150,25 @@ class WorkCosts:
             return Priced(found.cost, count, work, True)
         slowdown = self.communication.slowdown(work, strategy)
         cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-        return Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+        priced = Priced(cost, count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+        return self._beside(priced, work.operation, work, strategy, call)
+
+    def _beside(
+        self, priced: Priced, operation: str, work: Collective | HaloExchange, strategy: Strategy, call: Call
+    ) -> Priced:
+        """A call as it goes on beside all-reduces in flight, where it may and that was measured."""
+        if not (call.beside_all_reduces and priced.cost.seconds):
+            return priced
+        spanned = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
+        level, _ = self.communication.level(spanned, strategy)
+        found = self.communication.beside.slowdown(operation, level.name, priced.cost.seconds)
+        cost = priced.cost._replace(remarks=(*priced.cost.remarks, *found.remarks))
+        if found.factor is None:
+            return priced._replace(cost=cost)
+        # Compute stands still while it is waited for: there is nothing else that it is slowed beside.
+        return priced._replace(
+            cost=cost, slowdown=(1.0, found.factor), slowdown_sd=(0.0, found.factor_sd), awaited=True
+        )
 
     def _weight_update(self, work: WeightUpdate, about: _About) -> Cost:
         batch, on_host = about.place.local_batch, about.place.ranks_on_host

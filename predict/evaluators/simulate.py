@@ -101,7 +101,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
     paces = [*((role, 1.0) for role in plan.roles), *slow]
     played = [(role, _lateness(priced, role, slower)) for role, slower in paces]
     by_phase, coarse = (
-        [_Simulation(plan, role, late, across_phases=across_phases) for role, late in played]
+        [_Simulation(priced, role, late, across_phases=across_phases) for role, late in played]
         for across_phases in (False, True)
     )
     costs = priced.costs
@@ -158,7 +158,8 @@ def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLatene
     end_s = np.zeros(role.tasks)
     if spread.wait(plan.strategy.ranks, slower):
         of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
-        end_s = simulate(task_graph(role), *(of_work[role.work] for of_work in of_works)).end_s
+        graph = task_graph(role, awaited=priced.awaited_tasks(role))
+        end_s = simulate(graph, *(of_work[role.work] for of_work in of_works)).end_s
     copies = priced.slow_copies
     return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)
 
@@ -189,8 +190,9 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
 class _Simulation:
     """A role condensed once, to be run under many costs of its works."""
 
-    def __init__(self, plan: Plan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
-        self._condensed = condense(role, across_phases=across_phases)
+    def __init__(self, priced: PricedPlan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
+        plan = priced.plan
+        self._condensed = condense(role, across_phases=across_phases, awaited=priced.awaited_tasks(role))
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
         self._late = late
         self._work = role.work

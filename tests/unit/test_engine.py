@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import predict
-from paradl_bench.spec.plan import Ints, Stream
+from paradl_bench.spec.plan import Ints
 from predict import engine_python, simulator
 from predict.costs import Floats
-from predict.simulator import TaskGraph, Timeline, simulate
+from predict.simulator import LANES, TaskGraph, Timeline, simulate
 
-LANES = len(Stream)
+AWAITED = LANES - 1
 
 
 class Case(NamedTuple):
@@ -36,7 +36,9 @@ class Case(NamedTuple):
 def cases(draw: st.DrawFn) -> Case:
     count, roles = draw(st.integers(0, 30)), draw(st.integers(1, 4))
     # No circles: a task waits for those before it alone, and lanes run in the order of numbers.
-    lane = [LANES * draw(st.integers(0, roles - 1)) + draw(st.sampled_from([0, 0, 1, 1, 2])) for _ in range(count)]
+    lane = [
+        LANES * draw(st.integers(0, roles - 1)) + draw(st.sampled_from([0, 0, 1, 1, 2, AWAITED])) for _ in range(count)
+    ]
     pairs = [(source, target) for target in range(count) for source in range(target) if lane[source] != lane[target]]
     edges = draw(st.sets(st.sampled_from(pairs), max_size=40)) if pairs else set()
     times = st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0, 10.0))
@@ -66,14 +68,16 @@ def in_steps(case: Case) -> Timeline:
             break
         slow = dict.fromkeys(active, 1.0)
         for role in range(graph.roles):
-            compute, exchange = role * LANES, role * LANES + 1
+            compute, exchange, call = role * LANES, role * LANES + 1, role * LANES + AWAITED
             if compute in active and exchange in active:
                 slow[compute] = case.compute[active[exchange]]
                 slow[exchange] = case.communication[active[exchange]]
+            if call in active and exchange in active:
+                slow[call] = case.communication[active[call]]
         passed = min(left[task] * slow[lane] for lane, task in active.items())
         now += passed
         for role in range(graph.roles):
-            if role * LANES + 1 in active:
+            if role * LANES + 1 in active or role * LANES + AWAITED in active:
                 beside[role, int(role * LANES in active)] += passed
         for lane, task in list(active.items()):
             if left[task] * slow[lane] > passed:
@@ -152,7 +156,7 @@ def arrays(**changes: Ints) -> list[object]:
     }
     graph = {name: np.array(values, np.int32) for name, values in indices.items()} | changes
     ones, results = [np.ones(2) for _ in range(3)], [np.zeros(2), np.zeros(2), np.zeros(1), np.zeros(1)]
-    return [*graph.values(), *ones, *results, LANES, 0, 1]
+    return [*graph.values(), *ones, *results, LANES, 0, 1, AWAITED]
 
 
 def test_the_compiled_loop_refuses_arrays_that_point_nowhere() -> None:

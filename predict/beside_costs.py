@@ -1,0 +1,46 @@
+"""How much longer a call takes that is waited for while an all-reduce is in flight, from the profile."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from calibrate.profile import Profile
+from predict.costs import Remark
+
+
+class Beside(NamedTuple):
+    """How many times longer, with its standard deviation; None where it queues behind the all-reduce."""
+
+    factor: float | None
+    factor_sd: float
+    remarks: tuple[Remark, ...]
+
+
+class BesideCosts:
+    """Slow-downs of calls beside all-reduces in flight, through one library."""
+
+    def __init__(self, profile: Profile, backend: str) -> None:
+        self._entries = [entry for entry in profile.beside_all_reduce if entry.library == backend]
+
+    def slowdown(self, operation: str, level: str, seconds: float) -> Beside:
+        """Of a call of ``seconds`` > 0 without an all-reduce; what was measured at the level, else the most alike.
+
+        What was not measured queues behind the all-reduce, and that is said.
+        """
+        if not self._entries:
+            text = (
+                "calls that are waited for beside all-reduces were not measured, they queue behind them: paradl-bench"
+                " collectives --beside-all-reduce"
+            )
+            return Beside(None, 0.0, (Remark(text, True),))
+        entry = min(self._entries, key=lambda each: (each.operation != operation, each.level != level))
+        remarks: tuple[Remark, ...] = ()
+        if (entry.operation, entry.level) != (operation, level):
+            text = f"{operation} beside an all-reduce at level {level!r}: as {entry.operation} at level {entry.level!r}"
+            remarks = (Remark(text, True),)
+        if entry.queues:
+            return Beside(None, 0.0, remarks)
+        (added, both), (_, slope) = entry.covariance
+        variance = added / seconds**2 + 2 * both / seconds + slope
+        return Beside(entry.slowdown(seconds), math.sqrt(max(variance, 0.0)), remarks)
