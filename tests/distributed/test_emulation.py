@@ -131,7 +131,7 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
 
 
 def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(place: Path) -> None:
-    plain, whole, shared, small, slow, drawn = emulate(
+    plain, whole, shared, small, slow = emulate(
         place,
         2,
         "plain d2 20",
@@ -139,10 +139,8 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
         "shared z1d2 20",
         "small d2 2 bucket_cap_mb=1",
         "slow d2 20 slow_rank=1.5@1",
-        "drawn d2 20 spread=drawn seed=3",
     )
     check(place, [plain, whole, shared, small, slow], ["plain", "whole", "shared", "small", "slow"])
-    check_drawn(place, drawn, plain)
     assert plain.ghost is not None
     assert slow.ghost is not None
     assert sum(slow.ghost.slept_s.values()) == pytest.approx(1.5 * sum(plain.ghost.slept_s.values()))
@@ -162,8 +160,9 @@ def test_ghosts_issue_what_the_plan_holds_and_take_the_time_that_they_sleep(plac
     assert (table.strategy, table.batch, table.role_of_rank) == ("d2", 8, (0, 0))
 
 
-def check_drawn(place: Path, drawn: TrainingRun, plain: TrainingRun) -> None:
-    """Every rank slept what its seed draws: of this profile all of a rank's compute, longer or shorter together."""
+def test_drawn_ghosts_sleep_what_their_seed_draws_and_are_predicted_later_than_level_ones(place: Path) -> None:
+    """Of this profile all of a rank's compute takes longer or shorter together."""
+    plain, drawn = emulate(place, 2, "plain d2 2", "drawn d2 2 spread=drawn seed=3")
     directory = place / "drawn"
     assert drawn.issued_equals_plan, drawn.differences
     assert drawn.ghost is not None
