@@ -54,6 +54,7 @@ STRATEGIES = (
     *("d2", "d2:sync", "z1d2", "z2d2", "z3d2", "f2", "f2:scatter", "c2", "s2", "s1x2:sync", "t2"),
     *("p2:gpipe", "p2:1f1b", "p2:interleaved"),
     *("d2f2", "d2c2", "d2s2", "d2t2", "d2p2", "p2f2", "p2c2", "p2s2", "p2t2", "d4:segmented", "s2x2"),
+    *("d4", "f4", "c4", "s4", "t4", "p4:gpipe", "p4:1f1b"),
 )
 BATCH = 4
 PROCESS_BYTES = 400 * 1024**2

@@ -28,7 +28,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     libraries: tuple[str, ...]
     calibration_ranks: tuple[int, ...] = (2, 4, 8, 12, 16, 24, 32, 48, 64)
-    calibration_sizes: tuple[int, ...] = tuple(1 << power for power in range(10, 27, 2))
+    calibration_sizes: tuple[int, ...] = tuple(1 << power for power in range(10, 27))
     judged_ranks: tuple[int, ...] = (128, 256)
     judged_sizes: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
     large_ranks: tuple[int, ...] = (1024,)

@@ -93,7 +93,8 @@ def records(case: Sweep, result: Result, tree: FatTree) -> Iterator[CollectiveSa
     for row in result.rows:
         for group in range(row.together):
             members = row.seconds[group :: case.groups]
-            sides = (members[0], members[-1]) if case.operation == "send_recv" else members
+            # There and back is what the first rank sees: the other one's last send is buffered, and ends at once.
+            sides = (members[0], members[0]) if case.operation == "send_recv" else members
             yield CollectiveSamples(
                 library=case.library,
                 tool=TOOL,

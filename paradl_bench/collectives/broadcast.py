@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
-from paradl_bench.collectives.hierarchies import binomial_of_nodes, chain_and_tree
-from paradl_bench.collectives.pipelining import depth, piece_bytes, pieces, two_tree
+from paradl_bench.collectives.hierarchies import binomial_at_once_of_nodes, binomial_of_nodes, chain_and_tree
+from paradl_bench.collectives.pipelining import depth, messages_at_once, piece_bytes, pieces, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
@@ -18,6 +18,10 @@ _ROOT = 0
 
 def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
     return CostTerms(depth(ranks), depth(ranks) * message_bytes, 0 * message_bytes)
+
+
+def _binomial_at_once(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    return CostTerms(depth(ranks), messages_at_once(ranks) * message_bytes, 0 * message_bytes)
 
 
 def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
@@ -72,6 +76,16 @@ OPERATION = CollectiveOperation(
             name="binomial_of_nodes",
             source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.2) whose near steps stay inside nodes",
             level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+        ),
+        Algorithm(
+            name="binomial_at_once",
+            source="binomial tree whose sends share a link, none waiting for another: MPI's while sends are buffered",
+            terms=_binomial_at_once,
+        ),
+        Algorithm(
+            name="binomial_at_once_of_nodes",
+            source="the same over ranks side by side on nodes, whose near steps stay inside them",
+            level_terms=lambda p, m, g: binomial_at_once_of_nodes(m, p, g),
         ),
     ),
 )

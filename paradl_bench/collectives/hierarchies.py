@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paradl_bench.collectives.pipelining import depth
+from paradl_bench.collectives.pipelining import depth, messages_at_once
 from paradl_bench.spec.cost_terms import CostTerms, Floats, LevelTerms
 
 
@@ -55,6 +55,19 @@ def binomial_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floa
     return LevelTerms(
         CostTerms(inside, inside * message_bytes, 0 * message_bytes),
         CostTerms(between, between * message_bytes, 0 * message_bytes),
+    )
+
+
+def binomial_at_once_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
+    """The same tree where no send waits for another: a rank's children share its link.
+
+    A rank sends inside its node while it sends to other nodes, over other links; what is counted inside is the last
+    node's tree, after the message has come there.
+    """
+    inside, nodes = np.minimum(ranks_per_node, ranks), ranks / ranks_per_node
+    return LevelTerms(
+        CostTerms(depth(inside), messages_at_once(inside) * message_bytes, 0 * message_bytes),
+        CostTerms(depth(nodes), messages_at_once(nodes) * message_bytes, 0 * message_bytes),
     )
 
 

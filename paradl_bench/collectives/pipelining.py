@@ -31,6 +31,26 @@ def depth(ranks: Floats) -> Floats:
     return np.ceil(np.log2(np.maximum(ranks, 1.0)))
 
 
+def messages_at_once(ranks: Floats) -> Floats:
+    """Messages that a link carries before the last rank of a binomial tree has its own, if no send waits for another.
+
+    A rank of r ranks below and including it sends to its ceil(log2 r) children at once. Messages that share its link
+    evenly end together, so that each child begins after all of them: f(r) = ceil(log2 r) + max f(child's), with
+    children of 1, 2, 4, ... ranks and one of the rest (the tree of Thakur, Rabenseifner, Gropp 2005, section 4.2).
+    L (L + 1) / 2 for p = 2^L; a tree whose sends wait for each other has L.
+    """
+    rest = np.maximum(np.asarray(ranks, float), 1.0)
+    passed, most = np.zeros_like(rest), np.zeros_like(rest)
+    while (rest > 1).any():
+        level = depth(rest)
+        passed = passed + level
+        # Of children but that of the rest, the largest is a whole tree two levels lower.
+        below = np.where(level > 1, (level - 1) * (level - 2) / 2, 0.0)
+        most = np.where(level > 0, np.maximum(most, passed + below), most)
+        rest = np.where(level > 0, rest - 2 ** (level - 1), rest)
+    return np.maximum(most, passed)
+
+
 def two_tree(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
     """(alpha_count, beta_bytes) of a two-tree broadcast or reduction, half the message through each tree.
 

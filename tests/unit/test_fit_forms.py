@@ -71,6 +71,42 @@ def test_a_binomial_tree_of_nodes_takes_as_long_as_its_hops(ranks: int, per_node
     assert float(truth.seconds(ranks, 4096, per_node)) == pytest.approx(reached_s(ranks, per_node, hops))
 
 
+def reached_at_once_s(ranks: int, latency_s: float, message_s: float) -> float:
+    """When the last rank of a binomial tree holds the message, each rank's sends sharing its link evenly."""
+    ready, unserved = {0: 0.0}, [(0, ranks)]
+    latest = 0.0
+    while unserved:
+        rank, below = unserved.pop()
+        distances = [1 << power for power in range(below.bit_length()) if 1 << power < below]
+        # Equal messages on one link, begun together, end together.
+        arrival = ready[rank] + latency_s + len(distances) * message_s
+        for distance in distances:
+            ready[rank + distance] = arrival
+            unserved.append((rank + distance, min(distance, below - distance)))
+            latest = max(latest, arrival)
+    assert len(ready) == ranks
+    return latest
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 12, 13, 100, 256, 1023])
+def test_a_binomial_tree_that_waits_for_no_send_shares_its_links(ranks: int) -> None:
+    at_once, waiting = (operations()["broadcast"].algorithms[name] for name in ("binomial_at_once", "binomial"))
+    cost = {"alpha_s": 0.0, "beta_s_per_byte": 1e-9, "gamma_s_per_byte": 0.0}
+    assert float(at_once.seconds(ranks, 4096, **cost)) == pytest.approx(reached_at_once_s(ranks, 0.0, 4096e-9))
+    latency = {"alpha_s": 2e-5, "beta_s_per_byte": 0.0, "gamma_s_per_byte": 0.0}
+    assert float(at_once.seconds(ranks, 4096, **latency)) == float(waiting.seconds(ranks, 4096, **latency))
+    assert float(at_once.seconds(ranks, 4096, **latency)) >= reached_at_once_s(ranks, 2e-5, 0.0)
+
+
+def test_buffered_broadcasts_are_told_from_those_that_wait_for_each_other() -> None:
+    broadcast = operations()["broadcast"]
+    truth = Piece(broadcast.algorithms["binomial_at_once_of_nodes"], 1024, 1e9, 2e-5, 1e-9, 0.0, 0.0, 2e-6, 5e-11)
+    inside, own = points(truth, (4,), 0.01), points(truth, (8, 16, 32, 48), 0.01, seed=1)
+    fits, _ = fit_points(("mpi", "broadcast", "system"), own, broadcast, inside)
+    far = communication_seconds(broadcast, fits, 1024, SIZES)
+    np.testing.assert_allclose(far, truth.seconds(1024, SIZES, PER_NODE), rtol=0.1)
+
+
 def exchanged_s(ranks: int, per_node: int, exchange_s: tuple[float, float]) -> float:
     """When the last rank holds the sum, partners 1, 2, 4, ... apart exchanging: (inside a node, between nodes)."""
     ready, summed = dict.fromkeys(range(ranks), 0.0), {rank: {rank} for rank in range(ranks)}
