@@ -48,7 +48,7 @@ def messages_at_once(ranks: Floats) -> Floats:
         below = np.where(level > 1, (level - 1) * (level - 2) / 2, 0.0)
         most = np.where(level > 0, np.maximum(most, passed + below), most)
         rest = np.where(level > 0, rest - 2 ** (level - 1), rest)
-    return np.maximum(most, passed)
+    return np.asarray(np.maximum(most, passed))
 
 
 def two_tree(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
