@@ -13,7 +13,9 @@ for layers waits on the rank's communication stream behind what it sends.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.plan import BucketCopy, Ints, Phase, Plan, Role, Stream, Transfer
+from paradl_bench.spec.same import Same
 from predict.costs import Floats
 from predict.exposure import exposed_seconds, names_of_layer_communication
 from predict.input_tasks import INPUT_PHASES, waits_for_input
@@ -60,11 +63,7 @@ class PipelineSimulation:
         slower: Sequence[float] = (),
         slow_copies: bool = True,
     ) -> None:
-        transfers = _Transfers(plan)
-        self._lines = [
-            _Line(plan, [plan.roles[index] for index in line], lag, transfers, overlapped=overlapped, merge=merge)
-            for line in lines_of_stages(plan)
-        ]
+        self._lines = [line.with_lag(lag) for line in _coupled(Same(plan), overlapped, merge)]
         for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
             if slower:
                 of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
@@ -115,6 +114,18 @@ class Computing(NamedTuple):
     task_segment: NDArray[np.integer]
 
 
+# What ranks of a host take from each other, the lag and the answer are all simulated of one plan.
+@functools.lru_cache(maxsize=1)
+def _coupled(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
+    """The lines of a plan, without lag."""
+    plan = same.thing
+    transfers = _Transfers(plan)
+    return tuple(
+        _Line(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
+        for line in lines_of_stages(plan)
+    )
+
+
 class _Line:
     """Roles that send to each other, from the first stage to the last."""
 
@@ -122,7 +133,6 @@ class _Line:
         self,
         plan: Plan,
         stages: Sequence[Role],
-        lag: Floats,
         transfers: _Transfers,
         *,
         overlapped: bool,
@@ -139,7 +149,7 @@ class _Line:
         ]
         self._graph = couple([each.graph for each in condensed], _matches(segments))
         self.task_work = _as_places(np.concatenate([role.work for role in roles]))
-        self._task_lag = lag[self.task_work]
+        self._task_lag = np.ones(len(self.task_work))
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
         copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
@@ -157,6 +167,12 @@ class _Line:
         self._fetches = np.isin(self._phase, INPUT_PHASES)
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
         self._names = names_of_layer_communication(plan.works)
+
+    def with_lag(self, lag: Floats) -> _Line:
+        """The same line, whose works take so much longer each."""
+        other = copy.copy(self)
+        other._task_lag = lag[self.task_work]
+        return other
 
     def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
         """Let each stage compute, and copy where copies take longer too, so many times longer."""

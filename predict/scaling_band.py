@@ -62,7 +62,7 @@ def _band(
     unmoved = (reference.iteration_s,) * 2, (point.iteration_s,) * 2
     modes = [
         list(zip(theirs.get(name, unmoved[0]), ours.get(name, unmoved[1]), strict=True))
-        for name in ours.keys() | theirs.keys()
+        for name in dict.fromkeys((*ours, *theirs))
     ]
     above, below = own**2, own**2
     for both in (*modes, *moved):

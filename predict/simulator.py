@@ -174,7 +174,7 @@ def condense(
     leader = np.where(begins, np.arange(role.tasks), 0)
     leader[computing] = np.maximum.accumulate(leader[computing])
     segment = _as_indices((np.cumsum(begins) - 1)[leader])
-    edges = np.unique(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
+    edges = _distinct(segment[target].astype(np.int64) * (len(first) + 1) + segment[source])
     return Condensed(
         graph=TaskGraph.of_edges(
             lane[first], 1, _as_indices(edges % (len(first) + 1)), _as_indices(edges // (len(first) + 1))
@@ -183,6 +183,12 @@ def condense(
         first=_as_indices(first),
         phase=role.phase[first],
     )
+
+
+def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Values that differ, ascending. (``np.unique`` loads masked arrays, which nothing else here needs.)"""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
 
 
 def _marked(tasks: int, chosen: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -323,6 +323,17 @@ class RoleBuilder:
         self.dependency_start.append(len(self.dependencies))
         return len(self.phase) - 1
 
+    def copy(self) -> RoleBuilder:
+        """One that goes on from here by itself, over the same works."""
+        return RoleBuilder(
+            self.works,
+            self.phase.copy(),
+            self.stream.copy(),
+            self.work.copy(),
+            self.dependency_start.copy(),
+            self.dependencies.copy(),
+        )
+
     @property
     def tasks(self) -> int:
         """Tasks so far."""

@@ -183,9 +183,12 @@ class NetworkCompute:
         """The task that ends what backward has done so far, communication included."""
 
     def onto(self, builder: RoleBuilder) -> NetworkCompute:
-        """The same network, for another builder: what is known of its layers is not worked out again."""
+        """The same network, for another builder: what is known of its layers is not worked out again.
+
+        Forward that was added here counts as added there: that builder begins with a copy of this one, or adds it anew.
+        """
         other = copy.copy(self)
-        other._builder, other._forward, other.backward_task = builder, [], -1
+        other._builder, other.backward_task = builder, -1
         return other
 
     def add_forward(self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -149,6 +150,14 @@ def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, 
     )
 
 
+class _Forward(NamedTuple):
+    """Forward of a micro-batch through a stage, in a builder of its own, and the last task there that computes."""
+
+    builder: RoleBuilder
+    compute: NetworkCompute
+    computed: int
+
+
 class _RankPlan:
     """Builds the role of the ranks at one place of the pipeline that share its stages alike."""
 
@@ -176,6 +185,7 @@ class _RankPlan:
         self._works = works
         self._operations: dict[int, str] = {}
         self._computes: dict[int, NetworkCompute] = {}
+        self._forwards: dict[tuple[int, bool], _Forward] = {}
         self._buckets = {
             index: GradientBuckets(share.network, settings) for index, share in self._own.items() if self._exchange_axes
         }
@@ -230,15 +240,24 @@ class _RankPlan:
         Args:
             exchanging: whether gradients are exchanged after it. first: whether none is before it.
         """
-        builder = RoleBuilder(self._works)
-        compute = self._compute_of(action.stage).onto(builder)
-        forward = action._replace(direction="FW")
-        computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
+        forward = self._forward_of(action, first=first)
         if action.direction == "FW":
-            return ActionTasks.of_builder(builder, 0, computed)
+            return ActionTasks.of_builder(forward.builder, 0, forward.computed)
+        builder = forward.builder.copy()
         start = builder.tasks
-        computed, done = self._add_backward(builder, compute, action, exchanging=exchanging)
+        computed, done = self._add_backward(builder, forward.compute.onto(builder), action, exchanging=exchanging)
         return ActionTasks.of_builder(builder, start, computed, done)
+
+    def _forward_of(self, action: Action, *, first: bool) -> _Forward:
+        """Forward of the micro-batch of an action, which every kind of its backward goes on from."""
+        key = action.stage, first
+        if key not in self._forwards:
+            builder = RoleBuilder(self._works)
+            compute = self._compute_of(action.stage).onto(builder)
+            forward = action._replace(direction="FW")
+            computed = self._add_forward(builder, compute, forward, () if first else (BEFORE,))
+            self._forwards[key] = _Forward(builder, compute, computed)
+        return self._forwards[key]
 
     def _compute_of(self, stage: int) -> NetworkCompute:
         if stage not in self._computes:

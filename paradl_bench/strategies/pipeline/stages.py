@@ -29,6 +29,7 @@ from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.same import Same
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
 from paradl_bench.strategies.mesh import degree_of
@@ -192,26 +193,14 @@ def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tup
     Raises:
         UserError: the network can't be cut into so many, or not where the settings ask for.
     """
-    return _cut(_Same(network), schedule_of(settings.schedule).stages(ranks), settings.stages)
-
-
-class _Same:
-    """A network that is equal to itself alone: comparing two of them layer by layer takes longer than to cut one."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-
-    def __hash__(self) -> int:
-        return id(self.network)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.network is self.network
+    # Comparing two networks layer by layer takes longer than to cut one.
+    return _cut(Same(network), schedule_of(settings.schedule).stages(ranks), settings.stages)
 
 
 # A plan's check, the plan and its memory all ask for the same.
 @functools.lru_cache(maxsize=16)
-def _cut(same: _Same, count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
-    network = same.network
+def _cut(same: Same[Network], count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
+    network = same.thing
     cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
     bounds = (0, *cuts, len(network.layers))
     names = {layer.name: i for i, layer in enumerate(network.layers)}
