@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -188,14 +187,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         sweeps: of the cluster as far as it is swept; the last layout's are those ranks' own.
         cases: whose ghosts sleep by a profile that rank 0 fits where it is missing.
         models: that the profile holds. host: copies of gradients.
-        until: on the host's monotonic clock; no run is begun later.
+        until: on the host's monotonic clock; no run is begun later. None for no limit.
     """
 
     sweeps: list[Sweep]
     cases: list[Case]
     models: list[str]
     host: str
-    until: float
+    until: float | None
 
     @property
     def layout(self) -> NodeLayout:
@@ -207,12 +206,16 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         """Those that the ranks measure."""
         return [sweep for sweep in self.sweeps if sweep.request.layout == self.layout]
 
+    def is_over(self, now: float) -> bool:
+        """Whether no run is begun any more at a time of the host's monotonic clock."""
+        return self.until is not None and now > self.until
+
 
 def start(session: Session) -> None:
     """Measure what is not complete, by ranks that are started once for all of it."""
     sweeps = [sweep for sweep in session.own_sweeps if not sweep.complete]
     cases = [case for case in session.cases if not case.complete]
-    if not (sweeps or cases) or time.monotonic() > session.until:
+    if not (sweeps or cases) or session.is_over(time.monotonic()):
         return
     layout = session.layout
     print(f"{len(sweeps)} sweeps and {len(cases)} runs on {layout} ranks", flush=True)
@@ -239,7 +242,7 @@ def take_part(session: Session, context: RankContext) -> None:
     for case in session.cases:
         if context.share(case.complete):
             continue
-        if context.share(time.monotonic()) > session.until:
+        if session.is_over(context.share(time.monotonic())):
             return
         case.request.check()
         with _timed(context, case.directory):
@@ -350,14 +353,19 @@ def _ranking(rows: Sequence[Row]) -> str:
 
 
 def run_suite(
-    output: Path, models: Sequence[str], clusters: Iterable[int], *, minutes: float = math.inf, measure: bool = True
+    output: Path,
+    models: Sequence[str],
+    clusters: Iterable[int],
+    *,
+    minutes: float | None = None,
+    measure: bool = True,
 ) -> list[Row]:
     """Calibrate, train and compare on every cluster, and write the table.
 
     Args:
-        minutes: after which no run is begun. measure: false takes what is complete.
+        minutes: after which no run is begun; None for no limit. measure: false takes what is complete.
     """
-    until = time.monotonic() + 60 * minutes
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     rows: list[Row] = []
     for on_node in clusters:
         base = output / f"{on_node}-a-node"
