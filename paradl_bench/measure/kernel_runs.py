@@ -16,6 +16,7 @@ import torch
 from paradl_bench.layers.kernel_shape import layer_of_sizes
 from paradl_bench.measure.autocast import TORCH_DTYPES
 from paradl_bench.measure.clocks import Clock
+from paradl_bench.measure.host_pace import HostPace
 from paradl_bench.measure.isolated import IsolatedOperation, Settle, leave_warm, random_tensor
 from paradl_bench.measure.kernel_design import MachineSpeed, SweptKernel
 from paradl_bench.measure.optimizers import build_optimizer
@@ -44,9 +45,11 @@ class Caches:
 
     Attributes:
         buffer_bytes: what is read to displace what they hold; 0 where they are left warm.
+        pace: timed before every call, where it is given: it would displace what warm caches hold.
     """
 
-    def __init__(self, state: CacheState, device: torch.device) -> None:
+    def __init__(self, state: CacheState, device: torch.device, pace: HostPace | None = None) -> None:
+        self.pace = pace if state == "training" else None
         self._cache_bytes = last_level_cache_bytes(device)
         times = {"cpu": 1, "cuda": _GPU_CACHES}[device.type]
         self.buffer_bytes = 0 if state == "warm" else times * self._cache_bytes
@@ -56,6 +59,8 @@ class Caches:
 
     def _as_in_training(self, written: Sequence[torch.Tensor]) -> None:
         self._buffer.sum()
+        if self.pace is not None:
+            self.pace.take()
         with torch.no_grad():
             for tensor in written:
                 # A larger one would not stay in the caches either.

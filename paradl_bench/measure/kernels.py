@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from paradl_bench.measure.autocast import TORCH_DTYPES
-from paradl_bench.measure.clocks import Clock, clock_for
+from paradl_bench.measure.clocks import Clock, ThreadClock, clock_for
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.environment import capture_environment
+from paradl_bench.measure.host_pace import HostPace
 from paradl_bench.measure.kernel_design import (
     Design,
     Effort,
@@ -108,10 +109,14 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
         UserError: a model that is not known, or a directory of something else.
         WorkError: no kernel ran.
     """
-    clock = clock_for(context.device)
+    # Autograd runs a CPU's backward in the thread that asks for it.
+    of_thread = context.device.type == "cpu" and torch.get_num_threads() == 1
+    clock: Clock = ThreadClock() if of_thread else clock_for(context.device)
     set_modes(NO_SETTINGS, context.device)
-    caches = Caches("warm" if request.caches == "warm" else "training", context.device)
+    pace = HostPace(clock) if of_thread else None
+    caches = Caches("warm" if request.caches == "warm" else "training", context.device, pace)
     settings = {
+        "clock": "time on a core" if of_thread else "wall",
         "dtype": ",".join(request.dtypes),
         "caches": request.caches,
         "displaced_bytes": str(caches.buffer_bytes),
@@ -223,14 +228,20 @@ class _Sweep:
         beat()
         self._estimated_s += self._visit_s(kernel)
         try:
-            measured = self._measure(kernel)
+            measured, references = self._measure(kernel)
         except (RuntimeError, NotImplementedError, MemoryError) as error:
             self._skip(kernel, error)
         else:
             self._done.add((kernel.key, block))
             shapes = {shape.stage: shape for shape in self._shapes[kernel.key]}
             self._waiting += [
-                KernelSamples(shape=shapes[stage], dtype=kernel.dtype, block=block, samples_s=tuple(samples))
+                KernelSamples(
+                    shape=shapes[stage],
+                    dtype=kernel.dtype,
+                    block=block,
+                    samples_s=tuple(samples),
+                    reference_s=references.get(stage, ()),
+                )
                 for stage, samples in measured.items()
                 if stage in shapes
             ]
@@ -240,13 +251,23 @@ class _Sweep:
         if self._spent_s - self._flushed_s > _FLUSH_S:
             self.flush()
 
-    def _measure(self, kernel: SweptKernel) -> dict[str, list[float]]:
+    def _measure(self, kernel: SweptKernel) -> tuple[dict[str, list[float]], dict[str, tuple[float, ...]]]:
+        pace = self._caches.pace
         gc.disable()
         try:
             run = build_run(kernel, self._device, self._caches.settle)
-            return run.measure(self._clock, self._effort.samples(kernel, len(self._shapes[kernel.key])))
+            if pace is None:
+                return run.measure(self._clock, self._samples(kernel)), {}
+            pace.taken_s.clear()
+            measured = run.measure(self._clock, self._samples(kernel))
+            pace.take()
+            around = pace.around(self._samples(kernel), len(measured))
+            return measured, dict(zip(measured, around, strict=True))
         finally:
             gc.enable()
+
+    def _samples(self, kernel: SweptKernel) -> int:
+        return self._effort.samples(kernel, len(self._shapes[kernel.key]))
 
     def _skip(self, kernel: SweptKernel, error: BaseException) -> None:
         # torch has it from version 2.8 on.

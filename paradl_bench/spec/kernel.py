@@ -49,6 +49,7 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         calls_per_sample: how many calls each value is the mean of; 1 for raw times.
+        reference_s: what a kernel that is always the same took around each sample; empty where none was timed.
     """
 
     shape: KernelShape
@@ -56,8 +57,13 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block: int
     samples_s: tuple[float, ...]
     calls_per_sample: int = 1
+    reference_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"{self.shape.stage} of {self.shape.kind}"
         check_samples(self.samples_s, where)
         check_counts(self, "calls_per_sample", where=where)
+        if self.reference_s:
+            check_samples(self.reference_s, f"{where}: reference_s")
+            if len(self.reference_s) != len(self.samples_s) or min(self.reference_s) <= 0:
+                raise ValueError(f"{where}: reference_s has to hold a time above 0 for every sample")
