@@ -31,6 +31,7 @@ from calibrate.kernel_drift import hats
 from calibrate.kernel_features import roofline_features
 from calibrate.kernel_fit import FEWEST_KERNELS
 from calibrate.kernel_model import roofline_s
+from calibrate.kernel_pace import medians_at_usual_pace, usual_reference_s
 from calibrate.kernel_trees import evaluate_trees, grow_trees
 from calibrate.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
 from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples, KernelShape
@@ -40,12 +41,14 @@ from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, wri
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 KERNELS_BEFORE = 3
-ORDER = ("mlp", "plain trees", "trees", "trees and mlp")
+ORDER = ("mlp", "plain trees", "trees", "trees and mlp", "process", "trees and process")
 WORDS = {
     "mlp": "the paper's network",
     "plain trees": "untuned trees on log sizes and FLOPs",
     "trees": "trees on roofline features",
     "trees and mlp": "mean of trees and network",
+    "process": "Gaussian process",
+    "trees and process": "mean of trees and process",
     "taken": "**taken** (least error on the validation part)",
     "in order": "trees, place in the sweep known",
     "kernels before": "trees, place in the sweep and the three kernels before known",
@@ -120,15 +123,16 @@ def public_groups(data: Path) -> Iterator[Group]:
 def swept_groups(directories: list[Path]) -> Iterator[Group]:
     """What `paradl-bench kernels` swept, per kind, stage and settings."""
     records = [record for directory in directories for record in read_records(directory, KERNELS_FILE, KernelSamples)]
-    blocks: dict[tuple[str, str], dict[str, list[float]]] = {}
+    blocks: dict[tuple[str, str], dict[str, list[KernelSamples]]] = {}
     for record in records:
         of_group = blocks.setdefault((_title(record.shape), record.dtype), {})
-        of_group.setdefault(str(record.shape.sizes), []).append(statistics.median(record.samples_s))
+        of_group.setdefault(str(record.shape.sizes), []).append(record)
+    usual_s = usual_reference_s(records)
     for timed in timed_kernels(records):
         what = _title(timed.shapes[0])
         if len(timed.shapes) >= FEWEST_KERNELS:
-            repeated = [tuple(each) for each in blocks[what, timed.dtype].values() if len(each) > 1]
-            yield Group(what, timed.dtype, timed, tuple(repeated))
+            medians = medians_at_usual_pace(list(blocks[what, timed.dtype].values()), usual_s)
+            yield Group(what, timed.dtype, timed, tuple(tuple(each) for each in medians if len(each) > 1))
 
 
 def _title(shape: KernelShape) -> str:

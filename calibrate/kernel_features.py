@@ -84,6 +84,53 @@ def roofline_features(kernels: Kernels, names: Sequence[str]) -> tuple[tuple[str
     return tuple(columns), np.column_stack(list(columns.values()))
 
 
+def process_features(kernels: Kernels, names: Sequence[str]) -> Floats:
+    """What the Gaussian process reads: logs of sizes and work, and what makes a library take another way.
+
+    Work is split into what is read, written and held in weights, since libraries bring each into a layout of their own.
+    Channels are padded to vectors of 8 or 16 numbers there; a window that is no window, or moves by one, has kernels of
+    its own; and torch on a CPU takes its own convolution in the place of oneDNN's where :func:`_torchs_own` says.
+    """
+    sizes = kernels.sizes
+    columns = [np.log1p(sizes[name]) for name in names]
+    columns += [np.log1p(kernels.flops), np.log1p(kernels.bytes), np.log1p(kernels.flops) - np.log1p(kernels.bytes)]
+    product = _matrix_product(sizes)
+    if "out_channels" in sizes and product:
+        extents = _product([sizes[name] for name in sizes if name.startswith("in_") and name != "in_channels"])
+        columns.append(np.log(sizes["batch"] * sizes["in_channels"] * extents))
+        columns.append(np.log(product["rows"] * sizes["out_channels"]))
+        columns.append(np.log(product["columns"] * product["depth"] * sizes["groups"]))
+        for name in ("in_channels", "out_channels"):
+            columns += [_padding(sizes[name], 8), *((sizes[name] % by == 0) + 0.0 for by in (8, 16))]
+        columns.append(_padding(sizes["out_width"], 8))
+        for name, one in (("kernel_height", 1), ("stride_height", 1), ("padding_height", 0), ("batch", 1)):
+            columns.append((sizes[name] == one) + 0.0)
+        columns.append(_torchs_own(sizes))
+    elif product:
+        columns += [
+            np.log(product[a] * product[b]) for a, b in (("rows", "depth"), ("rows", "columns"), ("columns", "depth"))
+        ]
+        columns += [_padding(values, by) for values in product.values() for by in (8, 16)]
+        columns.append((product["rows"] == 1) + 0.0)
+    return np.column_stack(columns)
+
+
+def _padding(values: Floats, by: int) -> Floats:
+    return np.asarray(np.log(np.ceil(values / by) * by / values))
+
+
+def _torchs_own(sizes: Mapping[str, Floats]) -> Floats:
+    """1 where torch on one thread of a CPU convolves by im2col: the conditions are ATen's, in Convolution.cpp."""
+    kernel, stride = ([sizes[name] for name in sizes if name.startswith(prefix)] for prefix in ("kernel_", "stride_"))
+    elements = _product([sizes[name] for name in sizes if name.startswith("in_")]) * sizes["batch"]
+    # Of three dims the first is 1 where there are fewer.
+    pointwise = np.max(kernel, axis=0) == 1
+    strided = np.max(stride, axis=0) > 1
+    wide = (sizes["kernel_height"] > 3) & (sizes["kernel_width"] > 3)
+    large = (sizes["groups"] > 1) | wide | (sizes["batch"] > 1) | (elements > 20480)
+    return np.asarray(1.0 - (large & (strided | ~pointwise | (sizes["batch"] >= 16))), float)
+
+
 def _matrix_product(sizes: Mapping[str, Floats]) -> dict[str, Floats]:
     """rows x depth times depth x columns: what convolution (as im2col has it) and linear layers compute."""
     if {"in_features", "out_features"} <= sizes.keys():

@@ -14,8 +14,16 @@ import numpy as np
 
 from calibrate.kernel_features import log_sizes
 from calibrate.kernel_files import Arrays
-from calibrate.kernel_model import KernelModel, SizeRange, distances
-from calibrate.kernel_trial import Timed, fit_plain_trees, fit_trees, prefixed, timed_kernels, try_candidates
+from calibrate.kernel_model import ON_ROOFLINE, KernelModel, SizeRange, distances
+from calibrate.kernel_trial import (
+    Timed,
+    fit_plain_trees,
+    fit_smooth,
+    fit_trees,
+    prefixed,
+    timed_kernels,
+    try_candidates,
+)
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.kernel import KernelSamples
 
@@ -71,11 +79,13 @@ def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple
     trial = try_candidates(timed, seed=seed, with_mlp=with_mlp)
     chosen = trial.chosen
     whole = fit_trees(timed, trial.fitted.drift_s, seed)
+    if "process" in chosen:
+        whole = whole.beside(fit_smooth(timed, whole, seed, known=trial.fitted))
     if chosen == "plain trees":
         whole = whole.beside(fit_plain_trees(timed, seed))
     network = {name: array for name, array in trial.fitted.arrays.items() if name.startswith("mlp/")}
-    kept = {"trees": ("trees/",), "mlp": ("mlp/",), "trees and mlp": ("trees/", "mlp/"), "plain trees": ("plain/",)}
-    used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept[chosen])}
+    kept = ("plain/",) if chosen == "plain trees" else tuple(f"{part}/" for part in chosen.split(" and "))
+    used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
     validation = trial.validation
     misses = np.abs(np.log(trial.fitted.seconds(chosen, validation) / validation.seconds))
     seen = log_sizes(timed.kernels, timed.names)
@@ -98,7 +108,7 @@ def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple
         interval_log=float(np.quantile(misses, 0.9)),
         typical_distance=float(np.quantile(apart, 0.9)),
         candidates=trial.candidates,
-        drift_s=whole.drift_s if chosen == "trees" else (),
+        drift_s=whole.drift_s if chosen in ON_ROOFLINE else (),
         file="",
         sha256="",
         arrays=prefix,

@@ -1,9 +1,9 @@
 """Regressors of kernel times as a profile keeps them, and what they say of a shape; numpy alone.
 
-A time is ``(floor + max(FLOPs / peak, bytes / bandwidth)) * exp(trees(shape))``, or ``exp(network(log sizes))``, or the
-geometric mean of the two. Floor, peak and bandwidth are those that the fitted kernels reached, so a regressor goes on
-along the roofline where its trees have nothing more to say. Where times grew in the course of a sweep, what was added
-to them is kept apart (:mod:`calibrate.kernel_drift`).
+A time is ``(floor + max(FLOPs / peak, bytes / bandwidth)) * exp(f(shape))``, where f is a sum of trees or a Gaussian
+process, or ``exp(network(log sizes))``, or the geometric mean of two of these. Floor, peak and bandwidth are those that
+the fitted kernels reached, so that a regressor goes on along the roofline where f has nothing more to say. Where times
+grew in the course of a sweep, what was added to them is kept apart (:mod:`calibrate.kernel_drift`).
 
 Arrays of all regressors of a profile lie in one NumPy archive beside it, which the profile names with its hash.
 """
@@ -26,17 +26,22 @@ from calibrate.kernel_features import (
     kernels_of,
     log_sizes,
     log_sizes_and_flops,
+    process_features,
     roofline_features,
 )
 from calibrate.kernel_files import Arrays, read_arrays
 from calibrate.kernel_mlp import evaluate_mlp
+from calibrate.kernel_process import evaluate_process
 from calibrate.kernel_trees import check_trees, evaluate_trees
 from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel import KernelShape, KernelStage
 
-Regressor = Literal["trees", "mlp", "trees and mlp", "plain trees"]
-"""Trees on roofline features; the paper's network; both, averaged in logs; untuned trees on log sizes and FLOPs."""
+Regressor = Literal["trees", "process", "trees and process", "mlp", "trees and mlp", "plain trees"]
+"""Trees on roofline features; a Gaussian process; both, averaged in logs; the paper's network; trees and it; untuned
+trees on log sizes and FLOPs."""
+ON_ROOFLINE: tuple[Regressor, ...] = ("trees", "process", "trees and process")
+"""Those that are fitted to log(time / roofline), without a sweep's drift."""
 
 REFUSED_BEYOND = 2
 """Times the largest size seen (or below the smallest by as much) at which a regressor no longer answers."""
@@ -150,9 +155,12 @@ def log_times(
     logs = []
     if model == "plain trees":
         return evaluate_trees(_within(arrays, "plain"), log_sizes_and_flops(kernels, names))
-    if model in ("trees", "trees and mlp"):
+    if model in ("trees", "trees and mlp", "trees and process"):
         features = roofline_features(kernels, names)[1]
         logs.append(np.log(base_s) + evaluate_trees(_within(arrays, "trees"), features))
+    if model in ("process", "trees and process"):
+        features = process_features(kernels, names)
+        logs.append(np.log(base_s) + evaluate_process(_within(arrays, "process"), features))
     if model in ("mlp", "trees and mlp"):
         logs.append(evaluate_mlp(_within(arrays, "mlp"), log_sizes(kernels, names)))
     return np.asarray(np.mean(logs, axis=0))

@@ -16,16 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.kernel_drift import fit_drift, hats
-from calibrate.kernel_features import Floats, Kernels, kernels_of, log_sizes, log_sizes_and_flops, roofline_features
+from calibrate.kernel_features import (
+    Floats,
+    Kernels,
+    kernels_of,
+    log_sizes,
+    log_sizes_and_flops,
+    process_features,
+    roofline_features,
+)
 from calibrate.kernel_files import Arrays
 from calibrate.kernel_mlp import train_mlp
 from calibrate.kernel_model import (
+    ON_ROOFLINE,
     KernelCandidate,
     Regressor,
     log_times,
     roofline_s,
     with_typical_drift,
 )
+from calibrate.kernel_pace import medians_at_usual_pace, usual_reference_s
+from calibrate.kernel_process import fit_process
 from calibrate.kernel_trees import PARAMETERS, UNTUNED, UNTUNED_ROUNDS, evaluate_trees, grow_trees
 from paradl_bench.spec.kernel import KernelSamples, KernelShape
 
@@ -85,8 +96,7 @@ class Fitted:
         """Estimates of kernels; with ``in_order`` with the drift of their place in the sweep, else what is typical."""
         base_s = roofline_s(timed.kernels, *self.roofline)
         kernel_s = np.exp(log_times(model, self.arrays, timed.kernels, timed.names, base_s))
-        # Only trees on roofline features are fitted to times without the drift.
-        if model != "trees":
+        if model not in ON_ROOFLINE:
             return kernel_s
         if in_order and self.drift_s:
             return np.asarray(kernel_s + hats(timed.order) @ np.array(self.drift_s))
@@ -117,17 +127,21 @@ class Trial:
 
 
 def timed_kernels(records: Iterable[KernelSamples]) -> tuple[Timed, ...]:
-    """Records by kind, stage, settings and dtype; of several blocks of a shape the median counts."""
+    """Records by kind, stage, settings and dtype, at the host's usual pace; of blocks of a shape the median counts."""
+    records = tuple(records)
+    usual_s = usual_reference_s(records)
     groups: dict[tuple[object, ...], dict[tuple[int, ...], list[KernelSamples]]] = {}
     for record in records:
         shape = record.shape
         key = (shape.kind, shape.stage, tuple(sorted(shape.settings.items())), tuple(shape.sizes), record.dtype)
         groups.setdefault(key, {}).setdefault(tuple(shape.sizes.values()), []).append(record)
-    return tuple(_timed(list(shapes.values())) for _, shapes in sorted(groups.items(), key=lambda item: str(item[0])))
+    return tuple(
+        _timed(list(shapes.values()), usual_s) for _, shapes in sorted(groups.items(), key=lambda item: str(item[0]))
+    )
 
 
-def _timed(groups: Sequence[Sequence[KernelSamples]]) -> Timed:
-    medians = [float(np.median([np.median(record.samples_s) for record in group])) for group in groups]
+def _timed(groups: Sequence[Sequence[KernelSamples]], usual_s: float) -> Timed:
+    medians = [float(np.median(blocks)) for blocks in medians_at_usual_pace(groups, usual_s)]
     kept = [(group[0], seconds) for group, seconds in zip(groups, medians, strict=True) if seconds > 0]
     return timed_shapes([first.shape for first, _ in kept], [each for _, each in kept], groups[0][0].dtype)
 
@@ -149,11 +163,12 @@ def try_candidates(timed: Timed, *, seed: int, with_mlp: bool = True) -> Trial:
         for rows in (shuffled[:held], shuffled[held : held + watched], shuffled[held + watched :], shuffled[held:])
     )
     network = _mlp(training, validation, seed) if with_mlp else {}
-    models: list[Regressor] = ["trees", "plain trees", *(("mlp", "trees and mlp") if with_mlp else ())]
+    models: list[Regressor] = [*ON_ROOFLINE, "plain trees", *(("mlp", "trees and mlp") if with_mlp else ())]
     fitted = _with_drift_where_it_pays(training, validation, seed)
-    fitted = fitted.beside(fit_plain_trees(training, seed) | network)
+    fitted = fitted.beside(fit_smooth(training, fitted, seed) | fit_plain_trees(training, seed) | network)
     refitted = fit_trees(both, fitted.drift_s, seed)
-    refitted = refitted.beside(fit_plain_trees(both, seed) | network)
+    smooth = fit_smooth(both, refitted, seed, known=fitted)
+    refitted = refitted.beside(smooth | fit_plain_trees(both, seed) | network)
     return Trial(
         candidates=tuple(_candidate(model, fitted, refitted, validation, held_out) for model in models),
         fitted=fitted,
@@ -203,12 +218,28 @@ def reached(timed: Timed) -> tuple[float, float, float]:
 def fit_trees(timed: Timed, drift_s: tuple[float, ...], seed: int) -> Fitted:
     """Trees on roofline features, fitted to what the drift leaves of the times."""
     roofline = reached(timed)
+    features = roofline_features(timed.kernels, timed.names)[1]
+    arrays = grow_trees(features, _log_ratio(timed, roofline, drift_s), seed=seed)
+    return Fitted(arrays=prefixed("trees", arrays), roofline=roofline, drift_s=drift_s)
+
+
+def fit_smooth(timed: Timed, trees: Fitted, seed: int, *, known: Fitted | None = None) -> Arrays:
+    """The Gaussian process, over the roofline of trees fitted to the same kernels.
+
+    Args:
+        known: a fit to some of them, whose length scales are taken over.
+    """
+    learned = None if known is None else {name: known.arrays[f"process/{name}"] for name in ("length", "variances")}
+    target = _log_ratio(timed, trees.roofline, trees.drift_s)
+    features = process_features(timed.kernels, timed.names)
+    return prefixed("process", fit_process(features, target, seed=seed, known=learned))
+
+
+def _log_ratio(timed: Timed, roofline: tuple[float, float, float], drift_s: tuple[float, ...]) -> Floats:
     kernel_s = timed.seconds
     if drift_s:
         kernel_s = np.maximum(kernel_s - hats(timed.order) @ np.array(drift_s), 0.3 * roofline[0])
-    features = roofline_features(timed.kernels, timed.names)[1]
-    arrays = grow_trees(features, np.log(kernel_s / roofline_s(timed.kernels, *roofline)), seed=seed)
-    return Fitted(arrays=prefixed("trees", arrays), roofline=roofline, drift_s=drift_s)
+    return np.asarray(np.log(kernel_s / roofline_s(timed.kernels, *roofline)))
 
 
 def fit_plain_trees(timed: Timed, seed: int) -> Arrays:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from calibrate.kernel_features import kernels_of, process_features
 from calibrate.kernel_files import write_arrays
 from calibrate.kernel_model import KernelModel, SizeRange, estimate
 from calibrate.kernel_trees import arrays_of
@@ -60,6 +61,11 @@ def _arrays() -> dict[str, Any]:
     for index, (wide, out) in enumerate(itertools.pairwise(widths)):
         network |= {f"weight{index}": np.full((out, wide), 0.1), f"bias{index}": np.zeros(out)}
     found = {f"0/{kind}/{name}": array for kind in ("trees", "plain") for name, array in grown.items()}
+    features = process_features(kernels_of([_SHAPE]), tuple(_SHAPE.sizes)).shape[1]
+    process = {name: np.ones(features) for name in ("mean", "scale", "length")}
+    process |= {"points": np.full((4, features), 0.5), "weights": np.full(4, 0.1), "plane": np.zeros(features + 1)}
+    process |= {"offset": np.zeros(1), "variances": np.ones(3)}
+    found |= {f"0/process/{name}": array for name, array in process.items()}
     return found | {f"0/mlp/{name}": array for name, array in network.items()} | {"0/seen": np.ones((4, 3))}
 
 
@@ -101,7 +107,7 @@ def values_target(folder: Path) -> Callable[[Path], object]:
 
 
 def _asked(model: KernelModel, archive: Path, sha256: str) -> None:
-    for regressor in ("trees and mlp", "plain trees"):
+    for regressor in ("trees and mlp", "plain trees", "process"):
         asked = msgspec.structs.replace(model, model=regressor, file=str(archive), sha256=sha256)
         found = estimate(asked, _SHAPE)
         if found is not None:

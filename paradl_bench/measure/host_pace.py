@@ -6,6 +6,8 @@ core's other thread, with the clock that all cores together allow. Kernels next 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from paradl_bench.measure.clocks import Clock
@@ -41,5 +43,5 @@ class HostPace:
         """
         taken = self.taken_s
         assert len(taken) == samples * stages + 1
-        means = [(before + after) / 2 for before, after in zip(taken, taken[1:], strict=False)]
+        means = [(before + after) / 2 for before, after in itertools.pairwise(taken)]
         return [tuple(means[stage::stages]) for stage in range(stages)]

@@ -14,10 +14,11 @@ from synthetic_measurements import ENVIRONMENT, network
 
 from calibrate.fit import fit_profile
 from calibrate.kernel_drift import fit_drift
-from calibrate.kernel_features import kernels_of, log_sizes, roofline_features
+from calibrate.kernel_features import kernels_of, log_sizes, process_features, roofline_features
 from calibrate.kernel_files import read_arrays, write_arrays
 from calibrate.kernel_mlp import evaluate_mlp, train_mlp
 from calibrate.kernel_model import estimate, with_typical_drift
+from calibrate.kernel_process import _misfit, evaluate_process, fit_process
 from calibrate.kernel_trees import arrays_of, check_trees, evaluate_trees
 from calibrate.kernel_trial import fit_trees, timed_kernels, timed_shapes, try_candidates
 from calibrate.merge import with_archives_beside
@@ -340,3 +341,55 @@ def test_an_array_that_is_not_there_is_asked_no_memory_for(tmp_path: Path, shape
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="in 24 bytes"):
         read_arrays(path, sha256)
+
+
+def test_a_process_recovers_a_smooth_law_and_a_far_off_time_does_not_bend_it() -> None:
+    generator = np.random.default_rng(0)
+    features = generator.uniform(-1, 1, (160, 3))
+    law = np.sin(2 * features[:, 0]) + features[:, 1] ** 2
+    disturbed = law + 0.01 * generator.standard_normal(160)
+    disturbed[::20] += 2.0
+    fitted = fit_process(features, disturbed, seed=0)
+    unseen = generator.uniform(-0.9, 0.9, (200, 3))
+    expected = np.sin(2 * unseen[:, 0]) + unseen[:, 1] ** 2
+    assert np.median(np.abs(evaluate_process(fitted, unseen) - expected)) < 0.05
+    # The third feature says nothing: its length scale is the longest.
+    assert fitted["length"].argmax() == 2
+    again = fit_process(features, disturbed, seed=1, known=fitted)
+    np.testing.assert_allclose(evaluate_process(again, unseen), evaluate_process(fitted, unseen))
+
+
+def test_the_gradient_that_length_scales_are_found_by_is_that_of_the_misfit() -> None:
+    generator = np.random.default_rng(0)
+    scaled, target = generator.normal(size=(30, 2)), generator.normal(size=30)
+    apart = np.stack([(column[:, None] - column) ** 2 for column in scaled.T])
+    logs, plane, kept = np.array([0.3, 0.9, -0.2, -1.0, -1.5]), scaled @ scaled.T + 1.0, generator.uniform(0.2, 1, 30)
+    _, gradient = _misfit(logs, apart, plane, target, kept)
+    for at in range(5):
+        step = 1e-5 * np.eye(5)[at]
+        up, down = (_misfit(logs + sign * step, apart, plane, target, kept)[0] for sign in (1, -1))
+        assert gradient[at] == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-6)
+
+
+def convolution(**changes: int) -> KernelShape:
+    sizes = {"batch": 8, "in_channels": 16, "out_channels": 32, "groups": 1, "in_depth": 1, "in_height": 28}
+    sizes |= {"in_width": 28, "kernel_depth": 1, "kernel_height": 1, "kernel_width": 1, "stride_depth": 1}
+    sizes |= {"stride_height": 1, "stride_width": 1, "padding_depth": 0, "padding_height": 0, "padding_width": 0}
+    sizes |= {"out_depth": 1, "out_height": 28, "out_width": 28, "bias": 1} | changes
+    return KernelShape(kind="conv", stage="FW", sizes=sizes, flops=1e6, bytes=1e5)
+
+
+def test_the_process_knows_when_torch_convolves_by_itself() -> None:
+    three = {"kernel_height": 3, "kernel_width": 3}
+    shapes = [
+        convolution(),
+        convolution(batch=16),
+        convolution(**three),
+        convolution(stride_height=2, stride_width=2),
+        convolution(**three, batch=1),
+        convolution(**three, batch=1, in_height=56),
+    ]
+    features = process_features(kernels_of(shapes), ("batch", "in_height", "kernel_height"))
+    assert np.isfinite(features).all()
+    # Pointwise below 16 images, or one small image: torch's own; all others go to oneDNN.
+    np.testing.assert_array_equal(features[:, -1], [1, 0, 0, 0, 1, 0])
