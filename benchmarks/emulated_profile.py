@@ -59,8 +59,8 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // 2 if lone and layout.ranks > 2 else layout.ranks_per_node
     found = {
-        "layers": _asked(layout, between, _LAYER_SIZES + ((_SEGMENT_SIZE,) if lone else ())),
-        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES),
+        "layers": _asked(layout, between, _LAYER_SIZES + ((_SEGMENT_SIZE,) if lone else ()), between_layers=True),
+        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, between_layers=True),
     }
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("all_gather", "send_recv") if lone else ()))
@@ -71,8 +71,18 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
 
 
 def _asked(
-    layout: NodeLayout, operations: tuple[str, ...], sizes: tuple[int, ...], *, concurrent: int = 1
+    layout: NodeLayout,
+    operations: tuple[str, ...],
+    sizes: tuple[int, ...],
+    *,
+    concurrent: int = 1,
+    between_layers: bool = False,
 ) -> CollectivesRequest:
+    """A sweep.
+
+    Args:
+        between_layers: measure calls also as layers wait for them: behind a sleep, and beside gradients in flight.
+    """
     return CollectivesRequest(
         ranks=layout.ranks // concurrent,
         concurrent=concurrent,
@@ -85,6 +95,9 @@ def _asked(
         device="cpu",
         seed=0,
         beside_compute=False,
+        behind_compute=between_layers,
+        # An all-reduce over nodes takes a second; what it adds inside of a node is taken for all.
+        beside_all_reduce=between_layers and layout.nodes == 1,
     )
 
 

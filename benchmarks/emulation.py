@@ -180,7 +180,7 @@ def traced(model: str) -> Network:
     return trace_network(load_model(model, MODELS[model]))
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks of a layout do from their start to their end: sweep, then train on ghosts.
 
     Attributes:
@@ -211,38 +211,38 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return self.until is not None and now > self.until
 
 
-def start(session: Session) -> None:
+def start(work: LayoutWork) -> None:
     """Measure what is not complete, by ranks that are started once for all of it."""
-    sweeps = [sweep for sweep in session.own_sweeps if not sweep.complete]
-    cases = [case for case in session.cases if not case.complete]
-    if not (sweeps or cases) or session.is_over(time.monotonic()):
+    sweeps = [sweep for sweep in work.own_sweeps if not sweep.complete]
+    cases = [case for case in work.cases if not case.complete]
+    if not (sweeps or cases) or work.is_over(time.monotonic()):
         return
-    layout = session.layout
+    layout = work.layout
     print(f"{len(sweeps)} sweeps and {len(cases)} runs on {layout} ranks", flush=True)
-    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", msgspec.json.encode(session).decode()]
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-rank", msgspec.json.encode(work).decode()]
     with emulated_cluster(layout) as cluster:
         launch_ranks(command, ranks=layout.ranks, device="cpu", timeout_s=3600, hang_timeout_s=600, cluster=cluster)
 
 
-def take_part(session: Session, context: RankContext) -> None:
+def take_part(work: LayoutWork, context: RankContext) -> None:
     """Measure as a rank, one after the other, together with the other ranks."""
-    for sweep in session.own_sweeps:
+    for sweep in work.own_sweeps:
         # Rank 0's word: what it has just ended others might not have seen before.
         if context.share(not sweep.complete):
             with _timed(context, sweep.directory):
                 measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
             gc.collect()
-    profile = Path(session.cases[0].profile)
+    profile = Path(work.cases[0].profile)
     if context.share(not profile.exists()):
         if context.rank == 0:
-            fit(profile, session.sweeps, Path(session.host), [traced(model) for model in session.models])
+            fit(profile, work.sweeps, Path(work.host), [traced(model) for model in work.models])
             context.barrier()
         else:
             context.rest()
-    for case in session.cases:
+    for case in work.cases:
         if context.share(case.complete):
             continue
-        if session.is_over(context.share(time.monotonic())):
+        if work.is_over(context.share(time.monotonic())):
             return
         case.request.check()
         with _timed(context, case.directory):
@@ -265,6 +265,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layout: nodes x ranks on each. error: (predicted - measured) / measured. holds: whether the interval does.
         noise_floor: run-to-run spread of the measurement, relative to it.
+        activity: how far begin and end of ranks' units of work are off, in the mean and on the worst rank, relative to
+            the iteration; None where they are not known.
     """
 
     model: str
@@ -278,6 +280,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: float
     explained_by: str
     issued_equals_plan: bool | None
+    activity: tuple[float, float] | None
 
 
 def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
@@ -304,6 +307,7 @@ def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
             noise_floor=pair.noise_floor,
             explained_by=pair.explained_by,
             issued_equals_plan=pair.issued_equals_plan,
+            activity=(pair.activity.mean_error, pair.activity.worst_rank_error) if pair.activity else None,
         )
         for pair in report.pairs
         if pair.evaluator == "simulate"
@@ -312,18 +316,21 @@ def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, and below how strategies rank at every size."""
+    known = [row.activity[0] for row in rows if row.activity]
     lines = [
-        "| model | nodes x ranks | strategy | options | predicted s | measured s | error | in interval | as planned |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | nodes x ranks | strategy | options | predicted s | measured s | error | in interval |"
+        " activity error (worst rank) | as planned |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {row.model} | {row.layout} | {row.strategy} | {row.options} | {row.predicted_s:.4g} |"
-            f" {row.measured_s:.4g} | {row.error:+.1%} | {'yes' if row.holds else 'no'} |"
+            f" {row.measured_s:.4g} | {row.error:+.1%} | {'yes' if row.holds else 'no'} | {_activity(row)} |"
             f" {'yes' if row.issued_equals_plan else 'no'} |"
             for row in rows
         ),
         "",
         f"mean accuracy {1 - _mean(abs(row.error) for row in rows):.1%},"
-        f" intervals hold {_mean(row.holds for row in rows):.0%} of {len(rows)}",
+        f" intervals hold {_mean(row.holds for row in rows):.0%} of {len(rows)}"
+        + (f", activity error {_mean(known):.1%} in the mean" if known else ""),
         "",
         "| model | nodes x ranks | best predicted | best measured | regret |",
         "|---|---|---|---|---|",
@@ -335,6 +342,10 @@ def table(rows: Sequence[Row]) -> str:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+def _activity(row: Row) -> str:
+    return f"{row.activity[0]:.1%} ({row.activity[1]:.1%})" if row.activity else "not known"
 
 
 def _sizes(rows: Sequence[Row]) -> list[list[Row]]:
@@ -382,7 +393,7 @@ def run_suite(
             own = [case for model in models for case in cases_of(base, model, layout)]
             cases += own
             if measure:
-                start(Session(sweeps=sweeps, cases=own, models=list(MODELS), host=str(host), until=until))
+                start(LayoutWork(sweeps=sweeps, cases=own, models=list(MODELS), host=str(host), until=until))
             # What is known is written before the next layout.
             known = compared(base, sweeps, host, cases)
             _write(output, [*rows, *known])
@@ -419,7 +430,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.as_rank:
         with join_ranks("gloo", "cpu", timeout_s=3600) as context:
-            take_part(msgspec.json.decode(options.as_rank, type=Session), context)
+            take_part(msgspec.json.decode(options.as_rank, type=LayoutWork), context)
         return
     if options.output is None:
         parser.error("-o DIR: where measurements and the table go")

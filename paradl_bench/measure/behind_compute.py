@@ -3,6 +3,9 @@
 A repetition is a pair. A: the call right behind a barrier, as a sweep makes it. B: about a millisecond of compute on
 every rank, then the call. Compute does what layers do before a run's collectives: it fills the caches with other data
 and leaves the communication library's threads asleep. Both are of one run, so that a slow spell falls on both.
+
+On emulated nodes every rank sleeps instead, as the layers that are emulated there do: ranks share this host's cores,
+and what they compute on them is no part of what is emulated.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from paradl_bench.measure.interference import Kernel
 from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.cluster import NODE
 
-KERNEL = "layers"
+KERNEL, ASLEEP = "layers", "sleep"
 COMPUTE_S = 1e-3
 """Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
 MOST_SIZES = 6
@@ -61,12 +64,20 @@ def _layers(device: torch.device) -> Kernel:
 
 
 class ComputeBefore:
-    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks."""
+    """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
 
-    def __init__(self, calls: Calls) -> None:
+    Args:
+        asleep: to sleep as long instead.
+
+    Attributes:
+        kernel: its name.
+    """
+
+    def __init__(self, calls: Calls, *, asleep: bool) -> None:
+        self.kernel = ASLEEP if asleep else KERNEL
         self._calls = calls
-        self._kernel = _layers(calls.context.device)
-        self._rounds = self._count_rounds()
+        self._kernel = _asleep if asleep else _layers(calls.context.device)
+        self._rounds = 1 if asleep else self._count_rounds()
 
     def run(self) -> None:
         """Compute, or on a GPU launch it."""
@@ -85,14 +96,22 @@ class ComputeBefore:
         return max(1, min(1000, round(COMPUTE_S / kernel_s)))
 
 
-class BehindBench:
-    """Measures operations behind compute, on all ranks at once; they are one group."""
+def _asleep() -> None:
+    time.sleep(COMPUTE_S)
 
-    def __init__(self, calls: Calls, point_s: float, attempt: int) -> None:
+
+class BehindBench:
+    """Measures operations behind compute, on all ranks at once; they are one group.
+
+    Args:
+        asleep: whether ranks sleep where they would compute.
+    """
+
+    def __init__(self, calls: Calls, point_s: float, attempt: int, *, asleep: bool) -> None:
         self._calls = calls
         self._attempt = attempt
         self._point_s = point_s
-        self._compute = ComputeBefore(calls)
+        self._compute = ComputeBefore(calls, asleep=asleep)
 
     def measure(self, operation: str, size: int, block: int) -> BehindComputeSamples:
         """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
@@ -118,7 +137,7 @@ class BehindBench:
             message_bytes=size,
             dtype="fp32",
             block=block,
-            kernel=KERNEL,
+            kernel=self._compute.kernel,
             one_clock=one_clock,
             back_to_back_s=tuple(alone[rank] for rank in sides),
             compute_s=tuple(compute[rank] for rank in sides),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import ELEMENT_BYTES
 from paradl_bench.measure.agreement import everyones, largest
-from paradl_bench.measure.behind_compute import COMPUTE_S, KERNEL, ComputeBefore, behind_sizes
+from paradl_bench.measure.behind_compute import COMPUTE_S, ComputeBefore, behind_sizes
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import NODE
@@ -111,12 +111,16 @@ class _Chain(NamedTuple):
 
 
 class BesideAllReduceBench:
-    """Measures operations beside an all-reduce in flight, on all ranks at once; they are one group."""
+    """Measures operations beside an all-reduce in flight, on all ranks at once; they are one group.
 
-    def __init__(self, calls: Calls, point_s: float) -> None:
+    Args:
+        asleep: whether ranks sleep where they would compute.
+    """
+
+    def __init__(self, calls: Calls, point_s: float, *, asleep: bool) -> None:
         self._calls = calls
         self._point_s = point_s
-        self._compute = ComputeBefore(calls)
+        self._compute = ComputeBefore(calls, asleep=asleep)
         self._exchange, self._exchange_s = self._chosen_exchange()
 
     def measure(self, operation: str, size: int, block: int) -> BesideAllReduceSamples:
@@ -141,7 +145,7 @@ class BesideAllReduceBench:
             exchange_bytes=self._exchange.numel() * ELEMENT_BYTES,
             dtype="fp32",
             block=block,
-            kernel=KERNEL,
+            kernel=self._compute.kernel,
             calls=CALLS,
             one_clock=self._one_clock,
             **self._stamps(apart, sides, "apart_"),

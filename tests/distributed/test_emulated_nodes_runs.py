@@ -20,6 +20,9 @@ from survival_program import children, start, wait_for, write_networks
 
 from calibrate.fit import fit_profile
 from paradl_bench.emulate_nodes.links import burst_bytes
+from paradl_bench.measure.behind_compute import COMPUTE_S
+from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes
 from paradl_bench.spec.host_record import read_hosts
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
@@ -46,9 +49,15 @@ def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_ins
     assert across.returncode == 0, across.stderr
     assert across.stdout.startswith("emulated: 2 x 1 ranks, nodes with links of 25.0 MB/s (tbf at both ends")
     inside = run_in_process(
-        tmp_path, *SWEEP, "--nodes", "1", "--ranks-per-node", "2", "--sizes", "4K,64K,8M", "-o", "inside"
-    )
+        tmp_path, *SWEEP, "--nodes", "1", "--ranks-per-node", "2", "--sizes", "4K,64K,8M", "-o", "inside",
+        "--behind-compute", "--beside-all-reduce",
+    )  # fmt: skip
     assert inside.returncode == 0, inside.stderr
+    # Layers sleep there, and so does what stands before calls.
+    behind = read_records(tmp_path / "inside", BEHIND_FILE, BehindComputeSamples)
+    beside = read_records(tmp_path / "inside", BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+    assert {record.kernel for record in behind} == {record.kernel for record in beside} == {"sleep"}
+    assert min(value for record in behind for row in record.compute_s for value in row) >= COMPUTE_S
     for name, level, hosts in (("across", "system", ["node0", "node1"]), ("inside", "node", ["node0", "node0"])):
         records = read_records(tmp_path / name, COLLECTIVES_FILE, CollectiveSamples)
         assert all(record.verified and (record.level, record.ranks) == (level, 2) for record in records)

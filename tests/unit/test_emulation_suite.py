@@ -108,14 +108,16 @@ def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "
         noise_floor=0.01,
         explained_by="",
         issued_equals_plan=True,
+        activity=(0.02, 0.03) if strategy == "d4" else None,
     )
 
 
 def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
     rows = [row("d4", 1.0, 1.5), row("f4", 1.2, 1.2), row("d4", 3.0, 3.0, layout="2x2")]
     text = emulation.table(rows)
-    assert "| small | 1x4 | d4 |  | 1 | 1.5 | -33.3% | no | yes |" in text
+    assert "| small | 1x4 | d4 |  | 1 | 1.5 | -33.3% | no | 2.0% (3.0%) | yes |" in text
+    assert "| small | 1x4 | f4 |  | 1.2 | 1.2 | +0.0% | yes | not known | yes |" in text
     # Taken for the best, it takes a quarter longer than what was.
     assert "| small | 1x4 | d4 | f4 | 25.0% |" in text
     assert "| small | 2x2 | d4 | d4 | 0.0% |" in text
-    assert "mean accuracy 88.9%, intervals hold 67% of 3" in text
+    assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text
