@@ -270,8 +270,10 @@ def _settle(place: RankPlace, device: str) -> int | None:
     # Emulated nodes share the host's cores, so that ranks of all of them are counted.
     core = cores[(place.rank if place.launcher == "own" else place.local_rank) % len(cores)]
     os.sched_setaffinity(0, {core})
-    # On these the policy is the same however many ranks there are: sweeps of few and of many are of one cluster.
-    if nodes_of_rank() is None and _ranks_here(place) <= len(cores):
+    # On nodes the policy is the same however many ranks there are: sweeps of few and of many are of one cluster.
+    if nodes_of_rank() is not None:
+        _take_turns_before_others()
+    elif _ranks_here(place) <= len(cores):
         _never_preempt_on_waking()
     torch.set_num_threads(1)
     return core
@@ -293,6 +295,20 @@ def _never_preempt_on_waking() -> None:
         # A sandbox may forbid it; what holds is recorded either way.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _take_turns_before_others() -> None:
+    """Put this rank, and the threads that it makes from now on, under SCHED_RR.
+
+    Ranks of emulated nodes share cores. Under the default policy the scheduler shares a core out fairly over ranks that
+    compute little and wake often, and a call waits for ranks that wait for their share: an all-reduce of 4 KiB among
+    four ranks on two cores takes 6 to 7 ms behind sleeps of 1 ms, and 1.5 to 1.9 under this one, where who is ready
+    first runs first. The kernel keeps 5% of each core for all others (sched_rt_runtime_us), so that they can end ranks.
+    """
+    if hasattr(os, "SCHED_RR"):
+        # Who may make network namespaces may do this too, but for a container without the right; recorded either way.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def scheduling_policy() -> str:
