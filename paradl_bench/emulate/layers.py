@@ -283,7 +283,7 @@ class _Ghost:
         form = self._forms.get(known)
         if form is None:
             form = self._forms[known] = _form_of(function, args, kwargs, tensors)
-        self.sleeper.sleep("FW", *self._fw)
+        self.sleeper.ask("FW", *self._fw)
         if form.outputs is None:
             return function(*args, **kwargs)
         if self._last_first and torch.is_grad_enabled():
@@ -370,7 +370,7 @@ class _GhostFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *_: Any) -> Any:
         assert len(ctx.saved_tensors) == 1
-        ctx.ghost.sleeper.sleep("BW", *ctx.ghost.bw.of(ctx, ctx.leads_to_weight))
+        ctx.ghost.sleeper.ask("BW", *ctx.ghost.bw.of(ctx, ctx.leads_to_weight))
         return None, None, *(give() if give else None for give in ctx.givers)
 
 

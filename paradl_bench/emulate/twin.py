@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,10 @@ from paradl_bench.emulate.sleeper import Sleeper, wake_in_time
 from paradl_bench.spec.ghost_record import GhostRole
 from paradl_bench.spec.network import Network
 from paradl_bench.strategies.compute import operations_of_forward
+from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.sharded_module import ShardedModule, Sharding, Walk
 
+T = TypeVar("T")
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
@@ -59,6 +61,23 @@ class GhostTwin:
 
         return slept
 
+    def follow(self, spans: Spans, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Know from now on when the rank waits for others, and when it works on gradients, which both are no sleep."""
+        sleeper = spans.listener = self.sleeper
+        for parameter in parameters:
+            if parameter.requires_grad:
+                # What a hook returns would take the gradient's place.
+                parameter.register_hook(lambda _: sleeper.work())  # type: ignore[no-untyped-call]
+
+    def then(self, stamp: Callable[[], T]) -> Callable[[], T]:
+        """A stamp of when all compute that was asked for is over."""
+
+        def settled() -> T:
+            self.sleeper.settle()
+            return stamp()
+
+        return settled
+
     def optimizer(
         self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
     ) -> torch.optim.Optimizer:
@@ -74,7 +93,8 @@ class GhostTwin:
                 super().__init__(parameters, defaults)
 
             def step(self, closure: Any = None) -> None:  # type: ignore[override]
-                sleeper.sleep("WU", seconds.update_s, seconds.update_own_relative_sd)
+                sleeper.ask("WU", seconds.update_s, seconds.update_own_relative_sd)
+                sleeper.begin_turn()
 
         if group is None:
             return Ghost(parameters)

@@ -149,8 +149,9 @@ def _host_time(
         beat()
         rows: list[Row] = []
         begin = time.perf_counter()
-        steps.run(begin, time.perf_counter, rows, lambda _: None)
+        steps.run(begin, twin.then(time.perf_counter), rows, lambda _: twin.sleeper.begin_turn())
         update = time.perf_counter()
+        twin.sleeper.begin_turn()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         spent = {"FW": 0.0, "BW": 0.0, "WU": time.perf_counter() - update}

@@ -145,6 +145,7 @@ class Trainer:
         # Only now: parameters may have been replaced by shards of them.
         if self._twin:
             self._optimizer = self._twin.optimizer(model.parameters(), built.optimizer_group)
+            self._twin.follow(built.spans, model.parameters())
         else:
             self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
         issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
@@ -251,7 +252,7 @@ class Trainer:
     def iterate(self) -> _Stamps:
         """Forward, loss, backward and weight update, once."""
         beat()
-        stamp = self._clock.stamp
+        stamp = self._twin.then(self._clock.stamp) if self._twin else self._clock.stamp
         self._last_gradient.stamp = None
         rows: list[Row] = []
         self._spans.rows = rows
@@ -264,7 +265,7 @@ class Trainer:
             assert self._steps is not None
             loss = self._steps.run(begin, stamp, rows, self._enter)
             backward_end = rows[-1][2]
-        self.phase = "weight update"
+        self._enter("weight update")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
@@ -273,6 +274,8 @@ class Trainer:
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
+        if self._twin:
+            self._twin.sleeper.begin_turn()
 
     def run_chunk(self, first: int, count: int) -> TrainingIterations:
         """Timed iterations ``first`` to ``first + count - 1``.

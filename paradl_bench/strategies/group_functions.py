@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,26 +26,40 @@ all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class Listener(Protocol):
+    """Who is told when layer-wise communication begins and ends."""
+
+    def span_began(self, what: str) -> None:
+        """It begins."""
+
+    def span_ended(self, what: str) -> None:
+        """It has ended."""
+
+
 @dataclass(slots=True)
 class Spans:
     """When layer-wise communication began and ended, in the order in which it was issued, while ``stamp`` is set.
 
     Attributes:
         rows: (what, begin, end) with stamps of the clock that ``stamp`` belongs to.
+        listener: told of all of it, whether it is stamped or not; None where nobody is.
     """
 
     stamp: Callable[[], Any] | None = None
     rows: list[tuple[str, Any, Any]] = field(default_factory=list)
+    listener: Listener | None = None
 
     @contextmanager
     def span(self, what: str) -> Iterator[None]:
         """Stamp what is inside."""
-        if self.stamp is None:
-            yield
-            return
-        begin = self.stamp()
+        if self.listener is not None:
+            self.listener.span_began(what)
+        begin = None if self.stamp is None else self.stamp()
         yield
-        self.rows.append((what, begin, self.stamp()))
+        if self.listener is not None:
+            self.listener.span_ended(what)
+        if self.stamp is not None:
+            self.rows.append((what, begin, self.stamp()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,17 +92,19 @@ def test_each_sleep_by_itself_is_positive_and_has_its_mean_and_deviation(own: fl
 def test_a_sleeper_sleeps_what_is_drawn_and_books_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds + 1e-4))
     sleeper = Sleeper(dilate=2.0)
     sleeper.draws = IterationDraws(SPREAD, seed=4, rank=1, iteration=2)
     with sleeper.awake():
-        sleeper.sleep("FW", 1.0, 0.3)
+        sleeper.ask("FW", 1.0, 0.3)
+        sleeper.settle()
     assert now[0] == 0
     # What nobody slept, nobody drew.
     again = IterationDraws(SPREAD, seed=4, rank=1, iteration=2)
     wanted = 2 * again.factor(0.3) + 2 * again.factor(0.0)
-    sleeper.sleep("FW", 1.0, 0.3)
-    sleeper.sleep("FW", 1.0)
+    sleeper.ask("FW", 1.0, 0.3)
+    sleeper.ask("FW", 1.0)
+    sleeper.settle()
     assert now[0] == pytest.approx(wanted)
     assert sleeper.take_asked() == {"FW": 6.0}
 
