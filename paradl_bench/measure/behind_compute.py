@@ -4,8 +4,10 @@ A repetition is a pair. A: the call right behind a barrier, as a sweep makes it.
 every rank, then the call. Compute does what layers do before a run's collectives: it fills the caches with other data
 and leaves the communication library's threads asleep. Both are of one run, so that a slow spell falls on both.
 
-On emulated nodes every rank sleeps instead, as the layers that are emulated there do: ranks share this host's cores,
-and what they compute on them is no part of what is emulated.
+On emulated nodes ghosts of a few layers stand for compute, as they do in what is trained there: ranks share this host's
+cores, and what they compute on them is no part of what is emulated. A call counts from the moment at which they were to
+be over, since ranks on one core begin their calls one after the other. And what precedes them is a call as well, and no
+barrier: that one lets ranks go by and by, while a call lets them go as the next call finds them.
 """
 
 from __future__ import annotations
@@ -13,19 +15,23 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from typing import Any
 
 import torch
 
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.measure.agreement import everyones, largest
 from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.ghosts_before import GhostsBefore
 from paradl_bench.measure.interference import Kernel
 from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.cluster import NODE
 
-KERNEL, ASLEEP = "layers", "sleep"
+KERNEL, GHOSTS = "layers", "ghosts"
 COMPUTE_S = 1e-3
 """Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
+GHOSTS_S = 5e-3
+"""Of ghosts: as long as dilated layers sleep between calls. A core that was idle for longer wakes up more slowly."""
 MOST_SIZES = 6
 LARGEST_BYTES = 16 << 20
 """What compute adds to a call is nothing beside longer ones."""
@@ -67,22 +73,32 @@ class ComputeBefore:
     """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
 
     Args:
-        asleep: to sleep as long instead.
+        asleep: to have ghosts sleep instead, for :data:`GHOSTS_S`.
 
     Attributes:
         kernel: its name.
+        seconds: about how long it takes.
     """
 
     def __init__(self, calls: Calls, *, asleep: bool) -> None:
-        self.kernel = ASLEEP if asleep else KERNEL
+        self.kernel, self.seconds = (GHOSTS, GHOSTS_S) if asleep else (KERNEL, COMPUTE_S)
         self._calls = calls
-        self._kernel = _asleep if asleep else _layers(calls.context.device)
+        self._ghosts = GhostsBefore(GHOSTS_S) if asleep else None
+        self._kernel = self._ghosts.run if self._ghosts else _layers(calls.context.device)
         self._rounds = 1 if asleep else self._count_rounds()
 
     def run(self) -> None:
         """Compute, or on a GPU launch it."""
         for _ in range(self._rounds):
             self._kernel()
+
+    def over(self, stamp: Any) -> Any:
+        """When compute was over, or was to be.
+
+        Args:
+            stamp: of the call behind it.
+        """
+        return stamp if self._ghosts is None else self._ghosts.over
 
     def _count_rounds(self) -> int:
         """How many calls of the kernel take about :data:`COMPUTE_S`; the same on all ranks."""
@@ -94,10 +110,6 @@ class ComputeBefore:
             trials.append(time.perf_counter() - start)
         kernel_s = largest(self._calls.context, statistics.median(trials[_WARMUP:]))
         return max(1, min(1000, round(COMPUTE_S / kernel_s)))
-
-
-def _asleep() -> None:
-    time.sleep(COMPUTE_S)
 
 
 class BehindBench:
@@ -119,7 +131,7 @@ class BehindBench:
         buffers = calls.buffers(routine, size)
         buffers.clear()
         warm = [calls.seconds(routine, buffers) for _ in range(_WARMUP)]
-        pair_s = COMPUTE_S + 2 * largest(calls.context, statistics.median(warm))
+        pair_s = self._lead_s + 2 * largest(calls.context, statistics.median(warm))
         count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
         columns = list(zip(*(self._pair(operation, size) for _ in range(count)), strict=True))
         alone, compute, start, end = (everyones(calls.context, column) for column in columns)
@@ -149,7 +161,16 @@ class BehindBench:
 
     def step_s(self) -> float:
         """About how long one measurement takes."""
-        return self._point_s + MIN_PAIRS * COMPUTE_S
+        return self._point_s + MIN_PAIRS * self._lead_s
+
+    @property
+    def _lead_s(self) -> float:
+        """What stands before a call that is measured, about."""
+        return self._compute.seconds * (2 if self._behind_a_call else 1)
+
+    @property
+    def _behind_a_call(self) -> bool:
+        return self._compute.kernel == GHOSTS
 
     def _pair(self, operation: str, size: int) -> tuple[float, float, float, float]:
         """Seconds back to back, seconds of compute, and when the call behind it started and ended."""
@@ -157,9 +178,13 @@ class BehindBench:
         buffers = calls.buffers(routine, size)
         alone_s = calls.seconds(routine, buffers)
         calls.meet()
+        if self._behind_a_call:
+            self._compute.run()
+            calls.stamped(routine, buffers)
         origin = calls.clock.stamp()
         self._compute.run()
         start, end = calls.stamped(routine, buffers)
+        start = self._compute.over(start)
         calls.clock.synchronise()
         start_s, end_s = calls.clock.seconds(origin, start), calls.clock.seconds(origin, end)
         # The CPU's stamps are seconds of a clock that all processes of a host share; a GPU's are events.

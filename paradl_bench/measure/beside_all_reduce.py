@@ -20,7 +20,7 @@ import torch.distributed as dist
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import ELEMENT_BYTES
 from paradl_bench.measure.agreement import everyones, largest
-from paradl_bench.measure.behind_compute import COMPUTE_S, ComputeBefore, behind_sizes
+from paradl_bench.measure.behind_compute import ComputeBefore, behind_sizes
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import NODE
@@ -129,7 +129,7 @@ class BesideAllReduceBench:
         buffers = calls.buffers(routine, size)
         buffers.clear()
         call_s = largest(calls.context, statistics.median(calls.seconds(routine, buffers) for _ in range(_TRIALS)))
-        pair_s = self._exchange_s + 2 * CALLS * (COMPUTE_S + call_s)
+        pair_s = self._exchange_s + 2 * CALLS * (self._compute.seconds + call_s)
         count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
         apart, beside = [], []
         for _ in range(count):
@@ -157,7 +157,7 @@ class BesideAllReduceBench:
 
     def step_s(self) -> float:
         """About how long one measurement takes."""
-        return max(self._point_s, MIN_PAIRS * (self._exchange_s + 4 * CALLS * COMPUTE_S))
+        return max(self._point_s, MIN_PAIRS * (self._exchange_s + 4 * CALLS * self._compute.seconds))
 
     @property
     def _one_clock(self) -> bool:
@@ -175,7 +175,7 @@ class BesideAllReduceBench:
             self._compute.run()
             begun = flight.mark(calls.clock.stamp()) if flight else 0.0
             start, end = calls.stamped(routine, buffers)
-            stamps.append((start, end))
+            stamps.append((self._compute.over(start), end))
             marks.append((begun, flight.mark(end) if flight else 0.0))
         landed = flight.land() if flight else origin
         calls.clock.synchronise()
@@ -196,7 +196,7 @@ class BesideAllReduceBench:
         while True:
             self._exchange = torch.zeros(size // ELEMENT_BYTES, device=self._calls.context.device)
             exchange_s = largest(self._calls.context, statistics.median(self._alone_s() for _ in range(_TRIALS)))
-            if exchange_s >= 2 * CALLS * COMPUTE_S or 2 * size > LARGEST_EXCHANGE_BYTES:
+            if exchange_s >= 2 * CALLS * self._compute.seconds or 2 * size > LARGEST_EXCHANGE_BYTES:
                 return self._exchange, exchange_s
             size *= 2
 

@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from paradl_bench.emulate.layers import hold_in_common
-from paradl_bench.emulate.sleeper import SHORTEST_S, Sleeper
+from paradl_bench.emulate.sleeper import Sleeper
 from paradl_bench.emulate.twin import GhostTwin
+from paradl_bench.measure.ghosts_before import GhostsBefore
 from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
@@ -24,6 +25,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Compute, PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.recomputed_module import recompute_segments
 
 
@@ -186,88 +188,206 @@ def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Clock:
-    """A clock that sleeping moves, and a little more."""
+    """A clock that sleeping moves, and a little more, and offering the core to others a microsecond."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late_s: float) -> None:
         self.now, self.late_s, self.sleeps = 0.0, late_s, 0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(time, "sleep", self._sleep)
+        monkeypatch.setattr("paradl_bench.emulate.sleeper.offer_core", self._offer)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
         self.sleeps += 1
         self.now += seconds + self.late_s
 
+    def _offer(self) -> None:
+        self.now += 1e-6
+
+
+def turn(sleeper: Sleeper) -> None:
+    """Begin a forward or backward, and its first layer, which takes nothing."""
+    sleeper.begin_turn()
+    sleeper.ask("FW", 0.0)
+
+
+def test_nobody_sleeps_until_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper(dilate=3.0)
+    turn(sleeper)
+    for _ in range(100):
+        # The host dispatches ahead of what it dispatches.
+        clock.now += 1e-4
+        sleeper.ask("FW", 1e-3)
+    assert (clock.now, clock.sleeps) == (pytest.approx(0.01), 0)
+    sleeper.settle()
+    assert (clock.now, clock.sleeps) == (pytest.approx(0.3, abs=2e-6), 1)
+    assert sleeper.take_asked() == pytest.approx({"FW": 0.3})
+    assert sleeper.take_asked() == {}
+    sleeper.settle()
+    assert clock.sleeps == 1
+
 
 @pytest.mark.parametrize("each_s", [1e-5, 2e-4, 3e-3])
 def test_sleeps_that_end_late_add_up_to_what_was_asked(each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=1.5e-4), Sleeper(dilate=3.0)
-    for _ in range(1000):
-        sleeper.sleep("FW", each_s)
-    assert abs(clock.now - 3000 * each_s) <= max(SHORTEST_S, clock.late_s) + 1e-9
-    assert sleeper.take_asked() == pytest.approx({"FW": 3000 * each_s})
-    assert sleeper.take_asked() == {}
+    turn(sleeper)
+    late = []
+    for count in range(1, 1001):
+        sleeper.ask("FW", each_s)
+        sleeper.settle()
+        late.append(clock.now - 3 * count * each_s)
+    # The kernel is asked for earlier ends once it is known to be late; what one took too long the next are shorter by.
+    assert max(late) <= clock.late_s
+    assert max(late[-100:]) <= 2e-6
+    assert min(late) >= -1e-12
+
+
+def test_a_kernel_that_is_late_by_milliseconds_is_not_waited_for_on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=5e-3), Sleeper()
+    turn(sleeper)
+    for _ in range(200):
+        sleeper.ask("FW", 0.1)
+        sleeper.settle()
+    clock.late_s, before = 0.0, clock.sleeps
+    at, offered = clock.now, []
+    monkeypatch.setattr("paradl_bench.emulate.sleeper.offer_core", lambda: (offered.append(clock.now), clock._offer()))
+    sleeper.ask("FW", 0.2)
+    sleeper.settle()
+    assert clock.sleeps == before + 1
+    assert clock.now > at
+    assert len(offered) <= 301
 
 
 def test_a_rank_that_was_kept_from_its_core_catches_up_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.5), Sleeper()
-    sleeper.sleep("BW", 1.0)
-    clock.late_s = 0.0
-    sleeper.sleep("BW", 1.0)
-    assert clock.now == pytest.approx(2.0)
-    clock.late_s = 0.5
-    sleeper.sleep("BW", 1.0)
+    turn(sleeper)
+    sleeper.ask("BW", 1.0)
+    sleeper.settle()
+    late_s = clock.now - 1.0
+    assert late_s == pytest.approx(0.5, abs=1e-3)
     clock.late_s = 0.0
     # A message, for which it would have waited longer had it been in time: it is late by what is left.
+    sleeper.span_began("halo")
     clock.now += 0.3
-    sleeper.sleep("BW", 1.0)
-    assert clock.now == pytest.approx(2.0 + 1.5 + 0.3 + 0.8)
-    clock.late_s = 0.5
-    sleeper.sleep("BW", 1.0)
-    clock.late_s, before = 0.0, clock.now
+    sleeper.span_ended("halo")
+    sleeper.ask("BW", 1.0)
+    sleeper.settle()
+    assert clock.now == pytest.approx(1.0 + late_s + 0.3 + 1.0 - (late_s - 0.3), abs=1e-5)
+    clock.late_s, before = 0.5, clock.now
+    sleeper.ask("BW", 1.0)
+    sleeper.settle()
+    clock.late_s, late_s = 0.0, clock.now - before - 1.0
+    sleeper.span_began("halo")
     clock.now += 0.7
-    sleeper.sleep("BW", 1.0)
-    assert clock.now == pytest.approx(before + 0.7 + 1.0)
+    sleeper.span_ended("halo")
+    sleeper.ask("BW", 1.0)
+    sleeper.settle()
+    # Never earlier than with sleeps that end in time.
+    assert clock.now == pytest.approx(before + 1.0 + late_s + 0.7 + 1.0, abs=1e-5)
+
+
+def test_what_is_done_with_gradients_is_real_and_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
+    turn(sleeper)
+    sleeper.ask("BW", 1.0)
+    clock.now += 0.25
+    # The layer is over when its gradients arrive; two of them are copied.
+    sleeper.work()
+    assert clock.now == pytest.approx(1.0, abs=2e-6)
+    clock.now += 0.5
+    sleeper.work()
+    clock.now += 0.25
+    sleeper.ask("BW", 2.0)
+    clock.now += 0.125
+    sleeper.settle()
+    assert clock.now == pytest.approx(1.0 + 0.75 + 2.0, abs=4e-6)
+
+
+@pytest.mark.parametrize("host_s", [0.0, 0.02])
+def test_a_turn_that_was_waited_for_takes_as_long_as_any(host_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
+    sleeper.host_s = {"FW": host_s}
+    sleeper.begin_turn()
+    sleeper.ask("WU", 0.1)
+    sleeper.begin_turn()
+    for _ in range(3):
+        # A stage waits for what it is sent, and then has its micro-batch.
+        clock.now += 0.5
+        sleeper.span_began("FW")
+        begin = clock.now
+        for _ in range(2):
+            clock.now += host_s
+            sleeper.ask("FW", 0.1)
+        sleeper.span_ended("FW")
+        # Of what passes until a turn's first layer, the host's own time is known as far as it was measured.
+        assert clock.now - begin == pytest.approx(0.2, abs=4e-6)
+
+
+def test_a_twin_settles_before_messages_and_before_gradients_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["branching"]()
+    network = traced(model, monkeypatch)
+    clock = Clock(monkeypatch, late_s=0.0)
+    twin, spans = GhostTwin(network, second_each(network), dilate=1e3), Spans()
+    twin.follow(spans, model.module.parameters())
+    inputs, targets = model.make_batch(2, 0)
+    twin.sleeper.begin_turn()
+    outputs = twin.alone(model.module)(inputs)
+    assert clock.now == 0
+    asked = sum(twin.sleeper.asked_s.values())
+    with spans.span("halo"):
+        assert clock.now == pytest.approx(asked, abs=1e-5)
+        clock.now += 1.0
+    loss = twin.then(lambda: twin.loss(model.loss)(outputs, targets))()
+    arrivals: list[tuple[float, float]] = []
+    for parameter in model.module.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: arrivals.append((clock.now, 1.0 + sum(twin.sleeper.asked_s.values())))
+        )
+    loss.backward()
+    assert len(arrivals) == len(network.gradient_order)
+    assert len({round(now, 4) for now, _ in arrivals}) > 4
+    for now, due in arrivals:
+        assert now == pytest.approx(due, abs=1e-4)
+    assert spans.rows == []
+
+
+def test_calls_that_are_swept_lie_behind_ghosts_and_count_from_when_these_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, late_s=0.0)
+    ghosts = GhostsBefore(5e-3)
+    for begin in (2.0, 3.0):
+        clock.now = begin
+        ghosts.run()
+        assert ghosts.over == pytest.approx(begin + 5e-3)
+        assert clock.now == pytest.approx(ghosts.over, abs=2e-6)
 
 
 def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
     with sleeper.awake():
-        sleeper.sleep("WU", 1.0)
+        sleeper.ask("WU", 1.0)
+        sleeper.settle()
     assert (clock.sleeps, sleeper.take_asked()) == (0, {"WU": 1.0})
-    sleeper.sleep("WU", 1.0)
-    assert clock.now == 1.0
-
-
-def test_what_the_host_takes_for_a_layer_stands_in_for_a_part_of_its_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper(dilate=2.0)
-    sleeper.host_s = {"FW": 4e-4}
-    for _ in range(100):
-        # The host is busy, and then asks; every second layer sleeps less than it takes the host.
-        for seconds in (1e-3, 1e-4):
-            clock.now += 4e-4
-            sleeper.sleep("FW", seconds)
-    assert clock.now == pytest.approx(100 * 2 * 1.1e-3, abs=4e-4)
-    assert sleeper.take_asked() == pytest.approx({"FW": 100 * 2 * 1.1e-3})
-    # It takes off no more than what has passed.
-    sleeper.sleep("FW", 1.0)
-    sleeper.take_asked()
-    before = clock.now
-    sleeper.sleep("FW", 1e-3)
-    assert clock.now == pytest.approx(before + 2e-3, abs=SHORTEST_S)
-    assert sleeper.calls == {"FW": 1}
+    turn(sleeper)
+    sleeper.ask("WU", 1.0)
+    sleeper.settle()
+    assert clock.now == pytest.approx(1.0, abs=2e-6)
+    assert sleeper.calls == {"FW": 1, "WU": 1}
 
 
 def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    sleeper.sleep("FW", 1.0)
+    sleeper.ask("FW", 1.0)
     with sleeper.watched() as gaps:
         for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):
             clock.now += host_s
-            sleeper.sleep(phase, 1.0)
+            sleeper.ask(phase, 1.0)
+            if phase == "FW":
+                sleeper.settle()
     clock.now += 8.0
-    sleeper.sleep("BW", 1.0)
-    assert gaps == {"FW": [0.25, 0.5], "BW": [2.0]}
+    sleeper.ask("BW", 1.0)
+    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
 
 
 @pytest.mark.parametrize("dilate", [0.0, -1.0, float("inf"), float("nan")])
