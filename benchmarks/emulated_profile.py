@@ -37,36 +37,50 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of a layout, as its ranks measure them.
 
     Attributes:
-        directory: that they are measured into.
+        directory: that they are measured into; that of the ranks of the first of several nodes.
+        inside: whether the ranks of every node measure among themselves, all nodes at once: they share this host's
+            cores, and what a node's ranks do is to be seen while others do as much.
     """
 
     directory: str
     request: CollectivesRequest
+    inside: bool = False
+
+    @property
+    def directories(self) -> list[str]:
+        """Of the ranks of every node that measures by itself."""
+        nodes = self.request.layout.nodes if self.inside and self.request.layout else 1
+        return [self.directory + (f"-node{node}" if self.inside else "") for node in range(nodes)]
 
     @property
     def complete(self) -> bool:
         """Whether it was measured to its end."""
-        return is_complete(Path(self.directory))
+        return all(is_complete(Path(directory)) for directory in self.directories)
 
 
 def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     """What calibrates a layout: messages between layers, buckets of gradients, and groups that share links.
 
-    One node's are swept as far as segments of buckets reach, which gather and reduce inside of it.
+    Those inside of nodes are swept as far as segments of buckets reach, which gather and reduce there.
     """
     lone = layout.nodes == 1
-    between = ("all_gather", "broadcast", "send_recv", *(("reduce_scatter",) if lone else ()))
+    between = ("all_gather", "broadcast", "send_recv")
+    of_node = (*between, "reduce_scatter")
+    to_segments = (*_LAYER_SIZES, _SEGMENT_SIZE)
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // 2 if lone and layout.ranks > 2 else layout.ranks_per_node
     found = {
-        "layers": _asked(layout, between, _LAYER_SIZES + ((_SEGMENT_SIZE,) if lone else ()), between_layers=True),
-        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, between_layers=True),
+        "layers": _asked(layout, of_node if lone else between, to_segments if lone else _LAYER_SIZES, waited=True),
+        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
     }
+    if not lone:
+        found["inside"] = _asked(layout, (*of_node, "all_reduce"), to_segments, inside=True, waited=True)
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("all_gather", "send_recv") if lone else ()))
-        found["at-once"] = _asked(layout, at_once, (*_LAYER_SIZES, _SEGMENT_SIZE), concurrent=groups)
+        found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)
     return [
-        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request) for name, request in found.items()
+        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request, inside=name == "inside")
+        for name, request in found.items()
     ]
 
 
@@ -76,15 +90,17 @@ def _asked(
     sizes: tuple[int, ...],
     *,
     concurrent: int = 1,
-    between_layers: bool = False,
+    inside: bool = False,
+    waited: bool = False,
 ) -> CollectivesRequest:
     """A sweep.
 
     Args:
-        between_layers: measure calls also as layers wait for them: behind a sleep, and beside gradients in flight.
+        inside: among the ranks of a node. waited: measure calls also as layers wait for them: behind ghosts, and inside
+            of nodes beside gradients in flight.
     """
     return CollectivesRequest(
-        ranks=layout.ranks // concurrent,
+        ranks=layout.ranks_per_node if inside else layout.ranks // concurrent,
         concurrent=concurrent,
         layout=layout,
         operations=operations,
@@ -95,9 +111,9 @@ def _asked(
         device="cpu",
         seed=0,
         beside_compute=False,
-        behind_compute=between_layers,
+        behind_compute=waited,
         # An all-reduce over nodes takes a second; what it adds inside of a node is taken for all.
-        beside_all_reduce=between_layers and layout.nodes == 1,
+        beside_all_reduce=waited and (inside or layout.nodes == 1),
     )
 
 
@@ -113,7 +129,7 @@ def measure_copies(base: Path, on_node: int) -> Path:
 def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[Network]) -> None:
     """Write a cluster's profile: its collectives as measured, layers as the synthetic device has them."""
     fitted = profile.with_name("measured.json")
-    complete = [sweep.directory for sweep in sweeps if sweep.complete]
+    complete = [directory for sweep in sweeps if sweep.complete for directory in sweep.directories]
     run("calibrate", ["fit", *complete, str(host), "--force", "-o", str(fitted)])
     write_profile(profile, with_synthetic_layers(read_profile(fitted), networks))
 

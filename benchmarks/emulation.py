@@ -4,10 +4,11 @@
                                   python benchmarks/emulation.py -o DIR --table
 
 A cluster has so many ranks a node, and links of one rate. Copies of gradients are measured on this host; then the ranks
-of each layout, which are started once, sweep collectives (alone, and in groups at once, as on a real cluster), have
-rank 0 fit a profile with layers of a synthetic device (:mod:`emulated_profile`), and train every configuration.
-Runs are held against predictions from the sweeps of all layouts. ``table.md`` and ``table.json`` have a row each, and
-how strategies rank at every size.
+of each layout, which are started once, sweep collectives (alone, in groups at once, and inside of all nodes at once),
+have rank 0 fit a profile with layers of a synthetic device (:mod:`emulated_profile`), and train every configuration.
+Runs are held against predictions from the sweeps of their own layout: its ranks share this host's cores, so that what
+fewer of them measure is of another cluster. ``table.md`` and ``table.json`` have a row each, and how strategies rank at
+every size.
 
 What is complete is not run again; remove a directory to have it measured anew. No run is begun after ``--minutes``: the
 same command goes on with those that are left. ``--table`` measures nothing, and has the rows of what is complete, also
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+import torch.distributed as dist
 from emulated_profile import BATCH, Sweep, fit, measure_copies, phase_seconds, sweeps_of
 
 from paradl_bench.emulate_nodes.cluster import emulated_cluster
@@ -184,7 +186,7 @@ class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks of a layout do from their start to their end: sweep, then train on ghosts.
 
     Attributes:
-        sweeps: of the cluster as far as it is swept; the last layout's are those ranks' own.
+        sweeps: that they measure.
         cases: whose ghosts sleep by a profile that rank 0 fits where it is missing.
         models: that the profile holds. host: copies of gradients.
         until: on the host's monotonic clock; no run is begun later. None for no limit.
@@ -201,11 +203,6 @@ class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
         """Of the ranks."""
         return self.cases[0].layout
 
-    @property
-    def own_sweeps(self) -> list[Sweep]:
-        """Those that the ranks measure."""
-        return [sweep for sweep in self.sweeps if sweep.request.layout == self.layout]
-
     def is_over(self, now: float) -> bool:
         """Whether no run is begun any more at a time of the host's monotonic clock."""
         return self.until is not None and now > self.until
@@ -213,7 +210,7 @@ class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
 
 def start(work: LayoutWork) -> None:
     """Measure what is not complete, by ranks that are started once for all of it."""
-    sweeps = [sweep for sweep in work.own_sweeps if not sweep.complete]
+    sweeps = [sweep for sweep in work.sweeps if not sweep.complete]
     cases = [case for case in work.cases if not case.complete]
     if not (sweeps or cases) or work.is_over(time.monotonic()):
         return
@@ -226,11 +223,11 @@ def start(work: LayoutWork) -> None:
 
 def take_part(work: LayoutWork, context: RankContext) -> None:
     """Measure as a rank, one after the other, together with the other ranks."""
-    for sweep in work.own_sweeps:
+    for sweep in work.sweeps:
         # Rank 0's word: what it has just ended others might not have seen before.
         if context.share(not sweep.complete):
             with _timed(context, sweep.directory):
-                measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
+                _sweep(sweep, work.layout, context)
             gc.collect()
     profile = Path(work.cases[0].profile)
     if context.share(not profile.exists()):
@@ -249,6 +246,17 @@ def take_part(work: LayoutWork, context: RankContext) -> None:
             measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model))
             # Modules hold each other in circles, and their buckets and groups with them.
             gc.collect()
+
+
+def _sweep(sweep: Sweep, layout: NodeLayout, context: RankContext) -> None:
+    if not sweep.inside:
+        measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
+        return
+    of_node = context.beside(layout.ranks_per_node)
+    directory = sweep.directories[context.rank // layout.ranks_per_node]
+    measure_collectives(sweep.request, of_node, Path(directory), _COMMAND)
+    context.barrier()
+    dist.destroy_process_group(of_node.group)
 
 
 @contextlib.contextmanager
@@ -385,29 +393,26 @@ def run_suite(
             for nodes in NODES_OF[on_node]
         ]
         host = measure_copies(base, on_node) if measure else base / "host"
-        sweeps: list[Sweep] = []
-        cases: list[Case] = []
-        known: list[Row] = []
+        left = 0
         for layout in layouts:
-            sweeps += sweeps_of(base, layout)
-            own = [case for model in models for case in cases_of(base, model, layout)]
-            cases += own
+            sweeps = sweeps_of(base, layout)
+            cases = [case for model in models for case in cases_of(base, model, layout)]
             if measure:
-                start(LayoutWork(sweeps=sweeps, cases=own, models=list(MODELS), host=str(host), until=until))
+                start(LayoutWork(sweeps=sweeps, cases=cases, models=list(MODELS), host=str(host), until=until))
             # What is known is written before the next layout.
-            known = compared(base, sweeps, host, cases)
-            _write(output, [*rows, *known])
-        rows += known
-        if left := sum(not case.complete for case in cases):
-            print(f"{left} of {len(cases)} runs on {on_node} ranks a node are left: the same command goes on with them")
+            rows += compared(base, layout, sweeps, host, cases)
+            _write(output, rows)
+            left += sum(not case.complete for case in cases)
+        if left:
+            print(f"{left} runs on {on_node} ranks a node are left: the same command goes on with them")
     return rows
 
 
-def compared(base: Path, sweeps: Sequence[Sweep], host: Path, cases: Sequence[Case]) -> list[Row]:
-    """Every run beside its prediction by all that was swept of its cluster."""
+def compared(base: Path, layout: NodeLayout, sweeps: Sequence[Sweep], host: Path, cases: Sequence[Case]) -> list[Row]:
+    """Every run of a layout beside its prediction by what its ranks swept."""
     if not (is_complete(host) and any(sweep.complete for sweep in sweeps) and any(case.complete for case in cases)):
         return []
-    profile = base / "profile.json"
+    profile = base / f"{layout}" / "predicting.json"
     fit(profile, sweeps, host, [traced(model) for model in MODELS])
     return rows_of(profile, cases)
 

@@ -16,7 +16,7 @@ from paradl_bench.measure.rank_place import node_name
 def largest(context: RankContext, value: float) -> float:
     """The largest of all ranks' values, on every rank."""
     tensor = torch.tensor([value], dtype=torch.float64, device=context.device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=context.group)
     return float(tensor.item())
 
 
@@ -24,14 +24,14 @@ def everyones(context: RankContext, values: Sequence[float]) -> list[tuple[float
     """Every rank's values, equally many, on every rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=context.device)
     all_of_them = [torch.empty_like(mine) for _ in range(context.ranks)]
-    dist.all_gather(all_of_them, mine)
+    dist.all_gather(all_of_them, mine, group=context.group)
     return [tuple(map(float, row.tolist())) for row in all_of_them]
 
 
 def of_first(context: RankContext, values: Sequence[int]) -> list[int]:
     """Rank 0's whole numbers on every rank; the others pass equally many, which are ignored."""
     tensor = torch.tensor(list(values), dtype=torch.int64, device=context.device)
-    dist.broadcast(tensor, src=0)
+    dist.broadcast(tensor, group=context.group, group_src=0)
     return [int(value) for value in tensor.tolist()]
 
 

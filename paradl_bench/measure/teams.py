@@ -31,7 +31,7 @@ class Team:
     Attributes:
         index: of the group; count: how many there are.
         rank, ranks: of this rank in it, and of all.
-        process_group: None for the default one, where there is one group.
+        process_group: the context's where there is one group, and None for the default one.
         level: that the group spans. ranks_per_node: the most of its ranks that share a host.
     """
 
@@ -51,7 +51,7 @@ def form_teams(context: RankContext, count: int) -> Team:
     hosts = _hosts(context)
     groups = [range(index, context.ranks, count) for index in range(count)]
     # Every rank has to make every group, in the same order.
-    made = [dist.new_group(list(members)) for members in groups] if count > 1 else [None]
+    made = [dist.new_group(list(members)) for members in groups] if count > 1 else [context.group]
     index = context.rank % count
     on_host = Counter(hosts[rank] for rank in groups[index])
     return Team(
@@ -70,7 +70,7 @@ def leave_team(context: RankContext, team: Team) -> None:
     import torch.distributed as dist
 
     context.barrier()
-    if team.process_group is not None:
+    if team.count > 1:
         dist.destroy_process_group(team.process_group)
 
 

@@ -16,9 +16,11 @@ pytest.importorskip("torch")
 
 from calibrate.fit import fit_profile
 from paradl_bench.collectives.catalog import operations, routines
+from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.spec.host_record import read_hosts
+from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, is_complete, read_manifest, read_records
 
 pytestmark = pytest.mark.distributed
 
@@ -153,3 +155,21 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             for groups in (1, 2)
         }
     )
+
+
+def test_pairs_that_sweep_among_themselves_measure_and_write_each_for_itself(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "parted_program.py"
+    launch_ranks([sys.executable, str(program), str(tmp_path)], ranks=4, device="cpu", timeout_s=240)
+    for pair in (0, 1):
+        directory = tmp_path / f"pair{pair}"
+        assert is_complete(directory)
+        records = swept(directory)
+        assert {(each.operation, each.message_bytes, each.block) for each in records} == {
+            (name, size, block) for name in ("all_reduce", "send_recv") for size in (1024, 4096) for block in (0, 1)
+        }
+        assert all(each.verified and (each.ranks, each.level, each.concurrent) == (2, "node", 1) for each in records)
+        behind = read_records(directory, BEHIND_FILE, BehindComputeSamples)
+        beside = read_records(directory, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+        assert {each.ranks for each in (*behind, *beside)} == {2}
+        assert len(behind) == len(beside) == len(records)
+        assert [place.rank for place in read_hosts(directory).values()] == [0, 1]

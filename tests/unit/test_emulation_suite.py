@@ -40,13 +40,14 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
     assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
     for sweep in sweeps:
         # Requests check themselves; all ranks of the layout take part.
-        assert sweep.request.all_ranks == layout.ranks
+        assert sweep.request.all_ranks * len(sweep.directories) == layout.ranks
         assert not sweep.complete
+    assert [sweep.inside for sweep in sweeps].count(True) == (layout.nodes > 1)
     # Groups share links only where there are several.
     assert any(sweep.request.concurrent > 1 for sweep in sweeps) == (layout.ranks > 2)
     whole: dict[str, int] = {}
     for sweep in sweeps:
-        if sweep.request.concurrent == 1:
+        if sweep.request.concurrent == 1 and not sweep.inside:
             whole |= dict.fromkeys(sweep.request.operations, max(sweep.request.sizes))
     network = emulation.traced("resnet50")
     for case in emulation.cases_of(tmp_path, "resnet50", layout):
