@@ -117,10 +117,10 @@ def _asked(
     )
 
 
-def measure_copies(base: Path, on_node: int) -> Path:
-    """Copies of gradients, which ghosts' ranks make for real, those of a node at once; what layers take is not used."""
-    host = base / "host"
-    asked = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {on_node} --isolated none --blocks 2"
+def measure_copies(base: Path, layout: NodeLayout) -> Path:
+    """Copies of gradients, which ghosts' ranks make for real, all ranks at once; what layers take is not used."""
+    host = base / f"{layout}" / "host"
+    asked = f"layers resnet18 --input-shape 3x32x32 --batch 2 --ranks-on-host {layout.ranks} --isolated none --blocks 2"
     if not is_complete(host):
         run("paradl_bench", [*asked.split(), "-o", str(host)])
     return host
@@ -135,7 +135,10 @@ def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[N
 
 
 def with_synthetic_layers(profile: Profile, networks: Sequence[Network]) -> Profile:
-    """The profile with the seconds of these networks' layers on the synthetic device, and none of what was measured."""
+    """The profile with the seconds of these networks' layers on the synthetic device, and none of what was measured.
+
+    Its copies of gradients become those of a node's ranks while the ranks of all other nodes copy as well.
+    """
     layers = {layer.operation: (layer, network) for network in networks for layer in network.layers}
     device = Device(
         name="synthetic: half of a V100's peak, three quarters of its bandwidth",
@@ -149,6 +152,9 @@ def with_synthetic_layers(profile: Profile, networks: Sequence[Network]) -> Prof
         profile,
         devices=(device,),
         network={network.name: network for network in networks},
+        copies=tuple(
+            msgspec.structs.replace(copy, ranks_on_host=profile.cluster.ranks_per_node) for copy in profile.copies
+        ),
         layer_times=tuple(
             LayerTime(
                 operation=operation,

@@ -3,9 +3,10 @@
     make emulate        or        python benchmarks/emulation.py -o DIR [--models M,...] [--ranks-per-node R,...]
                                   python benchmarks/emulation.py -o DIR --table
 
-A cluster has so many ranks a node, and links of one rate. Copies of gradients are measured on this host; then the ranks
-of each layout, which are started once, sweep collectives (alone, in groups at once, and inside of all nodes at once),
-have rank 0 fit a profile with layers of a synthetic device (:mod:`emulated_profile`), and train every configuration.
+A cluster has so many ranks a node, and links of one rate. For each layout copies of gradients are measured on this
+host, by as many ranks at once; then its ranks, which are started once, sweep collectives (alone, in groups at once, and
+inside of all nodes at once), have rank 0 fit a profile with layers of a synthetic device (:mod:`emulated_profile`), and
+train every configuration.
 Runs are held against predictions from the sweeps of their own layout: its ranks share this host's cores, so that what
 fewer of them measure is of another cluster. ``table.md`` and ``table.json`` have a row each, and how strategies rank at
 every size.
@@ -392,9 +393,9 @@ def run_suite(
             NodeLayout(nodes=nodes, ranks_per_node=on_node, link_bytes_per_s=LINK_BYTES_PER_S)
             for nodes in NODES_OF[on_node]
         ]
-        host = measure_copies(base, on_node) if measure else base / "host"
         left = 0
         for layout in layouts:
+            host = measure_copies(base, layout) if measure else base / f"{layout}" / "host"
             sweeps = sweeps_of(base, layout)
             cases = [case for model in models for case in cases_of(base, model, layout)]
             if measure:

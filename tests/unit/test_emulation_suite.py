@@ -15,6 +15,7 @@ import emulated_profile
 import emulation
 from profile_factory import make_network, make_profile
 
+from calibrate.profile import CopyTime
 from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.recorder import planned_collectives
 from paradl_bench.measure.tracing import trace_network
@@ -85,7 +86,14 @@ def test_the_synthetic_device_takes_the_longer_of_flops_and_bytes_and_is_predict
     # One sample reads the weight, and does little with it.
     read = 4 * (4096 * 4096 + 4096 + 2 * 4096)
     assert emulated_profile.synthetic_seconds(product, wide, "FW", 1) == pytest.approx(5e-6 + read / (0.75 * 900e9))
-    profile = emulated_profile.with_synthetic_layers(make_profile(wide), [wide])
+    copies = tuple(
+        CopyTime(direction=way, ranks_on_host=8, alpha_s=0.0, beta_s_per_byte=1e-10, relative_sd=0.1, models=("m",))
+        for way in ("into", "out")
+    )
+    profile = emulated_profile.with_synthetic_layers(make_profile(wide, copies=copies), [wide])
+    # Eight ranks of two nodes copied at once: so fast are a node's.
+    assert {copy.ranks_on_host for copy in profile.copies} == {profile.cluster.ranks_per_node}
+    assert len(profile.copies) == 2
     point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=16))
     predicted = Predictor(CostModel(profile=profile, network=wide), evaluator_named("simulate")).predict(point)
     phases = ("FW", "BW")
