@@ -126,7 +126,7 @@ class Sleeper:
 
     def work(self) -> None:
         """A gradient has arrived: what is done with it is real, and follows what was asked for."""
-        if self._works_since is None:
+        if self._works_since is None and not self._awake:
             self.settle()
             self._works_since = time.perf_counter()
 
