@@ -65,8 +65,7 @@ class HostTime(NamedTuple):
     """Seconds an iteration that the host takes, by phase: of ghosts that do not sleep, and beyond what is to be slept.
 
     Attributes:
-        of_call_s: what the host takes for a call of a ghost behind a sleep, in nine of ten at most. Its caches are cold
-            then and its core was idle, so that it takes longer than without sleep.
+        of_call_s: what passes from one ghost's call to the next that is no sleep, in nine of ten at most.
     """
 
     framework_s: dict[str, float]
@@ -115,8 +114,8 @@ def measure_host_time(
 ) -> HostTime:
     """Iterations of the whole model on rank 0 alone, awake and asleep, while the other ranks wait; empty on those.
 
-    From then on ghosts of all ranks sleep less by what a call takes the host. A rank of a pipeline runs a part of the
-    model: its share of dispatching all of it.
+    From then on that much of what passes before a turn's first ghost counts as the host's own, on all ranks. A rank of
+    a pipeline runs a part of the model: its share of dispatching all of it.
 
     Args:
         batch: inputs and targets of this rank.

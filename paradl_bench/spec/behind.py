@@ -21,7 +21,8 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     Attributes:
         message_bytes: as the operation defines it.
-        kernel: the compute that ran before (``layers``, or ``sleep`` on emulated nodes).
+        kernel: the compute that ran before (``layers``, or ``ghosts`` on emulated nodes,
+            and ``sleep`` there in older sweeps).
         one_clock: whether ``start_s`` and ``end_s`` of all ranks are of one clock, with the earliest start of the
             repetition as 0; else each rank's are its own, and its start is 0.
         back_to_back_s: of a call behind a barrier, as in a sweep.

@@ -26,7 +26,8 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
     Attributes:
         message_bytes: as the operation defines it; exchange_bytes: of the all-reduce.
-        kernel: the compute before each call (``layers``, or ``sleep`` on emulated nodes).
+        kernel: the compute before each call (``layers``, or ``ghosts`` on emulated nodes,
+            and ``sleep`` there in older sweeps).
         one_clock: whether starts and ends of all ranks are of one clock, with the earliest start of the call as 0; else
             each rank's are its own, and its start is 0.
         apart_start_s, apart_end_s: when a rank came to a call, and when it went on, with nothing else in flight.
