@@ -79,9 +79,20 @@ class HangWatch:
             for pid, at in zip(pids, beats, strict=True)
         ):
             return
-        raise self._failure(pids, [at != 0 for at in beats])
+        raise WorkError(
+            f"no progress for {self._limit_s:g} s (--hang-timeout): {self.where(pids, 'made no progress')};"
+            " the ranks were ended",
+            resumable=True,
+        )
 
-    def _failure(self, pids: Sequence[int | None], joined: Sequence[bool]) -> WorkError:
+    def where(self, pids: Sequence[int | None], what: str) -> str:
+        """Print every rank's stack; returns the places where ranks stand, those that share one named together.
+
+        Args:
+            pids: of the ranks; None for one that has ended.
+            what: is said of each rank whose stack is printed, as in ``made no progress``.
+        """
+        joined = [at != 0 for at in read_beats(self._shared, self._ranks)]
         states = [None if pid is None else _state(pid) for pid in pids]
         asked = [
             rank
@@ -96,7 +107,7 @@ class HangWatch:
                 place = "has ended"
             elif text:
                 place = _place(text)
-                say(f"rank {rank} made no progress; where its threads stand:\n{text.rstrip()}")
+                say(f"rank {rank} {what}; where its threads stand:\n{text.rstrip()}")
             elif not joined[rank]:
                 place = "had not begun"
             else:
@@ -105,11 +116,7 @@ class HangWatch:
             places.setdefault(place, []).append(rank)
         listed = [f"{_named(ranks)} {place}" for place, ranks in places.items()]
         more = [f"and {len(listed) - _SHOWN_PLACES} other places"] if len(listed) > _SHOWN_PLACES else []
-        return WorkError(
-            f"no progress for {self._limit_s:g} s (--hang-timeout): {', '.join(listed[:_SHOWN_PLACES] + more)};"
-            " the ranks were ended",
-            resumable=True,
-        )
+        return ", ".join(listed[:_SHOWN_PLACES] + more)
 
     def _ask_for_stacks(self, ranks: Sequence[tuple[int, int]]) -> None:
         for _, pid in ranks:

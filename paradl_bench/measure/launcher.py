@@ -246,14 +246,16 @@ def _watch(
             raise _failure(failed, len(started), kills_before)
         if None not in codes:
             return
+        running = [item.process.pid if code is None else None for item, code in zip(started, codes, strict=True)]
         if deadline is not None and now >= deadline:
-            slow = ", ".join(str(item.rank) for item, code in zip(started, codes, strict=True) if code is None)
+            slow = ", ".join(str(rank) for rank, pid in enumerate(running) if pid is not None)
+            places = watch.where(running, "did not end in time")
             raise WorkError(
-                f"rank {slow} did not end within {timeout_s:g} s and was killed; --timeout sets the limit",
+                f"rank {slow} did not end within {timeout_s:g} s and was killed; --timeout sets the limit; {places}",
                 resumable=True,
             )
         if blame_at is None:
-            watch.check([item.process.pid if code is None else None for item, code in zip(started, codes, strict=True)])
+            watch.check(running)
         time.sleep(_POLL_S)
 
 

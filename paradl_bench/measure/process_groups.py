@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from paradl_bench.collectives.process_group import make_group
 from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.pulse import beat, begin_pulse
@@ -108,10 +109,8 @@ class RankContext:
         """
         if count == self.ranks:
             return self
-        import torch.distributed as dist
-
         # A group of one would cost a call for nothing.
-        group = dist.new_group(list(range(count))) if count > 1 else None
+        group = make_group(range(count)) if count > 1 else None
         backend = self.backend if count > 1 else NO_BACKEND
         return dataclasses.replace(self, ranks=count, backend=backend, group=group)
 
@@ -125,10 +124,8 @@ class RankContext:
         """
         if self.group is not None or self.ranks % count:
             raise ValueError(f"{self.ranks} ranks, all that there are, have to part into groups of {count}")
-        import torch.distributed as dist
-
         # Every rank has to make every group, in the same order.
-        made = [dist.new_group(list(range(first, first + count))) for first in range(0, self.ranks, count)]
+        made = [make_group(range(first, first + count)) for first in range(0, self.ranks, count)]
         return dataclasses.replace(self, rank=self.rank % count, ranks=count, group=made[self.rank // count])
 
     def share(self, value: T) -> T:

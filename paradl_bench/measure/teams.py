@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paradl_bench.collectives.process_group import make_group
 from paradl_bench.measure.agreement import everyones
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.rank_place import node_name
@@ -46,12 +47,10 @@ class Team:
 
 def form_teams(context: RankContext, count: int) -> Team:
     """Part all ranks into ``count`` groups, equally large; every rank calls this."""
-    import torch.distributed as dist
-
     hosts = _hosts(context)
     groups = [range(index, context.ranks, count) for index in range(count)]
     # Every rank has to make every group, in the same order.
-    made = [dist.new_group(list(members)) for members in groups] if count > 1 else [context.group]
+    made = [make_group(members) for members in groups] if count > 1 else [context.group]
     index = context.rank % count
     on_host = Counter(hosts[rank] for rank in groups[index])
     return Team(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from paradl_bench.collectives.process_group import make_group
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.data.node_exchange import NodeExchange
 from paradl_bench.strategies.data.node_groups import NodeGroups
@@ -56,7 +57,7 @@ class ProcessMesh:
         """The one of these groups that this rank is in, if any; every rank makes all of them."""
         found = None
         for ranks in groups:
-            made = dist.new_group(list(ranks))
+            made = make_group(ranks)
             if rank in ranks:
                 found = made
                 self._of_nodes.append(made)
@@ -72,7 +73,7 @@ class ProcessMesh:
             return _world()
         if groups not in self._made:
             for ranks in groups:
-                made = dist.new_group(list(ranks))
+                made = make_group(ranks)
                 if ranks == members:
                     self._made[groups] = made
         return self._made[groups]

@@ -40,6 +40,11 @@ def main(what, directory, backend, device, launcher, timeout):
         if backend != "none":
             dist.all_reduce(total)
         ranks, first = context.gather(context.rank), context.share(f"from {context.rank}")
+        if what == "group":
+            own = context.first(2)
+            if context.rank == 0:
+                dist.all_reduce(total, group=own.group)
+            time.sleep(600)
         if what == "hang" and context.rank == 1:
             time.sleep(600)
         if what == "raise" and context.rank == 1:
@@ -105,6 +110,19 @@ def test_an_exception_is_not_blamed_on_the_peer_that_lost_its_connection(program
 def test_a_rank_that_hangs_is_noticed_by_its_peers_collective(program: str) -> None:
     with pytest.raises(WorkError, match=r"rank 0 ended with exit code 3.*lost the connection to another rank"):
         launch(program, "hang", "--timeout", "2")
+
+
+def test_a_group_of_some_ranks_waits_no_longer_than_all_of_them(program: str) -> None:
+    """torch's own limit for such a group is half an hour."""
+    with pytest.raises(WorkError, match=r"rank 0 ended with exit code 3.*lost the connection.*4000ms"):
+        launch(program, "group", "--timeout", "4", ranks=3)
+
+
+def test_ranks_that_do_not_end_in_time_say_where_they_stand(program: str, capfd: pytest.CaptureFixture[str]) -> None:
+    # Enough to load torch with other work beside it; the ranks would sleep for ten minutes.
+    with pytest.raises(WorkError, match=r"rank 0, 1 did not end within 30 s .*rank 0 is in .*, rank 1 is in main \("):
+        launch(program, "hang", "--timeout", "600", timeout_s=30)
+    assert "rank 1 did not end in time; where its threads stand:" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
