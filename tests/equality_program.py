@@ -19,11 +19,11 @@ from typing import Any
 import equality_networks
 import msgspec
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paradl_bench.collectives.process_group import end_groups
 from paradl_bench.measure.micro_steps import MicroSteps
 from paradl_bench.measure.optimizers import share_out_optimizer
 from paradl_bench.measure.process_groups import RankContext, join_ranks
@@ -143,8 +143,9 @@ class Comparison:
     def close(self) -> None:
         """Let the groups go: hundreds of cases would leave thousands of threads."""
         self.context.barrier()
-        for group in self.groups[1:]:
-            dist.destroy_process_group(group)
+        groups = self.groups[1:]
+        del self.parallel, self.built, self.groups, self.optimizer_group
+        end_groups(groups)
 
     def run(self) -> None:
         """Three iterations; gradients, then what the optimizer makes of them."""

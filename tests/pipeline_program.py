@@ -18,6 +18,7 @@ import torch.distributed as dist
 from equality_program import assert_close, norm_cuts, own_parts, take_statistics_apart
 from torch import nn
 
+from paradl_bench.collectives.process_group import end_groups
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
@@ -99,8 +100,8 @@ def run_serially(serial: LoadedModel, inputs: torch.Tensor, targets: torch.Tenso
     return loss.detach()
 
 
-def compare_with_serial(case: Case, context: RankContext) -> None:
-    """Three iterations; losses, gradients, then what the optimizer makes of them."""
+def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
+    """Three iterations; losses, gradients, then what the optimizer makes of them. Returns groups to let go of."""
     model, network = case.load()
     serial, _ = case.load()
     model.module.double()
@@ -134,7 +135,7 @@ def compare_with_serial(case: Case, context: RankContext) -> None:
         exact_buffers = dict(serial.module.named_buffers())
         for name, buffer in model.module.named_buffers():
             assert_close(buffer, exact_buffers[name])
-    close(built, context)
+    return built.groups[1:]
 
 
 def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: dict[str, tuple[slice, ...]]) -> None:
@@ -149,8 +150,8 @@ def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: 
         assert_close(parameter.grad, gradient[of])
 
 
-def compare_with_plan(case: Case, context: RankContext) -> None:
-    """Every collective and message of construction and of the first three iterations, in fp32."""
+def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
+    """Every collective and message of construction and of the first three iterations, in fp32; returns likewise."""
     model, network = case.load()
     plan = planner_for(case.strategy).plan(network, case.strategy, case.settings)
     with CollectiveRecorder() as recorder:
@@ -169,22 +170,18 @@ def compare_with_plan(case: Case, context: RankContext) -> None:
     found = differences(issued, planned_collectives(plan, context.rank))
     assert not found, "; ".join(found)
     assert any(item.when == "iteration" and item.operation == "send_recv" for item in issued)
-    close(built, context)
-
-
-def close(built: ParallelModule, context: RankContext) -> None:
-    """Let the groups go: those of hundreds of cases would leave thousands of threads."""
-    context.barrier()
-    for group in built.groups[1:]:
-        dist.destroy_process_group(group)
+    return built.groups[1:]
 
 
 def main(cases: list[str]) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
         for text in cases:
             try:
-                compare_with_serial(case_of(text), context)
-                compare_with_plan(case_of(text), context)
+                for compare in (compare_with_serial, compare_with_plan):
+                    groups = compare(case_of(text), context)
+                    context.barrier()
+                    # Those of hundreds of cases would leave thousands of threads.
+                    end_groups(groups)
             except BaseException as error:
                 raise AssertionError(f"{text}{_drawn(text)}, rank {context.rank}: {error}") from error
 

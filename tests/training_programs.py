@@ -115,9 +115,10 @@ class Diverging(Biased):
 """
 
 COMPARE = """
-import json, os, sys
+import gc, json, os, sys
 import msgspec
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
@@ -142,6 +143,9 @@ def compare(case, context):
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     chunk = trainer.run_chunk(0, 2)
     planned = plan.collectives(plan.role_of(context.rank))
+    trainer.close()
+    # One that outlives its groups, and is collected later, may wait for a thread of theirs that waits for it.
+    assert not [held for held in gc.get_objects() if type(held) is DistributedDataParallel], case
     return dict(differences=differences(issued, planned_collectives(plan, context.rank)),
         counts=chunk.collectives_issued, recorded=trainer.recorded_count, chunk=msgspec.to_builtins(chunk),
         collectives=sum(planned.values()), of_layers=len(plan.of_layers(plan.role_of(context.rank))),

@@ -1,7 +1,8 @@
-"""Process groups of some of the ranks, under the limits that hold for all of them."""
+"""Process groups of some of the ranks: made under the limits that hold for all of them, and let go without a hang."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,22 @@ def make_group(ranks: Sequence[int]) -> ProcessGroup:
 
     made: ProcessGroup = dist.new_group(list(ranks), timeout=_limit())
     return made
+
+
+def end_groups(groups: Sequence[ProcessGroup]) -> None:
+    """Let groups go, which keep threads; every rank calls this, when all have ended what they called on the groups.
+
+    Modules that exchange gradients over them have to be out of reach: what is left of those is collected here, before
+    the groups. torch lets go of such a module's reducer, and with it of a group that nobody else holds, without giving
+    up the interpreter's lock, and waits for the group's threads; one of them may wait for that very lock, to let go of
+    its last call's state, and the rank hangs for ever. Whoever holds a group beside the module, as the caller does
+    here, lets go of it with the lock given up.
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def _limit() -> datetime.timedelta | None:

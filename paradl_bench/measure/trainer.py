@@ -11,6 +11,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paradl_bench.collectives.process_group import end_groups
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.autocast import autocast_to
 from paradl_bench.measure.clocks import Clock, CpuClock, clock_for
@@ -186,10 +187,16 @@ class Trainer:
         return issued
 
     def close(self) -> None:
-        """Let its process groups go, but for that of all ranks: they keep threads. A collective."""
+        """Let go of the parallel module, then of its process groups, but for that of all ranks. A collective.
+
+        No more iterations after it.
+        """
         self._context.barrier()
-        for group in self._groups[1:]:
-            dist.destroy_process_group(group)
+        groups = self._groups[1:]
+        del self._parallel, self._optimizer
+        self._steps, self._pipeline, self._groups = None, None, ()
+        self._counter, self._spans = SequenceCounter(), Spans()
+        end_groups(groups)
 
     def track_memory(self) -> MemoryPeak:
         """Peak of one more iteration, on every rank at once."""
