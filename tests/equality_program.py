@@ -10,6 +10,7 @@ a limit refused, why.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 from collections.abc import Container, Sequence
@@ -284,6 +285,8 @@ def run_cases(cases: list[dict[str, Any]], context: RankContext) -> dict[str, An
 
 def main(cases: Path, result: Path) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
+        # What was imported stays: a collection after each case is to be of that case.
+        gc.freeze()
         found = run_cases(json.loads(cases.read_text()), context)
         if context.rank == 0:
             result.write_text(json.dumps(found))

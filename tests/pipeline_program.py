@@ -7,6 +7,7 @@ with :scatter for a reduce-scatter in filter's backward.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -175,6 +176,8 @@ def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGro
 
 def main(cases: list[str]) -> None:
     with join_ranks("gloo", "cpu", timeout_s=60) as context:
+        # What was imported stays: a collection after each case is to be of that case.
+        gc.freeze()
         for text in cases:
             try:
                 for compare in (compare_with_serial, compare_with_plan):
