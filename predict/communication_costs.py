@@ -118,7 +118,7 @@ class CommunicationCosts:
         if work.ranks <= 1:
             return CommunicationCost(Cost(0.0, Source.MEASURED), ())
         asked = work
-        work, remarks = _measurable(work)
+        work, remarks = self._measurable(work)
         level, more = self.level(work, strategy)
         remarks += more
         fits, more = self._fits_at(work, level)
@@ -272,7 +272,7 @@ class CommunicationCosts:
         if not found:
             text = "no interference was measured, overlap is taken as free: paradl-bench collectives --beside-compute"
             return Slowdown(1.0, 1.0, 0.0, 0.0, (Remark(text, True),))
-        work, _ = _measurable(work)
+        work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
         entry = min(found, key=lambda each: _unlikeness(each, work, level.name))
         remarks = []
@@ -288,6 +288,16 @@ class CommunicationCosts:
             entry.communication_slowdown_iqr * IQR_TO_SD,
             tuple(remarks),
         )
+
+    def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
+        """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
+
+        That is a reduce the other way round where both are trees. gloo's is none: it scatters sums and gathers them.
+        """
+        if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
+            return work, ()
+        text = "reduce was not measured: as a broadcast, its sums left out; measure it: paradl-bench collectives --ops"
+        return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
 
     def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
         own = self._fits.get((work.operation, level.name))
@@ -305,14 +315,6 @@ class CommunicationCosts:
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)
-
-
-def _measurable(work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
-    """The collective whose measurements price this one: a reduce is a broadcast the other way round, and a sum."""
-    if work.operation != "reduce":
-        return work, ()
-    remark = Remark("reduce within nodes: as a broadcast, its sums left out", True)
-    return msgspec.structs.replace(work, operation="broadcast"), (remark,)
 
 
 def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:

@@ -31,8 +31,10 @@ for rank in range(started):
     print(f"#  Rank {place} Pid 1 on fakehost device {rank:2d} [0000:00:00] Fake GPU")
 print("#  size  count  type  redop  root" + "  time  algbw  busbw  #wrong" * 2)
 parted = "gather" in name or "scatter" in name
-factor = (ranks - 1) / ranks * (1 if parted else 2) if "send" not in name and "broad" not in name else 1
-redop, root = ("none", -1) if "gather" in name else ("none", 0) if "broad" in name else ("sum", -1)
+to_root = name.startswith("reduce_perf")
+one = to_root or "send" in name or "broad" in name
+factor = 1 if one else (ranks - 1) / ranks * (1 if parted else 2)
+redop, root = ("none", -1) if "gather" in name else ("none", 0) if "broad" in name else ("sum", 0 if to_root else -1)
 size, results, printed = int(options["-b"]), [], 0
 while size <= int(options["-e"]):
     if printed == 2 and mode == "fail":
@@ -117,7 +119,11 @@ sys.exit(subprocess.run(rest, env=os.environ | {"FAKE_RANKS": ranks}).returncode
 
 _PROGRAMS = {
     **dict.fromkeys(
-        ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "sendrecv_perf"), _NCCL
+        (
+            *("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "reduce_perf"),
+            "sendrecv_perf",
+        ),
+        _NCCL,
     ),
     **dict.fromkeys(("osu_allreduce", "osu_bcast", "osu_reduce_scatter", "osu_latency"), _OSU),
     "IMB-MPI1": _IMB,

@@ -79,8 +79,8 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
     default="1K:64M:2",
     show_default=True,
     metavar="FIRST:LAST:FACTOR",
-    help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce and broadcast, what each rank contributes"
-    " to all_gather, what each keeps of reduce_scatter.",
+    help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
+    " contributes to all_gather, what each keeps of reduce_scatter.",
 )
 @click.option("--beside-compute", is_flag=True, help="Measure too how compute and all_reduce slow each other.")
 @click.option(

@@ -55,7 +55,7 @@ def points(output: Path) -> set[tuple[str, int, int, int]]:
     return {(r.operation, r.message_bytes, r.ranks, r.block) for r in records}
 
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 def test_nccl_tests_is_tried_on_one_gpu_and_nothing_is_fitted_to_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ _BENCHMARKS = {
     "all_gather": "Allgather",
     "reduce_scatter": "Reduce_scatter",
     "broadcast": "Bcast",
+    "reduce": "Reduce",
     "send_recv": "PingPong",
 }
 

@@ -67,9 +67,19 @@ def _prepare(comm: Any, mpi: Any, operation: str, elements: int) -> Call:
         )
     if operation == "broadcast":
         return Call(fill, lambda: comm.Bcast(buffer, root=0), lambda: bool(np.array_equal(buffer, _data(0, elements))))
+    if operation == "reduce":
+        summed = lambda: rank > 0 or bool(np.array_equal(buffer, _sum(ranks, elements)))  # noqa: E731
+        return Call(fill, _reducing(comm, mpi, buffer), summed)
     send = (lambda: comm.Send(buffer, dest=ranks - 1)) if rank == 0 else (lambda: comm.Recv(buffer, source=0))
     source = 0 if rank == ranks - 1 else rank
     return Call(fill, send, lambda: bool(np.array_equal(buffer, _data(source, elements))))
+
+
+def _reducing(comm: Any, mpi: Any, buffer: Any) -> Callable[[], None]:
+    """To rank 0, whose own buffer takes the sum."""
+    if comm.Get_rank() == 0:
+        return lambda: comm.Reduce(mpi.IN_PLACE, buffer, root=0)
+    return lambda: comm.Reduce(buffer, None, root=0)
 
 
 def _prepare_parted(comm: Any, mpi: Any, operation: str, elements: int) -> Call:

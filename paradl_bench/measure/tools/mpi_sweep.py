@@ -13,7 +13,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 
 PROGRAM = "paradl_bench.measure.tools.mpi_program"
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ TOOL = SweepTool(
         "all_gather": ("all_gather_perf", "all_gather_perf_mpi"),
         "reduce_scatter": ("reduce_scatter_perf", "reduce_scatter_perf_mpi"),
         "broadcast": ("broadcast_perf", "broadcast_perf_mpi"),
+        "reduce": ("reduce_perf", "reduce_perf_mpi"),
         "send_recv": ("sendrecv_perf", "sendrecv_perf_mpi"),
     },
     places=("", "build", "bin"),

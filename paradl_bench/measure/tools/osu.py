@@ -36,6 +36,7 @@ TOOL = SweepTool(
         "all_gather": ("osu_allgather",),
         "reduce_scatter": ("osu_reduce_scatter",),
         "broadcast": ("osu_bcast",),
+        "reduce": ("osu_reduce",),
         "send_recv": ("osu_latency",),
     },
     places=_PLACES,
