@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from calibrate.behind import BehindCompute, BehindPoint
-from calibrate.blocks import quantile_covariance
-from calibrate.pair_draws import Floats, Pair, draw_pairs, medians
+from calibrate.pair_draws import Floats, Pair, by_block, covariance_of_next, draw_pairs, medians
 from calibrate.reading import Placed
 from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.cost_terms import CollectiveOperation
@@ -57,9 +56,6 @@ def _fit(key: _Key, records: Sequence[Placed[BehindComputeSamples]], operation: 
     alone_s, behind_s = medians(pairs)
     at = np.array([pair.at for pair in pairs])
     added_s, factor = solve(alone_s, behind_s, sizes=len(points))
-    draws = draw_pairs(pairs)
-    drawn = np.array([solve(*row, sizes=len(points)) for row in zip(draws.alone_s, draws.condition_s, strict=True)])
-    (added, both), (_, slope) = quantile_covariance(drawn)
     shown = tuple(
         BehindPoint(
             ranks=ranks,
@@ -82,11 +78,20 @@ def _fit(key: _Key, records: Sequence[Placed[BehindComputeSamples]], operation: 
         lag_s=float(np.median(lags)) if lags else None,
         added_s=added_s,
         factor=factor,
-        covariance=((float(added), float(both)), (float(both), float(slope))),
+        covariance=covariance_of(pairs),
         residual_relative_median=float(np.median([abs(point.fitted_s / point.behind_s - 1) for point in shown])),
         samples=sum(pair.condition_s.size for pair in pairs),
         points=shown,
     )
+
+
+def covariance_of(pairs: Sequence[Pair]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Of (added, factor) as a further block of time may have them: by resampling, and from block to block."""
+    sizes, draws = len({pair.at for pair in pairs}), draw_pairs(pairs)
+    drawn = np.array([solve(*row, sizes=sizes) for row in zip(draws.alone_s, draws.condition_s, strict=True)])
+    of_blocks = np.array([solve(*medians(own), sizes=len({pair.at for pair in own})) for own in by_block(pairs)])
+    (added, both), (_, slope) = covariance_of_next(drawn, of_blocks)
+    return (float(added), float(both)), (float(both), float(slope))
 
 
 def solve(alone_s: Floats, behind_s: Floats, *, sizes: int) -> tuple[float, float]:

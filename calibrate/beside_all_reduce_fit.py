@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calibrate.behind_fit import solve
+from calibrate.behind_fit import covariance_of, solve
 from calibrate.beside_all_reduce import BesideAllReduce, BesidePoint
-from calibrate.blocks import quantile_covariance
-from calibrate.pair_draws import Pair, draw_pairs, medians
+from calibrate.pair_draws import Pair, medians
 from calibrate.reading import Placed
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 
@@ -45,9 +44,6 @@ def _fit(key: _Key, records: Sequence[Placed[BesideAllReduceSamples]]) -> Beside
     apart_s, beside_s = medians(pairs)
     at = np.array([pair.at for pair in pairs])
     added_s, factor = solve(apart_s, beside_s, sizes=len(points))
-    draws = draw_pairs(pairs)
-    drawn = np.array([solve(*row, sizes=len(points)) for row in zip(draws.alone_s, draws.condition_s, strict=True)])
-    (added, both), (_, slope) = quantile_covariance(drawn)
     shown = tuple(
         BesidePoint(
             ranks=ranks,
@@ -71,7 +67,7 @@ def _fit(key: _Key, records: Sequence[Placed[BesideAllReduceSamples]]) -> Beside
         queued=float(waited / begun),
         added_s=added_s,
         factor=factor,
-        covariance=((float(added), float(both)), (float(both), float(slope))),
+        covariance=covariance_of(pairs),
         residual_relative_median=float(np.median([abs(point.fitted_s / point.beside_s - 1) for point in shown])),
         samples=sum(pair.condition_s.size for pair in pairs),
         points=shown,

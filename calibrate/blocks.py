@@ -22,6 +22,10 @@ FEWEST_FOR_OUTLIERS = 4
 MOST_OUTLIERS = 1 / 3
 _LEAST_RELATIVE_SD = 0.05
 
+_DEGREES = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
+_STUDENT = np.array([6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8595, 1.8125, 1.7531, 1.6973, Z90])
+"""Quantiles of Student's t that hold 90% between them, by degrees of freedom."""
+
 
 def block_sd(values: ArrayLike) -> float:
     """Standard deviation of one value a block; 0 for one value.
@@ -42,6 +46,28 @@ def block_sd(values: ArrayLike) -> float:
 def bias_of_sd(count: int) -> float:
     """How much of a normal distribution's deviation that of so many values, at least two, is in the mean: c4."""
     return math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
+
+
+def student_90(freedom: float) -> float:
+    """Half the width of Student's t that holds 90%, in its own scale."""
+    return float(np.interp(-1 / freedom, -1 / _DEGREES, _STUDENT))
+
+
+def next_block_stretch(blocks: int, *, of_many: bool = False) -> float:
+    """What a deviation between blocks (:func:`block_sd`) is multiplied by so that Z90 of it holds 90% of further ones.
+
+    A run that is predicted is a block of time like those measured: it has its own deviation, and the mean of n of them
+    has 1 / n of the variance besides. Few blocks leave the deviation itself uncertain: Student's quantile, for it as it
+    was before it was freed of its bias.
+
+    Args:
+        blocks: how many; 0 where it is not known, which stretches nothing.
+        of_many: whether many deviations, each of as many blocks, add up in quadrature: theirs together is well known.
+    """
+    if blocks < 2:
+        return 1.0
+    own = math.sqrt(1 + 1 / blocks)
+    return own if of_many else own * student_90(blocks - 1) / Z90 * bias_of_sd(blocks)
 
 
 def pull_in(values: ArrayLike, *, middle: float) -> Floats:

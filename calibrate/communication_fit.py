@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.blocks import between_block_sd, block_sd, quantile_covariance
+from calibrate.blocks import between_block_sd, block_sd, quantile_covariance, student_90
 from calibrate.communication import Candidate, CommunicationChoice, CommunicationFit, CommunicationPoint, InnerLevel
 from calibrate.communication_choice import Choice, Form, choose, tried
 from calibrate.communication_curve import Curve, Floats, Mask, Point, build_curve
 from calibrate.communication_points import Key, read_points
 from calibrate.communication_segments import MIN_SIZES_OF_PIECE
-from calibrate.communication_spread import student_90, with_comparable_scaling
+from calibrate.communication_spread import with_comparable_scaling
 from calibrate.communication_time import Piece, coefficients, piecewise_seconds
 from calibrate.congestion import congestion_of
 from calibrate.outliers import outliers_of

@@ -1,9 +1,10 @@
 """How far a predicted time of a collective may be off: the one place that says so (docs/model.md, "Interval").
 
 Four things move it, each a standard deviation in seconds: the fit's parameters, as samples and residuals leave them
-open; drift between blocks, which all sizes share; what a size has by itself, which no line through its neighbours
-knows, read from sizes left out; and, at a rank count that was not measured, how far the algorithm's scaling is off,
-read from rank counts left out. What is read from points left out is read near the size asked for.
+open; drift between blocks, which all sizes share, as the few blocks that there were tell of a further one; what a size
+has by itself, which no line through its neighbours knows, read from sizes left out; and, at a rank count that was not
+measured, how far the algorithm's scaling is off, read from rank counts left out. What is read from points left out is
+read near the size asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from calibrate.blocks import next_block_stretch, student_90
 from calibrate.communication import CommunicationFit, CommunicationPoint, ComparableScaling, Congestion
 from calibrate.communication_time import Floats, communication_seconds, nearest_fit, outside, pieces_of
 from paradl_bench.spec.cost_terms import CollectiveOperation
@@ -24,10 +26,6 @@ from paradl_bench.spec.units import format_bytes
 NEAR_DOUBLINGS = 2.0
 """Sizes up to four times smaller or larger tell of a size."""
 FEWEST_NEAR = 3
-
-_DEGREES = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
-_STUDENT = np.array([6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8595, 1.8125, 1.7531, 1.6973, Z90])
-"""Quantiles of Student's t that hold 90% between them, by degrees of freedom."""
 
 
 class Asked(NamedTuple):
@@ -62,7 +60,7 @@ def error_modes(
         shifts += [alpha_s * terms[3] + beta * terms[4] for alpha_s, beta in cholesky_columns(fit.inner.covariance)]
     where = f"{operation.name} at {fit.level}"
     modes = [(f"fit of {where} {fit.regime}, {number}", shift) for number, shift in enumerate(shifts, start=1)]
-    modes.append(("drift of communication", seconds * fit.block_relative_sd))
+    modes.append(("drift of communication", seconds * fit.block_relative_sd * next_block_stretch(fit.blocks)))
     # Sizes share what they have by themselves only with those nearest.
     near = format_bytes(2 ** round(math.log2(max(asked.message_bytes, 1))))
     modes.append((f"size of {where}, {near}", seconds * size_relative_sd(fits, asked)))
@@ -203,11 +201,6 @@ def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[Communicat
             pairs = zip(parts[:3], before, after, strict=True)
             seconds.append(sum(float(part * (new / old)) for part, old, new in pairs if part and old))
     return (max(seconds) - min(seconds)) / 2 if seconds else 0.0
-
-
-def student_90(freedom: float) -> float:
-    """Half the width of Student's t that holds 90%, in its own scale."""
-    return float(np.interp(-1 / freedom, -1 / _DEGREES, _STUDENT))
 
 
 def _points(fits: Sequence[CommunicationFit]) -> list[CommunicationPoint]:

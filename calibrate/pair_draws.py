@@ -8,6 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.blocks import quantile_covariance, student_90
+from paradl_bench.spec.statistics import Z90
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -35,6 +38,11 @@ def medians(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
         [float(np.median(values)) for values in column] for column in list(zip(*pairs, strict=True))[2:]
     )
     return np.array(alone), np.array(condition)
+
+
+def by_block(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs of each block."""
+    return [[pair for pair in pairs if pair.block == block] for block in sorted({pair.block for pair in pairs})]
 
 
 class Draws(NamedTuple):
@@ -67,6 +75,24 @@ def draw_pairs(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> D
     which = generator.integers(_OF_POINT, size=chosen.shape)
     stacked = np.stack(tables)
     return Draws(chosen, stacked[chosen, 0, which], stacked[chosen, 1, which])
+
+
+def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
+    """Covariance of parameters as a further block of time, such as a run, may have them.
+
+    What resampling leaves open of the parameters, and how blocks differ in them; both known from as few blocks as
+    there are (Student's t). Of one block, what resampling says.
+
+    Args:
+        drawn: (draws, parameters) of resampled pairs (:func:`draw_pairs`). of_blocks: (blocks, parameters), of each
+            block's own pairs.
+    """
+    covariance = quantile_covariance(drawn)
+    count = len(of_blocks)
+    if count < 2:
+        return covariance
+    between = np.atleast_2d(np.cov(of_blocks, rowvar=False))
+    return np.asarray((covariance + between) * (student_90(count - 1) / Z90) ** 2)
 
 
 def _places(count: int, generator: np.random.Generator) -> Ints:

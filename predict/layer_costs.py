@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.blocks import next_block_stretch
 from calibrate.profile import LayerTime, Profile
 from calibrate.roofline_rates import roofline_rates
 from paradl_bench.spec.errors import UserError
@@ -180,7 +181,7 @@ class LayerCosts:
     def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
         measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
         knots = [
-            Knot(at, time.time.typical_s, time.time.typical_s * time.block_relative_sd)
+            Knot(at, time.time.typical_s, time.time.typical_s * _own_sd(time))
             for at, time in sorted(series[measured].items())
         ]
         estimate = at_batch(knots, batch, proportional=True)
@@ -422,6 +423,11 @@ class Roofline:
             phase, layer.bw_input_flops + layer.bw_weight_flops
         )
         return flops * samples, 2 * layer.fw_bytes * samples + 2 * weights
+
+
+def _own_sd(time: LayerTime) -> float:
+    """Of a further block of time, relative; layers' own add up in quadrature."""
+    return time.block_relative_sd * next_block_stretch(time.blocks, of_many=True)
 
 
 def _unlike_settings(layer: Layer, other: Layer) -> int:

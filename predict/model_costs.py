@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from calibrate.blocks import next_block_stretch
 from calibrate.profile import ModelTime, Profile
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
@@ -29,7 +30,7 @@ class Spread(NamedTuple):
     """How iterations of the model spread, and what its parts left unexplained.
 
     Attributes:
-        common_relative_sd: what all layers share, between blocks of time.
+        common_relative_sd: what all layers share, of a further block of time.
         remainders: 1 - parts / iteration: as closure found it pair by pair, and of the medians that predictions add up
             against the median iteration of the same measurement, where this model was measured. Medians do not add up
             where noise falls on one layer at a time.
@@ -132,9 +133,9 @@ class ModelCosts:
         if near is None:
             return Spread(0.0, (0.0,))
         if near.model == self._own_name:
-            return Spread(near.common_relative_sd, (near.remainder_relative,))
+            return Spread(_common_sd(near), (near.remainder_relative,))
         others = [_nearest(self._of_model(model), batch, ranks_on_host) for model in self._models()]
-        return Spread(near.common_relative_sd, (median([time.remainder_relative for time in others]),))
+        return Spread(_common_sd(near), (median([time.remainder_relative for time in others]),))
 
     def _near(self, batch: int, ranks_on_host: int) -> ModelTime | None:
         """The measurement that tells of spread: the model's own, else that of the median model; None without any."""
@@ -257,6 +258,11 @@ class ModelCosts:
         relative_sd = float(np.std(per_unit, ddof=1)) / middle if len(per_unit) > 1 and middle else UNKNOWN_RELATIVE_SD
         remark = Remark(f"{what} from the profile's other models: {self._network.name} as it is was not measured", True)
         return Cost(seconds, Source.SCALED, method_sd_s=seconds * relative_sd, remarks=(remark,))
+
+
+def _common_sd(time: ModelTime) -> float:
+    """What all layers share, of a further block of time: a run."""
+    return time.common_relative_sd * next_block_stretch(time.blocks)
 
 
 def _of_phase(time: ModelTime, phase: Literal["FW", "BW", "WU"]) -> float:
