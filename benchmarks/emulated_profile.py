@@ -22,7 +22,7 @@ from paradl_bench.spec.statistics import Summary
 BATCH = 16
 """Global, at every size: strategies of a size are ranked."""
 BLOCKS = 2
-_LAYER_SIZES = (4 * 1024, 64 * 1024, 1024**2)
+_LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
 """Of messages between layers, stages and parts of images, which the models send 1 MiB of at most."""
 _SEGMENT_SIZE = 8 * 1024**2
 _BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 32 * 1024**2)
@@ -74,7 +74,8 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
     }
     if not lone:
-        found["inside"] = _asked(layout, (*of_node, "all_reduce"), to_segments, inside=True, waited=True)
+        exchanged = (*of_node, "all_reduce", "reduce")
+        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("all_gather", "send_recv") if lone else ()))
         found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)

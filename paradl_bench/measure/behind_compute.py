@@ -6,12 +6,15 @@ and leaves the communication library's threads asleep. Both are of one run, so t
 
 On emulated nodes ghosts of a few layers stand for compute, as they do in what is trained there: ranks share this host's
 cores, and what they compute on them is no part of what is emulated. A call counts from the moment at which they were to
-be over, since ranks on one core begin their calls one after the other. And what precedes them is a call as well, and no
-barrier: that one lets ranks go by and by, while a call lets them go as the next call finds them.
+be over, since ranks on one core begin their calls one after the other. What precedes them is a call as well, and no
+barrier: that one lets ranks go by and by, while a call lets them go as the next call finds them. What follows is what
+follows in a run: what a gather brought is put in its places, and ghosts are dispatched. Where ranks share a core, one
+that is done keeps another from ending its part of the call meanwhile: that is a quarter of what short gathers take.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 
 from paradl_bench.collectives.catalog import routines
+from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.measure.agreement import everyones, largest
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.measure.ghosts_before import GhostsBefore
@@ -37,6 +41,8 @@ LARGEST_BYTES = 16 << 20
 """What compute adds to a call is nothing beside longer ones."""
 MIN_PAIRS, MAX_PAIRS = 5, 60
 _WARMUP = 2
+_SAMPLES = 16
+"""Of a batch whose gathered parts are put in their places; at most."""
 
 
 def behind_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -165,12 +171,20 @@ class BehindBench:
 
     @property
     def _lead_s(self) -> float:
-        """What stands before a call that is measured, about."""
-        return self._compute.seconds * (2 if self._behind_a_call else 1)
+        """What stands round a call that is measured, about."""
+        return self._compute.seconds * (3 if self._as_in_a_run else 1)
 
     @property
-    def _behind_a_call(self) -> bool:
+    def _as_in_a_run(self) -> bool:
         return self._compute.kernel == GHOSTS
+
+    def _called_for_a_layer(self, routine: Routine, buffers: Buffers) -> tuple[Any, Any]:
+        """Stamps round a call on tensors that are new, as a layer's are, and what the layer then does with a gather."""
+        taken = torch.empty_like(buffers.output) if buffers.input.numel() else buffers.output.clone()
+        stamps = self._calls.stamped(routine, Buffers(buffers.input.clone(), taken))
+        if taken.numel() > buffers.input.numel() > 0:
+            _put_in_place(taken, self._calls.team.ranks)
+        return stamps
 
     def _pair(self, operation: str, size: int) -> tuple[float, float, float, float]:
         """Seconds back to back, seconds of compute, and when the call behind it started and ended."""
@@ -178,18 +192,33 @@ class BehindBench:
         buffers = calls.buffers(routine, size)
         alone_s = calls.seconds(routine, buffers)
         calls.meet()
-        if self._behind_a_call:
+        if self._as_in_a_run:
             self._compute.run()
-            calls.stamped(routine, buffers)
+            self._called_for_a_layer(routine, buffers)
         origin = calls.clock.stamp()
         self._compute.run()
-        start, end = calls.stamped(routine, buffers)
+        if self._as_in_a_run:
+            start, end = self._called_for_a_layer(routine, buffers)
+        else:
+            start, end = calls.stamped(routine, buffers)
         start = self._compute.over(start)
+        if self._as_in_a_run:
+            self._compute.run()
         calls.clock.synchronise()
         start_s, end_s = calls.clock.seconds(origin, start), calls.clock.seconds(origin, end)
         # The CPU's stamps are seconds of a clock that all processes of a host share; a GPU's are events.
         zero_s = origin if isinstance(origin, float) else 0.0
         return alone_s, start_s, zero_s + start_s, zero_s + end_s
+
+
+def _put_in_place(gathered: torch.Tensor, parts: int) -> torch.Tensor:
+    """What ranks hold of each sample side by side, as filters and rows of images are."""
+    held = gathered.numel() // parts
+    samples = math.gcd(_SAMPLES, held)
+    whole = gathered.new_empty(samples, parts, held // samples)
+    for part, own in enumerate(gathered.view(parts, samples, -1)):
+        whole[:, part].copy_(own)
+    return whole
 
 
 def _less(values: tuple[float, ...], zero: list[float]) -> tuple[float, ...]:
