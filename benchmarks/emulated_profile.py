@@ -64,7 +64,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     Those inside of nodes are swept as far as segments of buckets reach, which gather and reduce there.
     """
     lone = layout.nodes == 1
-    between = ("all_gather", "broadcast", "send_recv")
+    between = ("all_gather", "broadcast", "send_recv", "exchange")
     of_node = (*between, "reduce_scatter")
     to_segments = (*_LAYER_SIZES, _SEGMENT_SIZE)
     # Groups of one rank on each node; of two where there is one node.
@@ -77,7 +77,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         exchanged = (*of_node, "all_reduce", "reduce")
         found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
     if groups < layout.ranks:
-        at_once = (*AT_ONCE, *(("all_gather", "send_recv") if lone else ()))
+        at_once = (*AT_ONCE, *(("all_gather", "send_recv", "exchange") if lone else ()))
         found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)
     return [
         Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request, inside=name == "inside")

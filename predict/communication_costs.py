@@ -102,7 +102,7 @@ class CommunicationCosts:
         self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
-        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy], CommunicationCost] = {}
+        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -177,11 +177,14 @@ class CommunicationCosts:
     def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
 
+        Where messages go both ways, as exchanges, if those were measured.
+
         Raises:
             UserError: the profile holds no fit of send_recv and the cluster states none.
         """
         messages = max((work.sends_bytes, work.receives_bytes), key=sum)
-        costs = [self._message_cost(size, work.axes, strategy) for size in messages]
+        operation = self.halo_operation(work)
+        costs = [self._message_cost(size, work.axes, strategy, operation) for size in messages]
         modes: dict[str, float] = {}
         for each in costs:
             for name, shift in each.modes:
@@ -198,16 +201,28 @@ class CommunicationCosts:
         level, _ = self.level(_message(1, work.axes), strategy)
         return self._behind_compute(
             found,
-            "send_recv",
+            operation,
             level,
             messages,
-            lambda size: self._message_cost(size, work.axes, strategy).cost.seconds,
+            lambda size: self._message_cost(size, work.axes, strategy, operation).cost.seconds,
         )
 
-    def _message_cost(self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy) -> CommunicationCost:
-        key = size_bytes, axes, strategy
+    def halo_operation(self, work: HaloExchange) -> str:
+        """The operation whose measurements price a halo's messages: both ways at once, where there are any of that."""
+        both = bool(work.sends_bytes and work.receives_bytes)
+        return "exchange" if both and any(name == "exchange" for name, _ in self._fits) else "send_recv"
+
+    def _message_cost(
+        self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy, operation: str
+    ) -> CommunicationCost:
+        key = size_bytes, axes, strategy, operation
         if key not in self._message_costs:
-            self._message_costs[key] = self.cost(_message(size_bytes, axes), strategy)
+            message = _message(size_bytes, axes)
+            if operation == "exchange":
+                # All ranks of the axis do; as many were swept, where that makes a difference.
+                ranks = math.prod(strategy.axes[axis].degree for axis in axes)
+                message = msgspec.structs.replace(message, operation=operation, ranks=ranks)
+            self._message_costs[key] = self.cost(message, strategy)
         return self._message_costs[key]
 
     def pieces(self, operation: str, level: Level, contention: float) -> tuple[Piece, ...]:

@@ -142,7 +142,7 @@ class WorkCosts:
         if isinstance(work, HaloExchange):
             halo = self.communication.halo_cost(work, strategy, behind_compute=call.behind_compute)
             priced = Priced(halo.cost, count, work, True, halo.modes, congestion=halo.congestion)
-            return self._beside(priced, "send_recv", work, strategy, call)
+            return self._beside(priced, self.communication.halo_operation(work), work, strategy, call)
         # The input joins a plan when that is priced (predict.input_tasks).
         assert isinstance(work, Collective)
         found = self.communication.cost(work, strategy, call)

@@ -73,14 +73,14 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
     help="Level that the ranks of OSU and IMB span, which they don't print. Default: node, system in a Slurm job of"
     " several nodes.",
 )
-@click.option("--ops", default=",".join(operations()), show_default=True, metavar="OP[,OP...]")
+@click.option("--ops", metavar="OP[,OP...]", help=f"Of {', '.join(operations())}.  [default: all that are swept]")
 @click.option(
     "--sizes",
     default="1K:64M:2",
     show_default=True,
     metavar="FIRST:LAST:FACTOR",
     help="Message sizes, or a list 1K,4K,1M: the whole buffer of all_reduce, broadcast and reduce, what each rank"
-    " contributes to all_gather, what each keeps of reduce_scatter.",
+    " contributes to all_gather, what each keeps of reduce_scatter, a message of send_recv and exchange.",
 )
 @click.option("--beside-compute", is_flag=True, help="Measure too how compute and all_reduce slow each other.")
 @click.option(
@@ -134,7 +134,7 @@ def COMMAND(  # noqa: N802
     tool_path: Path | None,
     launcher_arguments: tuple[str, ...],
     level: str | None,
-    ops: str,
+    ops: str | None,
     sizes: str,
     beside_compute: bool,
     behind_compute: bool,
@@ -156,9 +156,10 @@ def COMMAND(  # noqa: N802
 
     An interrupted measurement goes on when the same command is given again.
     """
-    names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")))
     # torch as it is installed by pip knows no MPI; a sweep of our own over mpi4py stands in for it.
     tool = _OVER_MPI if tool == _TORCH and backend == "mpi" else tool
+    swept = [name for name in operations() if tool == _TORCH or name in tools()[tool].programs]
+    names = tuple(dict.fromkeys(name.strip() for name in ops.split(",")) if ops is not None else swept)
     if tool != _TORCH:
         _refuse_torch_options(context, tool)
         _sweep_with_tool(

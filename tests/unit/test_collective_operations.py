@@ -132,24 +132,18 @@ def run_by_hand(routine: Routine, ranks: int, count: int) -> list[Buffers]:
         buffers = Buffers(torch.full((inputs,), -1.0), torch.full((outputs,), -1.0))
         routine.fill(buffers, rank, ranks)
         every.append(buffers)
-    if routine.name == "all_reduce":
-        total = sum(buffers.output.clone() for buffers in every)
-        for buffers in every:
-            buffers.output.copy_(total)
-    elif routine.name == "all_gather":
-        for buffers in every:
-            buffers.output.copy_(torch.cat([other.input for other in every]))
-    elif routine.name == "reduce_scatter":
-        total = sum(buffers.input for buffers in every)
-        for rank, buffers in enumerate(every):
-            buffers.output.copy_(total[rank * count : (rank + 1) * count])
-    elif routine.name == "reduce":
-        every[0].output.copy_(sum(buffers.output.clone() for buffers in every))
-    elif routine.name == "broadcast":
-        for buffers in every[1:]:
-            buffers.output.copy_(every[0].output)
-    else:
-        every[-1].output.copy_(every[0].output)
+    outputs_of = {
+        "all_reduce": lambda rank: sum(buffers.output for buffers in every),
+        "all_gather": lambda rank: torch.cat([other.input for other in every]),
+        "reduce_scatter": lambda rank: sum(own.input for own in every)[rank * count : (rank + 1) * count],
+        "exchange": lambda rank: every[rank - 1].input,
+        "reduce": lambda rank: every[rank].output if rank else sum(buffers.output for buffers in every),
+        "broadcast": lambda rank: every[0].output,
+        "send_recv": lambda rank: every[0 if rank == ranks - 1 else rank].output,
+    }
+    found = [outputs_of[routine.name](rank).clone() for rank in range(ranks)]
+    for buffers, output in zip(every, found, strict=True):
+        buffers.output.copy_(output)
     return every
 
 
