@@ -192,6 +192,8 @@ class Trainer:
         No more iterations after it.
         """
         self._context.barrier()
+        if not self._groups:
+            return  # nothing was built, or on this rank alone
         groups = self._groups[1:]
         del self._parallel, self._optimizer
         self._steps, self._pipeline, self._groups = None, None, ()
