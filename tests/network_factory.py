@@ -168,3 +168,15 @@ class NetworkFactory:
             buffers=tuple(self._buffers),
             gradient_order=tuple(p.name for p in reversed(parameters)) if gradient_order is None else gradient_order,
         )
+
+
+def two_convolutions() -> Network:
+    """4x16x16 -> conv 8 -> relu -> conv 8 -> flatten -> fc 6."""
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv1", 8)
+    factory.relu("relu")
+    factory.conv("conv2", 8)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    return factory.network("convolutional")

@@ -42,10 +42,6 @@ def _elements(message: int, ranks: int) -> tuple[int, int]:
     return message, message * ranks
 
 
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.input, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -60,4 +56,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return all(contents.holds_period(parts[source], contents.rank_period(source)) for source in range(ranks))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, call=_call, correct=_correct)

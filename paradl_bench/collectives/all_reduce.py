@@ -106,14 +106,6 @@ OPERATION = CollectiveOperation(
 )
 
 
-def _elements(message: int, ranks: int) -> tuple[int, int]:
-    return 0, message
-
-
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.output, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -125,4 +117,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return contents.holds_period(buffers.output, contents.sum_period(range(ranks)))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, call=_call, correct=_correct)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
 from paradl_bench.collectives.hierarchies import binomial_at_once_of_nodes, binomial_of_nodes, chain_and_tree
-from paradl_bench.collectives.pipelining import depth, messages_at_once, piece_bytes, pieces, two_tree
+from paradl_bench.collectives.pipelining import chain, depth, messages_at_once, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
@@ -25,9 +25,8 @@ def _binomial_at_once(ranks: Floats, message_bytes: Floats) -> CostTerms:
 
 
 def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
-    # The first piece passes ranks - 2 hops before the last rank's link is busy; then the whole message follows.
-    hops = ranks - 2
-    return CostTerms(hops + pieces(message_bytes), hops * piece_bytes(message_bytes) + message_bytes, 0 * message_bytes)
+    steps, moved = chain(ranks, message_bytes)
+    return CostTerms(steps, moved, 0 * moved)
 
 
 def _scatter_all_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
@@ -91,14 +90,6 @@ OPERATION = CollectiveOperation(
 )
 
 
-def _elements(message: int, ranks: int) -> tuple[int, int]:
-    return 0, message
-
-
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.output, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -110,4 +101,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return contents.holds_period(buffers.output, contents.rank_period(_ROOT))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, call=_call, correct=_correct)

@@ -45,10 +45,6 @@ def _elements(message: int, ranks: int) -> tuple[int, int]:
     return message, message
 
 
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.input, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -66,4 +62,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return ranks < 2 or contents.holds_period(buffers.output, contents.rank_period((rank - 1) % ranks))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, call=_call, correct=_correct)

@@ -51,6 +51,15 @@ def messages_at_once(ranks: Floats) -> Floats:
     return np.asarray(np.maximum(most, passed))
 
 
+def chain(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
+    """(steps, bytes) of a pipeline along a chain of the ranks.
+
+    The first piece passes ranks - 2 hops before the last rank's link is busy; then the whole message follows.
+    """
+    hops = ranks - 2
+    return hops + pieces(message_bytes), hops * piece_bytes(message_bytes) + message_bytes
+
+
 def two_tree(ranks: Floats, message_bytes: Floats) -> tuple[Floats, Floats]:
     """(alpha_count, beta_bytes) of a two-tree broadcast or reduction, half the message through each tree.
 

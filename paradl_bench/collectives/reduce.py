@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paradl_bench.collectives import contents
 from paradl_bench.collectives.hierarchies import binomial_of_nodes, chain_and_tree
-from paradl_bench.collectives.pipelining import depth, piece_bytes, pieces, two_tree
+from paradl_bench.collectives.pipelining import chain, depth, two_tree
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.spec.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
@@ -29,9 +29,8 @@ def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
 
 def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
     # A broadcast's chain the other way round: each rank adds what comes in piece by piece, and passes it on.
-    hops = ranks - 2
-    moved = hops * piece_bytes(message_bytes) + message_bytes
-    return CostTerms(hops + pieces(message_bytes), moved, moved)
+    steps, moved = chain(ranks, message_bytes)
+    return CostTerms(steps, moved, moved)
 
 
 def _halving_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
@@ -92,14 +91,6 @@ OPERATION = CollectiveOperation(
 )
 
 
-def _elements(message: int, ranks: int) -> tuple[int, int]:
-    return 0, message
-
-
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.output, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -112,4 +103,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return rank != _ROOT or contents.holds_period(buffers.output, contents.sum_period(range(ranks)))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, call=_call, correct=_correct)

@@ -55,10 +55,6 @@ def _elements(message: int, ranks: int) -> tuple[int, int]:
     return message * ranks, message
 
 
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.input, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -73,4 +69,4 @@ def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
     return contents.holds_period(buffers.output, contents.sum_period(range(ranks), start=start))
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct)
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, call=_call, correct=_correct)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paradl_bench.collectives import contents
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Work
@@ -34,28 +36,36 @@ class Buffers:
         self.output.zero_()
 
 
+def in_place(message: int, ranks: int) -> tuple[int, int]:
+    """Elements of an operation that takes and leaves its message in one buffer."""
+    return 0, message
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routine:
     """How one rank of ``ranks`` runs an operation.
 
     Attributes:
         name: the operation's.
-        elements: (elements of a message, ranks) to the elements of a rank's input and output.
-        fill: initial contents, by (buffers, rank, ranks).
         call: start the operation, by (buffers, rank, ranks, process group); ranks are those of the group, None of which
             is the default one. What to wait for, or None on a rank that takes no part.
         correct: whether the output is what the operation has to leave there, by (buffers, rank, ranks).
+        elements: (elements of a message, ranks) to the elements of a rank's input and output.
         sides: of a number of ranks, those that take part.
     """
 
     name: str
-    elements: Callable[[int, int], tuple[int, int]]
-    fill: Callable[[Buffers, int, int], None]
     call: Callable[[Buffers, int, int, ProcessGroup | None], Work | None]
     correct: Callable[[Buffers, int, int], bool]
+    elements: Callable[[int, int], tuple[int, int]] = in_place
     sides: Callable[[int], tuple[int, ...]] = lambda ranks: tuple(range(ranks))
 
     def buffers(self, pool: Buffers, message_bytes: int, ranks: int) -> Buffers:
         """The parts of a pool's tensors that a message of ``message_bytes`` needs."""
         inputs, outputs = self.elements(message_bytes // ELEMENT_BYTES, ranks)
         return Buffers(pool.input[:inputs], pool.output[:outputs])
+
+    def fill(self, buffers: Buffers, rank: int) -> None:
+        """This rank's data into what it gives: the input, or the one buffer of an operation in place."""
+        given = buffers.input if buffers.input.numel() else buffers.output
+        contents.write_period(given, contents.rank_period(rank))

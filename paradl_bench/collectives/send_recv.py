@@ -31,14 +31,6 @@ OPERATION = CollectiveOperation(
 )
 
 
-def _elements(message: int, ranks: int) -> tuple[int, int]:
-    return 0, message
-
-
-def _fill(buffers: Buffers, rank: int, ranks: int) -> None:
-    contents.write_period(buffers.output, contents.rank_period(rank))
-
-
 def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
     import torch.distributed as dist
 
@@ -58,4 +50,4 @@ def _sides(ranks: int) -> tuple[int, ...]:
     return _SENDER, ranks - 1
 
 
-ROUTINE = Routine(name=OPERATION.name, elements=_elements, fill=_fill, call=_call, correct=_correct, sides=_sides)
+ROUTINE = Routine(name=OPERATION.name, call=_call, correct=_correct, sides=_sides)

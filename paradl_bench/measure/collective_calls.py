@@ -64,7 +64,7 @@ class Calls:
     def verify(self, routine: Routine, buffers: Buffers) -> tuple[bool, ...]:
         """Per team, whether all of its ranks ended with what the operation promises; leaves zeros."""
         buffers.clear()
-        routine.fill(buffers, self.team.rank, self.team.ranks)
+        routine.fill(buffers, self.team.rank)
         self.seconds(routine, buffers)
         right = routine.correct(buffers, self.team.rank, self.team.ranks)
         buffers.clear()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from paradl_bench.collectives import contents
 from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.layers.kind import Call, LayerKind, TensorArgument, kind_of_function
 from paradl_bench.spec.cost_terms import CollectiveOperation
@@ -45,20 +44,21 @@ def test_the_layer_kind(example: ModuleType) -> None:
     assert torch.equal(output, torch.nn.PixelShuffle(2)(batch))
 
 
-@pytest.mark.parametrize("example", ["paradl_bench/collectives/reduce.py"], indirect=True)
+@pytest.mark.parametrize("example", ["paradl_bench/collectives/all_to_all.py"], indirect=True)
 def test_the_collective(example: ModuleType) -> None:
     operation, routine = example.OPERATION, example.ROUTINE
     assert isinstance(operation, CollectiveOperation)
     assert isinstance(routine, Routine)
     terms = operation.algorithms[operation.default_algorithm].terms(np.array([1, 2, 4]), 1000)
     assert terms.beta_bytes.tolist() == [0.0, 1000.0, 3000.0]
-    inputs, outputs = routine.elements(600, 2)
-    buffers = Buffers(torch.zeros(inputs), torch.zeros(outputs))
-    routine.fill(buffers, 0, 2)
-    assert not routine.correct(buffers, 0, 2)
-    contents.write_period(buffers.output, contents.sum_period(range(2)))
-    assert routine.correct(buffers, 0, 2)
+    every = [Buffers(*map(torch.zeros, routine.elements(600, 2))) for _ in range(2)]
+    for rank, buffers in enumerate(every):
+        routine.fill(buffers, rank)
+        assert not routine.correct(buffers, rank, 2)
+    for rank, buffers in enumerate(every):
+        buffers.output.copy_(torch.cat([other.input.view(2, -1)[rank] for other in every]))
+        assert routine.correct(buffers, rank, 2)
 
 
 def test_no_example_is_left_untried() -> None:
-    assert set(EXAMPLES) == {"paradl_bench/layers/pixel_shuffle.py", "paradl_bench/collectives/reduce.py"}
+    assert set(EXAMPLES) == {"paradl_bench/layers/pixel_shuffle.py", "paradl_bench/collectives/all_to_all.py"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from network_factory import NetworkFactory
+from network_factory import two_convolutions
 from profile_factory import make_profile, ring_fit
 
 from calibrate.behind import BehindCompute
@@ -17,7 +17,6 @@ from calibrate.reading import Placed
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.group_summary import behind_rows
 from paradl_bench.spec.behind import BehindComputeSamples
-from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Collective, HaloExchange, Phase, PlanSettings, Stream, Transfer
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
@@ -122,18 +121,7 @@ def test_records_that_end_before_they_start_are_refused() -> None:
 # Predictions
 
 
-def convolutional() -> Network:
-    factory = NetworkFactory(4, 16, 16)
-    factory.conv("conv1", 8)
-    factory.relu("relu")
-    factory.conv("conv2", 8)
-    factory.flatten("flatten")
-    factory.linear("fc", 6)
-    factory.loss()
-    return factory.network("convolutional")
-
-
-NETWORK = convolutional()
+NETWORK = two_convolutions()
 
 
 def measured(operation: str, **more: object) -> BehindCompute:

@@ -130,7 +130,7 @@ def run_by_hand(routine: Routine, ranks: int, count: int) -> list[Buffers]:
     for rank in range(ranks):
         inputs, outputs = routine.elements(count, ranks)
         buffers = Buffers(torch.full((inputs,), -1.0), torch.full((outputs,), -1.0))
-        routine.fill(buffers, rank, ranks)
+        routine.fill(buffers, rank)
         every.append(buffers)
     outputs_of = {
         "all_reduce": lambda rank: sum(buffers.output for buffers in every),
@@ -167,6 +167,6 @@ def test_a_call_that_did_nothing_is_seen(name: str) -> None:
     for rank in routine.sides(ranks):
         inputs, outputs = routine.elements(count, ranks)
         buffers = Buffers(torch.zeros(inputs), torch.zeros(outputs))
-        routine.fill(buffers, rank, ranks)
+        routine.fill(buffers, rank)
         seen.append(routine.correct(buffers, rank, ranks))
     assert not all(seen)

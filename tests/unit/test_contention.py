@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from network_factory import NetworkFactory
+from network_factory import two_convolutions
 from profile_factory import make_profile, ring_fit
 from rich.console import Console
 
@@ -23,7 +23,6 @@ from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
-from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Collective, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
@@ -217,18 +216,7 @@ def test_more_groups_than_measured_and_other_operations_are_flagged() -> None:
     ]
 
 
-def convolutional() -> Network:
-    factory = NetworkFactory(4, 16, 16)
-    factory.conv("conv1", 8)
-    factory.relu("relu")
-    factory.conv("conv2", 8)
-    factory.flatten("flatten")
-    factory.linear("fc", 6)
-    factory.loss()
-    return factory.network("convolutional")
-
-
-NETWORK = convolutional()
+NETWORK = two_convolutions()
 
 
 def profile_with(contention: Sequence[Contention]) -> Profile:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from network_factory import NetworkFactory
+from network_factory import two_convolutions
 from profile_factory import make_profile, ring_fit
 
 from calibrate.behind import BehindCompute
 from calibrate.communication import CommunicationFit
-from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import HaloExchange, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from predict.communication_costs import CommunicationCosts
@@ -20,18 +19,7 @@ ALPHA, ONE_WAY, BOTH_WAYS = 50e-6, 1e-9, 3e-9
 NAMES = ("all_reduce", "all_gather", "broadcast", "send_recv")
 
 
-def convolutional() -> Network:
-    factory = NetworkFactory(4, 16, 16)
-    factory.conv("conv1", 8)
-    factory.relu("relu")
-    factory.conv("conv2", 8)
-    factory.flatten("flatten")
-    factory.linear("fc", 6)
-    factory.loss()
-    return factory.network("convolutional")
-
-
-NETWORK = convolutional()
+NETWORK = two_convolutions()
 
 
 def measured(operation: str, added_s: float) -> BehindCompute:
