@@ -25,8 +25,10 @@ BLOCKS = 2
 _LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
 """Of messages between layers, stages and parts of images, which the models send 1 MiB of at most."""
 _SEGMENT_SIZE = 8 * 1024**2
-_BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 32 * 1024**2)
+_BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 16 * 1024**2, 32 * 1024**2)
 """Of gradients: 8 to 35 MB at DDP's bucket size, 4 MB and more at the small one, and statistics of images."""
+MOST_LED = 8
+"""Ranks that exchange gradients by leaders."""
 AT_ONCE = ("all_reduce", "broadcast")
 """What replicas of shared layers, and segments of buckets, do at once over nodes."""
 FLOPS, BYTES_PER_S, CALL_S = 0.5 * 15.7e12, 0.75 * 900e9, 5e-6
@@ -61,7 +63,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     """What calibrates a layout: messages between layers, buckets of gradients, and groups that share links.
 
-    Those inside of nodes are swept as far as segments of buckets reach, which gather and reduce there.
+    Those inside of nodes are swept as far as segments of buckets reach, which gather and reduce there, and what leaders
+    send there as far as whole buckets.
     """
     lone = layout.nodes == 1
     between = ("all_gather", "broadcast", "send_recv", "exchange")
@@ -74,13 +77,16 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
     }
     if not lone:
-        exchanged = (*of_node, "all_reduce", "reduce")
+        exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
         found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
+        # What leaders send, by whole buckets: on more nodes no run has them.
+        if layout.ranks <= MOST_LED:
+            found["inside-buckets"] = _asked(layout, ("reduce", "broadcast"), _BUCKET_SIZES, inside=True)
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("all_gather", "send_recv", "exchange") if lone else ()))
         found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)
     return [
-        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request, inside=name == "inside")
+        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request, inside=name.startswith("inside"))
         for name, request in found.items()
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 from calibrate.behind import BehindCompute
@@ -41,6 +43,9 @@ class BehindCosts:
         """Seconds added to one that takes ``back_to_back_s`` of at most the entry's largest size.
 
         Beyond that size what was added at it stays: caches that compute has emptied are filled once.
+
+        Args:
+            back_to_back_s: as it is between calls behind compute (:func:`between_them`).
         """
         where = f"{entry.operation} behind compute at {entry.level}"
         return Added(
@@ -50,3 +55,21 @@ class BehindCosts:
                 for number, (first, second) in enumerate(cholesky_columns(entry.covariance), start=1)
             ),
         )
+
+
+def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> float:
+    """What calls back to back between those behind compute take, of what a sweep that does nothing else finds.
+
+    The entry tells what is added to the former: the line through it is of pairs. A sweep's calls follow each other on
+    warm caches and on cores that nothing else was on, and may be shorter. The median over sizes and rank counts; 1
+    where the entry has none.
+
+    Args:
+        swept_s: of ranks and bytes, as they are predicted from the sweep.
+    """
+    ratios = [
+        point.back_to_back_s / swept
+        for point in entry.points
+        if (swept := swept_s(point.ranks, point.message_bytes)) > 0 and point.back_to_back_s > 0
+    ]
+    return median(ratios) if ratios else 1.0

@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from calibrate.behind import BehindCompute
 from calibrate.communication import CommunicationFit, Congestion, Interference
+from calibrate.communication_residuals import residuals_of
 from calibrate.communication_spread import (
     Asked,
     error_modes,
     nearest_congestion,
     other_level_mode,
 )
-from calibrate.communication_time import Piece, nearest_fit, outside, pieces_of, piecewise_seconds
+from calibrate.communication_time import Piece, nearest_fit, outside, pieces_of
 from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
@@ -33,8 +35,9 @@ from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
-from predict.behind_costs import BehindCosts
+from predict.behind_costs import BehindCosts, between_them
 from predict.beside_costs import BesideCosts
+from predict.collective_times import CollectiveTimes
 from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
 from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
@@ -103,6 +106,7 @@ class CommunicationCosts:
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
+        self._between: dict[tuple[str, str], float] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -131,8 +135,7 @@ class CommunicationCosts:
         sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
 
         def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
-            pieces = _pieces(collective, fits, level, phi)
-            return float(piecewise_seconds(pieces, work.ranks, message_bytes, per_node))
+            return float(_times(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
 
         seconds = seconds_of(work.message_bytes)
         beyond = () if stated else _beyond_remarks(work, fits)
@@ -169,10 +172,26 @@ class CommunicationCosts:
         cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
         if entry is None:
             return found._replace(cost=cost)
-        added = self._behind.added(entry, sum(seconds_of(min(size, entry.bytes_range[1])) for size in messages))
-        return found._replace(
-            cost=cost._replace(seconds=cost.seconds + added.seconds), modes=(*found.modes, *added.modes)
-        )
+        swept_s = sum(seconds_of(min(size, entry.bytes_range[1])) for size in messages)
+        between_s = swept_s * self._between_calls_behind(entry, level)
+        added = self._behind.added(entry, between_s)
+        # Compute before a call makes it no faster.
+        extra_s = max(0.0, between_s + added.seconds - swept_s)
+        return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
+
+    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> float:
+        """:func:`~predict.behind_costs.between_them`; 1 where its sweep is unknown, or the level states its own."""
+        key = entry.operation, entry.level
+        if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
+            return 1.0
+        if key not in self._between:
+            # On the links that were measured, whatever links are asked for.
+            known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key], level, 1.0)
+            of_node = self.cluster.ranks_per_node
+            self._between[key] = between_them(
+                entry, lambda ranks, size: float(known.seconds(ranks, size, min(ranks, of_node)))
+            )
+        return self._between[key]
 
     def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
         """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
@@ -217,15 +236,12 @@ class CommunicationCosts:
     ) -> CommunicationCost:
         key = size_bytes, axes, strategy, operation
         if key not in self._message_costs:
-            message = _message(size_bytes, axes)
-            if operation == "exchange":
-                # All ranks of the axis do; as many were swept, where that makes a difference.
-                ranks = math.prod(strategy.axes[axis].degree for axis in axes)
-                message = msgspec.structs.replace(message, operation=operation, ranks=ranks)
+            ranks = _ranks_of_message(operation, axes, strategy)
+            message = msgspec.structs.replace(_message(size_bytes, axes), operation=operation, ranks=ranks)
             self._message_costs[key] = self.cost(message, strategy)
         return self._message_costs[key]
 
-    def pieces(self, operation: str, level: Level, contention: float) -> tuple[Piece, ...]:
+    def times(self, operation: str, level: Level, contention: float) -> CollectiveTimes:
         """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention.
 
         Raises:
@@ -233,7 +249,7 @@ class CommunicationCosts:
         """
         known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
         level, fits, _ = self._on_links(level, known)
-        return _pieces(lookup(operations(), operation, "collective"), fits, level, contention)
+        return _times(lookup(operations(), operation, "collective"), fits, level, contention)
 
     def level_of_span(self, span: int) -> Level:
         """The level that so many ranks side by side span; the outermost goes on where nobody gave a cluster.
@@ -336,6 +352,11 @@ def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
     return Collective(operation="send_recv", message_bytes=message_bytes, ranks=2, axes=axes)
 
 
+def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
+    """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
+    return math.prod(strategy.axes[axis].degree for axis in axes) if operation == "exchange" else 2
+
+
 def _choose_backend(profile: Profile, backend: str | None) -> str:
     measured = sorted({fit.library for fit in profile.communication})
     if backend is not None:
@@ -346,15 +367,18 @@ def _choose_backend(profile: Profile, backend: str | None) -> str:
     return measured[0] if len(measured) == 1 else by_device
 
 
-def _pieces(
+def _times(
     collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level, contention: float
-) -> tuple[Piece, ...]:
-    """The fit's pieces, with what the level states in their place and contention on beta."""
+) -> CollectiveTimes:
+    """The fit, with what the level states in its place and contention on beta; residuals where the level states none.
+
+    What contention and other links change, they change by as much of what was measured as of what was fitted.
+    """
     if level.alpha_s is not None and level.beta_s_per_byte is not None:
         algorithm = fits[0].algorithm if fits else collective.default_algorithm
         stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
-        return (Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),)
-    return tuple(
+        return CollectiveTimes((Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),))
+    pieces = tuple(
         piece._replace(
             alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
             beta_s_per_byte=contention
@@ -363,6 +387,8 @@ def _pieces(
         )
         for piece in pieces_of(collective, fits)
     )
+    stated_in_part = level.alpha_s is not None or level.beta_s_per_byte is not None
+    return CollectiveTimes(pieces) if stated_in_part else CollectiveTimes(pieces, residuals_of(fits))
 
 
 def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:

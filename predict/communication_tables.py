@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.communication_time import Piece, piecewise_seconds
 from paradl_bench.spec.cluster import Level
 from paradl_bench.spec.plan import Collective
+from predict.collective_times import CollectiveTimes
 from predict.communication_costs import CommunicationCosts
 from predict.costs import Floats, Ints
 
@@ -51,13 +50,13 @@ def all_ranks(ranks: Ints, ranks_per_node: int) -> Placed:
 class CommunicationTables:
     """Collectives over arrays of ranks and bytes.
 
-    Level, contention and pieces of the fit are looked up once for all points that share them.
+    Level, contention and the fit are looked up once for all points that share them.
     """
 
     def __init__(self, communication: CommunicationCosts) -> None:
         self._communication = communication
         self._levels = communication.cluster.levels
-        self._pieces: dict[tuple[str, str, float], tuple[Piece, ...]] = {}
+        self._times: dict[tuple[str, str, float], CollectiveTimes] = {}
         self._phi: dict[tuple[str, str, int], float] = {}
 
     def seconds(self, operation: str, placed: Placed, message_bytes: Floats, counts: Floats | None = None) -> Floats:
@@ -84,40 +83,18 @@ class CommunicationTables:
                 chosen = np.flatnonzero((index == at) & (at_once == groups) & (placed.ranks > 1))
                 if not len(chosen):
                     continue
-                each = evaluate(
-                    self._pieces_of(operation, level, groups),
-                    placed.ranks[chosen],
-                    message_bytes[:, chosen],
-                    placed.per_node[chosen],
+                each = self._times_of(operation, level, groups).seconds(
+                    placed.ranks[chosen], message_bytes[:, chosen], placed.per_node[chosen]
                 )
                 found[chosen] = (each if counts is None else each * counts[:, chosen]).sum(axis=0)
         return found
 
-    def _pieces_of(self, operation: str, level: Level, groups: int) -> tuple[Piece, ...]:
+    def _times_of(self, operation: str, level: Level, groups: int) -> CollectiveTimes:
         key = operation, level.name, groups
         if key not in self._phi:
             work = Collective(operation=operation, message_bytes=1, ranks=2)
             self._phi[key] = self._communication.contention.of_groups(work, level, groups).factor
         phi = self._phi[key]
-        if (operation, level.name, phi) not in self._pieces:
-            self._pieces[operation, level.name, phi] = self._communication.pieces(operation, level, phi)
-        return self._pieces[operation, level.name, phi]
-
-
-def evaluate(pieces: Sequence[Piece], ranks: Ints, message_bytes: Floats, per_node: Ints) -> Floats:
-    """As :func:`calibrate.communication_time.piecewise_seconds`, each message by those pieces alone that it needs.
-
-    Args:
-        message_bytes: of shape (messages, points); ranks, per_node: of shape (points,).
-    """
-    if len(pieces) == 1 or any(piece.at_ranks for piece in pieces):
-        return piecewise_seconds(pieces, ranks, message_bytes, per_node)
-    p, m, g = np.broadcast_arrays(ranks, message_bytes, per_node)
-    # Up to the end of the first piece, from there to the start of the second, up to its end, ...
-    edges = [edge for low, high in itertools.pairwise(pieces) for edge in (low.high_bytes, high.low_bytes)]
-    regime = np.searchsorted(edges, m / pieces[0].parts(p))
-    found = np.empty(m.shape)
-    for at in np.unique(regime).tolist():
-        own = regime == at
-        found[own] = piecewise_seconds(pieces[at // 2 : at // 2 + 1 + at % 2], p[own], m[own], g[own])
-    return found
+        if (operation, level.name, phi) not in self._times:
+            self._times[operation, level.name, phi] = self._communication.times(operation, level, phi)
+        return self._times[operation, level.name, phi]

@@ -117,7 +117,13 @@ def _emulated(runs: Sequence[Run]) -> list[str]:
     found: dict[str, list[str]] = {}
     for run in runs:
         found.setdefault(words_of_emulation(run.manifest.environment.emulated), []).append(str(run.path))
-    return [f"emulated, {words}: {', '.join(paths)}" for words, paths in found.items() if words]
+    lines = [f"emulated, {words}: {', '.join(paths)}" for words, paths in found.items() if words]
+    if any(run.description.ghost is not None and run.description.ghost.host_s is not None for run in runs):
+        lines.append(
+            "intervals of emulated runs end later by what their ranks take the host for besides communication, any part"
+            " of which may show; each run measured that"
+        )
+    return lines
 
 
 def _unlike(profile: Profile, run: Run) -> list[str]:
@@ -221,6 +227,9 @@ class _Predictors:
 def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = prediction.interval_s
+    if about.ghost is not None and about.ghost.host_s is not None:
+        # As with what a closure leaves unexplained: no chance, up to all of it may show, on this side alone.
+        high += about.ghost.host_s
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.pipeline_stage)
@@ -244,7 +253,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         options=about.settings.options,
         iterations=len(run.iteration_s),
         predicted_s=predicted_s,
-        interval_s=prediction.interval_s,
+        interval_s=(low, high),
         measured_median_s=measured_s,
         measured_iqr_s=float(np.subtract(*np.percentile(run.iteration_s, [75, 25]))),
         noise_floor=floor,

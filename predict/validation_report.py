@@ -27,6 +27,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         options: those of the strategy that are not the defaults, by the name of the setting.
         noise_floor: run-to-run spread of the measurement, relative to it. noise_floor_from: what it was taken from.
         error: (predicted - measured) / measured. accuracy: 1 - |error|.
+        interval_s: of an emulated run, with what its ranks take the host for besides communication at its upper end.
         covered: whether the interval holds the measured median.
         explained_by: the phase whose difference has the error's sign and is largest.
         issued_equals_plan: whether the run issued the plan's collectives.

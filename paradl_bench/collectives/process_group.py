@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,15 +13,52 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def make_group(ranks: Sequence[int]) -> ProcessGroup:
+_SILENT_BACKEND = "fake"
+"""torch's backend for tests of its own, whose calls move nothing and are over at once."""
+_silences: list[None] = []
+
+
+@contextlib.contextmanager
+def silent_groups() -> Iterator[None]:
+    """Meshes that are made inside have groups that move nothing: calls take the caller's own time and no more.
+
+    Raises:
+        ImportError: this torch does not have them.
+    """
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
+
+    _silences.append(None)
+    try:
+        yield
+    finally:
+        _silences.pop()
+
+
+def groups_are_silent() -> bool:
+    """Whether groups that are made now are to move nothing."""
+    return bool(_silences)
+
+
+def is_silent(group: ProcessGroup) -> bool:
+    """Whether calls on a group move nothing."""
+    import torch.distributed as dist
+
+    return str(dist.get_backend(group)) == _SILENT_BACKEND
+
+
+def make_group(ranks: Sequence[int], *, silent: bool = False) -> ProcessGroup:
     """A group of ``ranks``, of whose operations each may take as long as one of all ranks; every rank calls this.
 
     torch's own default is half an hour (10 min with NCCL), whatever the ranks joined with: where one of them fails
     inside of such a group, the others would wait as long.
+
+    Args:
+        silent: whether it is to move nothing, as inside of :func:`silent_groups`.
     """
     import torch.distributed as dist
 
-    made: ProcessGroup = dist.new_group(list(ranks), timeout=_limit())
+    backend = _SILENT_BACKEND if silent else None
+    made: ProcessGroup = dist.new_group(list(ranks), timeout=_limit(), backend=backend)
     return made
 
 

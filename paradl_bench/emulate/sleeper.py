@@ -76,14 +76,14 @@ class Sleeper:
         asked = seconds * self.dilate
         self.asked_s[phase] = self.asked_s.get(phase, 0.0) + asked
         self.calls[phase] = self.calls.get(phase, 0) + 1
-        if self._awake:
-            return
-        if self.draws is not None:
-            asked *= self.draws.factor(own_relative_sd)
         now = time.perf_counter()
         if self._gaps is not None:
             self._gaps.setdefault(phase, []).append(now - self._seen)
         self._seen = now
+        if self._awake:
+            return
+        if self.draws is not None:
+            asked *= self.draws.factor(own_relative_sd)
         self._end_work(now)
         if not self._in_turn:
             dispatch_s = min(now - self._left, self.host_s.get(phase, 0.0))
@@ -172,7 +172,7 @@ class Sleeper:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Mapping[Slept, Sequence[float]]]:
-        """Inside, what passes from a sleep to the next is kept, by the phase of the latter."""
+        """Inside, what passes from a sleep to the next is kept, by the phase of the latter; of who is awake as well."""
         gaps: dict[Slept, list[float]] = {}
         self._gaps = gaps
         try:

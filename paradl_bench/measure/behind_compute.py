@@ -24,8 +24,10 @@ import torch
 
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import Buffers, Routine
+from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.agreement import everyones, largest
 from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.environment import host_cores
 from paradl_bench.measure.ghosts_before import GhostsBefore
 from paradl_bench.measure.interference import Kernel
 from paradl_bench.spec.behind import BehindComputeSamples
@@ -36,6 +38,8 @@ COMPUTE_S = 1e-3
 """Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
 GHOSTS_S = 5e-3
 """Of ghosts: as long as dilated layers sleep between calls. A core that was idle for longer wakes up more slowly."""
+RANKS_A_CORE = 2
+"""That so long a sleep leaves time to dispatch; where more share one ghosts sleep longer, as runs are dilated more."""
 MOST_SIZES = 6
 LARGEST_BYTES = 16 << 20
 """What compute adds to a call is nothing beside longer ones."""
@@ -60,6 +64,11 @@ def behind_order(operations: tuple[str, ...], sizes: tuple[int, ...], seed: int,
     return points
 
 
+def ghosts_seconds(ranks_on_host: int) -> float:
+    """How long ghosts before a call sleep, on all cores of this host."""
+    return GHOSTS_S * max(1.0, ranks_on_host / (RANKS_A_CORE * host_cores()))
+
+
 def _layers(device: torch.device) -> Kernel:
     """A 3x3 convolution of 32 channels on 28x28, then a layer from 1024 to 2048: arithmetic, and 8 MiB are read."""
     generator = torch.Generator().manual_seed(0)
@@ -79,19 +88,19 @@ class ComputeBefore:
     """About :data:`COMPUTE_S` of compute on this rank; as many kernels on all ranks.
 
     Args:
-        asleep: to have ghosts sleep instead, for :data:`GHOSTS_S`.
+        ghosts_s: that ghosts sleep instead; None where ranks compute.
 
     Attributes:
         kernel: its name.
         seconds: about how long it takes.
     """
 
-    def __init__(self, calls: Calls, *, asleep: bool) -> None:
-        self.kernel, self.seconds = (GHOSTS, GHOSTS_S) if asleep else (KERNEL, COMPUTE_S)
+    def __init__(self, calls: Calls, ghosts_s: float | None) -> None:
+        self.kernel, self.seconds = (KERNEL, COMPUTE_S) if ghosts_s is None else (GHOSTS, ghosts_s)
         self._calls = calls
-        self._ghosts = GhostsBefore(GHOSTS_S) if asleep else None
+        self._ghosts = None if ghosts_s is None else GhostsBefore(ghosts_s)
         self._kernel = self._ghosts.run if self._ghosts else _layers(calls.context.device)
-        self._rounds = 1 if asleep else self._count_rounds()
+        self._rounds = 1 if self._ghosts else self._count_rounds()
 
     def run(self) -> None:
         """Compute, or on a GPU launch it."""
@@ -122,14 +131,14 @@ class BehindBench:
     """Measures operations behind compute, on all ranks at once; they are one group.
 
     Args:
-        asleep: whether ranks sleep where they would compute.
+        layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
     """
 
-    def __init__(self, calls: Calls, point_s: float, attempt: int, *, asleep: bool) -> None:
+    def __init__(self, calls: Calls, point_s: float, attempt: int, layout: NodeLayout | None) -> None:
         self._calls = calls
         self._attempt = attempt
         self._point_s = point_s
-        self._compute = ComputeBefore(calls, asleep=asleep)
+        self._compute = ComputeBefore(calls, ghosts_seconds(layout.ranks) if layout else None)
 
     def measure(self, operation: str, size: int, block: int) -> BehindComputeSamples:
         """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""

@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.agreement import everyones, largest
-from paradl_bench.measure.behind_compute import ComputeBefore, behind_sizes
+from paradl_bench.measure.behind_compute import GHOSTS_S, ComputeBefore, behind_sizes
 from paradl_bench.measure.collective_calls import Calls
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import NODE
@@ -114,13 +115,13 @@ class BesideAllReduceBench:
     """Measures operations beside an all-reduce in flight, on all ranks at once; they are one group.
 
     Args:
-        asleep: whether ranks sleep where they would compute.
+        layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
     """
 
-    def __init__(self, calls: Calls, point_s: float, *, asleep: bool) -> None:
+    def __init__(self, calls: Calls, point_s: float, layout: NodeLayout | None) -> None:
         self._calls = calls
         self._point_s = point_s
-        self._compute = ComputeBefore(calls, asleep=asleep)
+        self._compute = ComputeBefore(calls, GHOSTS_S if layout else None)
         self._exchange, self._exchange_s = self._chosen_exchange()
 
     def measure(self, operation: str, size: int, block: int) -> BesideAllReduceSamples:

@@ -158,10 +158,10 @@ def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, atte
         beside = InterferenceBench(calls.context, calls.team.level)
         return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
     if sort == "behind":
-        behind = BehindBench(calls, request.point_s, attempt, asleep=request.layout is not None)
+        behind = BehindBench(calls, request.point_s, attempt, request.layout)
         return Bench(lambda *step: [behind.measure(*step)], lambda steps: behind.step_s() * len(steps))
     if sort == "in flight":
-        in_flight = BesideAllReduceBench(calls, request.point_s, asleep=request.layout is not None)
+        in_flight = BesideAllReduceBench(calls, request.point_s, request.layout)
         return Bench(lambda *step: [in_flight.measure(*step)], lambda steps: in_flight.step_s() * len(steps))
     return Bench(sweep.measure, sweep.estimate_s)
 

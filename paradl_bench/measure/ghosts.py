@@ -163,8 +163,9 @@ def _host_time(
         phases()
         twin.sleeper.take_asked()
         framework = _medians([phases() for _ in range(REPEATED)])
-    with twin.sleeper.watched() as gaps:
-        phases()
+        # Awake, so that it does not take as long as a whole model sleeps once more.
+        with twin.sleeper.watched() as gaps:
+            phases()
     of_call = {str(phase): _usual_most(found) for phase, found in gaps.items()}
     twin.sleeper.take_asked()
     twin.sleeper.host_s = of_call
@@ -177,22 +178,34 @@ def _host_time(
     )
 
 
-def describe_run(ghost: Ghost, host: HostTime, iterate: Callable[[], object], context: RankContext) -> GhostRun:
-    """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
+def awake_iterations(twin: GhostTwin, iterate: Callable[[], object], context: RankContext, count: int) -> float:
+    """Median seconds of iterations of all ranks that sleep nothing, on the slowest rank. A collective.
 
     Args:
-        iterate: runs an iteration of all ranks.
+        iterate: runs an iteration of all ranks, which have run some awake.
     """
     spent: list[float] = []
-    twin, table = ghost.twin, ghost.table
     with twin.sleeper.awake():
         context.barrier()
-        iterate()
         twin.sleeper.take_asked()
-        for _ in range(REPEATED):
+        for _ in range(count):
             begin = time.perf_counter()
             iterate()
             spent.append(time.perf_counter() - begin)
+    return max(context.gather(statistics.median(spent)))
+
+
+def describe_run(
+    ghost: Ghost, host: HostTime, iterate: Callable[[], object], context: RankContext, host_s: float | None
+) -> GhostRun:
+    """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
+
+    Args:
+        iterate: as of :func:`awake_iterations`.
+        host_s: what ranks take the host for besides communication; None where that is not known.
+    """
+    twin, table = ghost.twin, ghost.table
+    without_compute_s = awake_iterations(twin, iterate, context, REPEATED)
     asked = {phase: total / REPEATED for phase, total in twin.sleeper.take_asked().items()}
     return GhostRun(
         profile=table.profile,
@@ -203,7 +216,8 @@ def describe_run(ghost: Ghost, host: HostTime, iterate: Callable[[], object], co
         slept_s=max(context.gather(asked), key=lambda phases: sum(phases.values())),
         framework_s=host.framework_s,
         oversleep_s=host.oversleep_s,
-        without_compute_s=max(context.gather(statistics.median(spent))),
+        without_compute_s=without_compute_s,
+        host_s=host_s,
     )
 
 

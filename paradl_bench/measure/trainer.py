@@ -171,7 +171,7 @@ class Trainer:
         issued: tuple[IssuedCollective, ...] = ()
         last: str | None = None
         for when in RECORDED:
-            with CollectiveRecorder() as recorder, GradientOrder(self._model.module) as order:
+            with self._awake(), CollectiveRecorder() as recorder, GradientOrder(self._model.module) as order:
                 self._counter.since_last()
                 self.iterate()
                 self.recorded_count = self._counter.since_last()
@@ -223,7 +223,7 @@ class Trainer:
             recompute_segments(self._model.module, network, self._request.settings)
             at_once = len(self._inputs) // self._request.accumulate
             module = self._twin.alone(self._model.module) if self._twin else self._model.module
-            with self._twin.sleeper.awake() if self._twin else contextlib.nullcontext():
+            with self._awake():
                 with self._entered():
                     loss = self._loss(module(self._inputs[:at_once]), self._targets[:at_once])
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -234,6 +234,10 @@ class Trainer:
             raise UserError(f"{where}: {error}") from error
         self._model.module.zero_grad(set_to_none=True)
 
+    def _awake(self) -> contextlib.AbstractContextManager[None]:
+        """For what is not timed: ghosts do not sleep in it. Nothing of a real run."""
+        return self._twin.sleeper.awake() if self._twin else contextlib.nullcontext()
+
     def host_time(self, network: Network) -> HostTime:
         """What ghosts take rank 0's host; only before :meth:`prepare`, which makes the module one of several ranks'."""
         assert self._twin is not None
@@ -241,9 +245,9 @@ class Trainer:
         batch = self._inputs, self._targets
         return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
 
-    def describe_ghosts(self, ghost: Ghost, host: HostTime) -> GhostRun:
+    def describe_ghosts(self, ghost: Ghost, host: HostTime, host_s: float | None) -> GhostRun:
         """What an emulated run says of itself; the host's time is known to rank 0 alone."""
-        return describe_run(ghost, host, self.iterate, self._context)
+        return describe_run(ghost, host, self.iterate, self._context, host_s)
 
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""

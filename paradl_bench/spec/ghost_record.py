@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_finite
+from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.storage import decode_json, read_json
 
@@ -157,6 +157,8 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         oversleep_s: median iteration of rank 0 alone, less what was asked for: what of both is left beyond it.
         without_compute_s: median iteration of the slowest rank of all that sleep nothing: communication and framework.
             It is no phase, but the whole.
+        host_s: the same of a strategy whose groups move nothing: what all ranks, at once, take this host's cores for
+            besides communication; of it a run shows what no sleep hides. None where it was not measured.
     """
 
     profile: str
@@ -166,6 +168,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     framework_s: dict[str, float]
     oversleep_s: dict[str, float]
     without_compute_s: float
+    host_s: float | None = None
     slow_rank: SlowRank | None = None
     drawn: DrawnSleeps | None = None
 
@@ -173,6 +176,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.dilate < math.inf:
             raise ValueError(f"dilate has to be finite and more than 0, not {self.dilate}")
         check_finite(self, "without_compute_s")
+        check_not_negative(self, "host_s")
 
     @property
     def overhead(self) -> float:

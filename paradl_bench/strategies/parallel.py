@@ -157,7 +157,9 @@ def _build_pipeline(
         shared=planner_for(strategy).shared_by(dist.get_rank(), network, strategy, settings),
         sharding=sharding,
         calls=calls,
-        group=mesh.group(group_axes(strategy, "pipeline")),
+        # Stages tell each other their shapes once, which has to be heard.
+        group=mesh.group(group_axes(strategy, "pipeline"), heard=True),
+        after_first=mesh.group(group_axes(strategy, "pipeline")).process_group,
         replicas=mesh.group(replicating) if replicating else None,
     )
     return ParallelModule(pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline)

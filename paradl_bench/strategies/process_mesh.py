@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from paradl_bench.collectives.process_group import make_group
+from paradl_bench.collectives.process_group import groups_are_silent, make_group
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.data.node_exchange import NodeExchange
 from paradl_bench.strategies.data.node_groups import NodeGroups
@@ -27,14 +27,19 @@ class ProcessMesh:
         self.strategy = strategy
         self.spans = Spans()
         self._of_nodes: list[dist.ProcessGroup] = []
-        self._made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
+        self._made: dict[tuple[tuple[tuple[int, ...], ...], bool], dist.ProcessGroup] = {}
 
-    def group(self, axes: Sequence[int]) -> Group:
-        """The group along ``axes`` (indices into the strategy's); a collective the first time that it is asked for."""
+    def group(self, axes: Sequence[int], *, heard: bool = False) -> Group:
+        """The group along ``axes`` (indices into the strategy's); a collective the first time that it is asked for.
+
+        Args:
+            heard: whether it moves what is sent where other groups move nothing.
+        """
         rank = dist.get_rank()
         members = group_of(self.strategy, axes, rank)
+        silent = groups_are_silent() and not heard
         return Group(
-            process_group=self._process_group(all_groups(self.strategy, axes), members),
+            process_group=self._process_group(all_groups(self.strategy, axes), members, silent),
             rank=members.index(rank),
             size=len(members),
             spans=self.spans,
@@ -57,7 +62,7 @@ class ProcessMesh:
         """The one of these groups that this rank is in, if any; every rank makes all of them."""
         found = None
         for ranks in groups:
-            made = make_group(ranks)
+            made = make_group(ranks, silent=groups_are_silent())
             if rank in ranks:
                 found = made
                 self._of_nodes.append(made)
@@ -68,15 +73,17 @@ class ProcessMesh:
         """Every process group of this rank, the one of all ranks first."""
         return (_world(), *self._made.values(), *self._of_nodes)
 
-    def _process_group(self, groups: tuple[tuple[int, ...], ...], members: tuple[int, ...]) -> dist.ProcessGroup:
-        if len(groups) == 1:
+    def _process_group(
+        self, groups: tuple[tuple[int, ...], ...], members: tuple[int, ...], silent: bool
+    ) -> dist.ProcessGroup:
+        if len(groups) == 1 and not silent:
             return _world()
-        if groups not in self._made:
+        if (groups, silent) not in self._made:
             for ranks in groups:
-                made = make_group(ranks)
+                made = make_group(ranks, silent=silent)
                 if ranks == members:
-                    self._made[groups] = made
-        return self._made[groups]
+                    self._made[groups, silent] = made
+        return self._made[groups, silent]
 
 
 def _world() -> dist.ProcessGroup:

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.communication_time import Piece
 from paradl_bench.spec.plan import Collective
 from paradl_bench.spec.strategy import AxisKind, Strategy
+from predict.collective_times import CollectiveTimes
 from predict.communication_costs import CommunicationCosts
-from predict.communication_tables import evaluate
 from predict.costs import Floats, Ints
 
 
@@ -52,7 +51,7 @@ class GroupCosts:
     def __init__(self, communication: CommunicationCosts) -> None:
         self._communication = communication
         self._fits: dict[tuple[str, str, int], int] = {}
-        self._pieces: list[tuple[Piece, ...]] = []
+        self._times: list[CollectiveTimes] = []
         # The first link is that of a rank by itself, which sends nothing.
         self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
 
@@ -85,7 +84,7 @@ class GroupCosts:
             own = fit[links] == at
             if at >= 0:
                 over = links[own]
-                found[own] = evaluate(self._pieces[at], ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
+                found[own] = self._times[at].seconds(ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
         return found
 
     def _fit(self, operation: str, group: Group) -> int:
@@ -98,9 +97,9 @@ class GroupCosts:
         if key not in self._fits:
             work = Collective(operation=operation, message_bytes=1, ranks=2)
             phi = self._communication.contention.of_groups(work, level, at_once).factor
-            pieces = self._communication.pieces(operation, level, phi)
+            times = self._communication.times(operation, level, phi)
             # Of groups that as many others hinder as little, the fit is the same.
-            if pieces not in self._pieces:
-                self._pieces.append(pieces)
-            self._fits[key] = self._pieces.index(pieces)
+            if times not in self._times:
+                self._times.append(times)
+            self._fits[key] = self._times.index(times)
         return self._fits[key]

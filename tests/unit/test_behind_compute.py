@@ -10,7 +10,7 @@ import pytest
 from network_factory import two_convolutions
 from profile_factory import make_profile, ring_fit
 
-from calibrate.behind import BehindCompute
+from calibrate.behind import BehindCompute, BehindPoint
 from calibrate.behind_fit import fit_behind_compute
 from calibrate.profile import Profile
 from calibrate.reading import Placed
@@ -228,6 +228,29 @@ def test_beyond_the_largest_size_what_was_added_there_stays() -> None:
         added.append(behind - costs.cost(work, strategy).cost.seconds)
     assert added[0] == pytest.approx(ADDED_S + 0.5 * 2 * (50e-6 + (1 << 19) * 1e-9))
     assert added[1] == pytest.approx(added[0])
+
+
+def test_calls_between_those_behind_compute_are_longer_than_a_sweeps_by_what_was_measured() -> None:
+    sizes, times = (1024, 4096, 1 << 20), (3.0, 2.0, 9.0)
+    swept = {size: 2 * (50e-6 + size / 2 * 1e-9) for size in sizes}
+    points = tuple(
+        BehindPoint(ranks=2, message_bytes=size, back_to_back_s=ratio * swept[size], behind_s=1.0, fitted_s=1.0)
+        for size, ratio in zip(sizes, times, strict=True)
+    )
+    costs = CommunicationCosts(profile_of(measured("all_reduce", factor=1.5, points=points)), None, "gloo")
+    for size in sizes:
+        work = Collective(operation="all_reduce", message_bytes=size, ranks=2)
+        behind = costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
+        assert behind == pytest.approx(ADDED_S + 1.5 * 3.0 * swept[size])
+
+
+def test_a_sweep_that_was_slower_than_calls_behind_compute_makes_none_of_them_faster() -> None:
+    swept = 2 * (50e-6 + 512 * 1e-9)
+    points = (BehindPoint(ranks=2, message_bytes=1024, back_to_back_s=swept / 4, behind_s=1.0, fitted_s=1.0),)
+    costs = CommunicationCosts(profile_of(measured("all_reduce", added_s=0.0, points=points)), None, "gloo")
+    work = Collective(operation="all_reduce", message_bytes=1024, ranks=2)
+    behind = costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
+    assert behind == pytest.approx(swept)
 
 
 def test_an_operation_that_was_not_measured_takes_another_one_and_says_so() -> None:

@@ -21,7 +21,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis, Strategy
 from predict.closed_form_tables import ClosedFormTables
-from predict.communication_tables import evaluate
+from predict.collective_times import fitted_seconds
 from predict.cost_model import CostModel
 from predict.what_if_hardware import Hardware
 from predict.workload import Point, evaluator_named
@@ -279,7 +279,7 @@ def test_each_message_by_its_own_regime_is_the_piecewise_time(
     ]
     sizes = np.array([messages, ends[:1] * len(messages), ends[-1:] * len(messages)], float)
     ranks = np.array([2 + index % 7 for index in range(len(messages))])
-    found = evaluate(pieces, ranks, sizes, np.ones_like(ranks))
+    found = fitted_seconds(pieces, ranks, sizes, np.ones_like(ranks))
     wanted = [
         [float(piecewise_seconds(pieces, rank, size)) for rank, size in zip(ranks, row, strict=True)] for row in sizes
     ]

@@ -17,7 +17,10 @@ from paradl_bench.emulate.sleeper import Sleeper
 from paradl_bench.emulate.twin import GhostTwin
 from paradl_bench.measure.ghosts_before import GhostsBefore
 from paradl_bench.measure.gradient_order import GradientOrder
+from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.trainer import Trainer
+from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.ghost_record import GhostPhase, GhostRole
@@ -393,6 +396,36 @@ def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeyp
     clock.now += 8.0
     sleeper.ask("BW", 1.0)
     assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
+
+
+def test_of_who_is_awake_what_passes_between_calls_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
+    with sleeper.awake(), sleeper.watched() as gaps:
+        for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):
+            clock.now += host_s
+            sleeper.ask(phase, 1.0)
+            sleeper.settle()
+    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
+    assert clock.sleeps == 0
+
+
+def test_ghosts_sleep_in_iterations_that_are_timed_and_in_none_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("resnet18", (3, 32, 32))
+    network = trace_network(model)
+    twin = GhostTwin(network, second_each(network), dilate=1.0)
+    iteration_s = sum(sum(seconds.values()) for seconds in second_each(network).layers.values()) + 7.0
+    request = TrainingRequest(model="resnet18", strategy=Strategy(), batch=2, device="cpu", input_shape=(3, 32, 32))
+    context = RankContext(
+        rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="local", core=None
+    )
+    clock = Clock(monkeypatch, late_s=0.0)
+    trainer = Trainer(model, request, context, twin)
+    trainer.try_alone(network)
+    trainer.prepare(network)
+    assert (clock.sleeps, clock.now) == (0, 0.0)
+    trainer.run_chunk(0, 2)
+    # One that is not timed stands before them.
+    assert clock.now == pytest.approx(3 * iteration_s, abs=1e-3)
 
 
 @pytest.mark.parametrize("dilate", [0.0, -1.0, float("inf"), float("nan")])

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paradl_bench.collectives.process_group import is_silent
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
@@ -43,7 +44,16 @@ def exchange_gradients(
     )
     if over_nodes is not None:
         over_nodes.register(exchanging)
+    elif is_silent(process_group):
+        # torch's own exchange reads what the group's call gives back, and such a call gives nothing back.
+        exchanging.register_comm_hook(None, lambda _, bucket: _as_it_is(bucket.buffer()))
     return exchanging
+
+
+def _as_it_is(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(gradients)
+    return done
 
 
 def _bucket_cap_mb(settings: PlanSettings) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -46,8 +47,8 @@ class RankPipeline:
         network: its traced network.
         shared: its layers as this rank shares them, as planned. sharding: the same, as they run.
         calls: operations of one micro-batch, recorded before layers were shared.
-        group: along the pipeline. replicas: ranks that hold the same parameters of the same stages, and exchange
-            gradients; None for one.
+        group: along the pipeline. after_first: of the same ranks, for all steps but the first.
+        replicas: ranks that hold the same parameters of the same stages, and exchange gradients; None for one.
         loss: a mean over samples.
 
     Attributes:
@@ -69,6 +70,7 @@ class RankPipeline:
         sharding: Sharding,
         calls: Calls,
         group: Group,
+        after_first: dist.ProcessGroup,
         replicas: Group | None,
     ) -> None:
         schedule = schedule_of(settings.schedule)
@@ -104,6 +106,7 @@ class RankPipeline:
                     arrival=gradient_order(part.share.network),
                 )
             )
+        self._running, self._after_first = running, after_first
         kind = get_schedule_class(schedule.torch_name)
         self._schedule = kind(
             running[0] if issubclass(kind, PipelineScheduleSingle) else running,
@@ -127,6 +130,8 @@ class RankPipeline:
         losses: list[torch.Tensor] = []
         arguments = (inputs,) if self._first else ()
         self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
+        for stage in self._running:
+            stage.group = self._after_first
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
 

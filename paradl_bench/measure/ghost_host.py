@@ -1,0 +1,39 @@
+"""What ranks of an emulated run take their host for besides communication.
+
+The same strategy, over groups that move nothing, in iterations that sleep nothing, on all ranks at once: what is left
+is the modules, hooks, copies and schedules of the ranks, on the cores that they share. On a real cluster each rank has
+cores of its own for that, and a device to compute beside it.
+"""
+
+from __future__ import annotations
+
+from paradl_bench.collectives.process_group import silent_groups
+from paradl_bench.emulate.layers import hold_in_common
+from paradl_bench.measure.ghosts import Ghost, awake_iterations
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.trainer import Trainer
+from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.network import Network
+
+REPEATED = 9
+"""Iterations, of some ten milliseconds each."""
+
+
+def host_seconds(ghost: Ghost, request: TrainingRequest, context: RankContext, network: Network) -> float | None:
+    """Seconds an iteration; None where this torch has no such groups. A collective."""
+    if context.ranks == 1:
+        return None
+    # Strategies replace parameters by shards of them: the run's own model stays whole.
+    model = load_model(request.model, request.input_shape)
+    hold_in_common(model.module)
+    try:
+        with silent_groups():
+            trainer = Trainer(model, request, context, ghost.twin)
+            trainer.prepare(network)
+    except ImportError:
+        return None
+    found = awake_iterations(ghost.twin, trainer.iterate, context, REPEATED)
+    ghost.twin.sleeper.take_asked()
+    trainer.close()
+    return found
