@@ -143,7 +143,6 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
         (f"p{ranks}", {}),
         (f"p{ranks}", one_forward),
         (f"d2f{half}", {}),
-        (f"d2c{half}", {}),
         (f"d2s{half}", {}),
         (f"d2p{half}", {}),
     ]
@@ -151,6 +150,7 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
         return [*found, *((f"d{ranks}", {"exchange": kind}) for kind in ("leader", "segmented"))]
     # What differs little with the number of nodes is tried on one.
     found += [
+        (f"d2c{half}", {}),
         (f"d{ranks}", {"slow_rank": f"1.5@{ranks - 1}"}),
         (f"d{ranks}", {"bucket_cap_mb": 4.0}),
         (f"c{ranks}", {}),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from calibrate.behind import BehindCompute
 from calibrate.communication_spread import cholesky_columns
@@ -57,19 +60,39 @@ class BehindCosts:
         )
 
 
-def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> float:
+class Between(NamedTuple):
     """What calls back to back between those behind compute take, of what a sweep that does nothing else finds.
 
-    The entry tells what is added to the former: the line through it is of pairs. A sweep's calls follow each other on
-    warm caches and on cores that nothing else was on, and may be shorter. The median over sizes and rank counts; 1
-    where the entry has none.
+    Attributes:
+        log_bytes, log_ratios: of the sizes measured, ascending; none where nothing is known.
+    """
+
+    log_bytes: tuple[float, ...] = ()
+    log_ratios: tuple[float, ...] = ()
+
+    def ratio(self, message_bytes: float) -> float:
+        """Straight over logarithms between two sizes, beyond the smallest and the largest as there."""
+        if not self.log_bytes:
+            return 1.0
+        return math.exp(np.interp(math.log(max(message_bytes, 1.0)), self.log_bytes, self.log_ratios))
+
+
+def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> Between:
+    """How calls between those behind compute compare with a sweep's, by size; the median over rank counts.
+
+    The entry tells what compute adds to the former: the line through it is of pairs. A sweep's calls follow each other
+    on the same buffers and on cores that nothing else was on: large ones find their data in the caches, which a run's
+    do not, and where ranks share cores short ones hinder each other more. A size that its two neighbours agree against
+    takes the nearer of theirs (a median of three): few pairs are behind each.
 
     Args:
         swept_s: of ranks and bytes, as they are predicted from the sweep.
     """
-    ratios = [
-        point.back_to_back_s / swept
-        for point in entry.points
-        if (swept := swept_s(point.ranks, point.message_bytes)) > 0 and point.back_to_back_s > 0
-    ]
-    return median(ratios) if ratios else 1.0
+    ratios: dict[int, list[float]] = {}
+    for point in entry.points:
+        swept = swept_s(point.ranks, point.message_bytes)
+        if swept > 0 and point.back_to_back_s > 0 and point.message_bytes > 0:
+            ratios.setdefault(point.message_bytes, []).append(math.log(point.back_to_back_s / swept))
+    raw = [median(ratios[size]) for size in sorted(ratios)]
+    inner = [median(raw[index - 1 : index + 2]) for index in range(1, len(raw) - 1)]
+    return Between(tuple(math.log(size) for size in sorted(ratios)), (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :]))

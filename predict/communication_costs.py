@@ -35,7 +35,7 @@ from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
-from predict.behind_costs import BehindCosts, between_them
+from predict.behind_costs import BehindCosts, Between, between_them
 from predict.beside_costs import BesideCosts
 from predict.collective_times import CollectiveTimes
 from predict.contention_costs import ContentionCosts
@@ -106,7 +106,7 @@ class CommunicationCosts:
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
-        self._between: dict[tuple[str, str], float] = {}
+        self._between: dict[tuple[str, str], Between] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -155,9 +155,23 @@ class CommunicationCosts:
         )
         cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
         found = CommunicationCost(cost, modes, congestion)
-        if not call.behind_compute:
+        if call.behind_compute:
+            return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+        if work.reach != "group":
+            # One of several in turn: it finds what the one before has left.
+            return self._in_turn(found, work, level, seconds_of)
+        return found
+
+    def _in_turn(
+        self, found: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
+    ) -> CommunicationCost:
+        """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
+        entry, _ = self._behind.entry(work.operation, level.name)
+        if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
             return found
-        return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+        size = min(work.message_bytes, entry.bytes_range[1])
+        more_s = (self._between_calls_behind(entry, level).ratio(size) - 1) * seconds_of(size)
+        return found._replace(cost=found.cost._replace(seconds=found.cost.seconds + more_s))
 
     def _behind_compute(
         self,
@@ -172,18 +186,19 @@ class CommunicationCosts:
         cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
         if entry is None:
             return found._replace(cost=cost)
-        swept_s = sum(seconds_of(min(size, entry.bytes_range[1])) for size in messages)
-        between_s = swept_s * self._between_calls_behind(entry, level)
+        between = self._between_calls_behind(entry, level)
+        sizes = [min(size, entry.bytes_range[1]) for size in messages]
+        between_s = sum(between.ratio(size) * seconds_of(size) for size in sizes)
         added = self._behind.added(entry, between_s)
-        # Compute before a call makes it no faster.
-        extra_s = max(0.0, between_s + added.seconds - swept_s)
+        # Beyond the largest size measured what is more, or less, at it stays.
+        extra_s = between_s + added.seconds - sum(map(seconds_of, sizes))
         return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
 
-    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> float:
-        """:func:`~predict.behind_costs.between_them`; 1 where its sweep is unknown, or the level states its own."""
+    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> Between:
+        """:func:`~predict.behind_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
         key = entry.operation, entry.level
         if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
-            return 1.0
+            return Between()
         if key not in self._between:
             # On the links that were measured, whatever links are asked for.
             known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key], level, 1.0)

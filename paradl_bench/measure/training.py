@@ -115,8 +115,7 @@ def _measure(
         return
     hosts_noted = note_places(context, writer.directory if writer else None)
     trainer.attempt = hosts_noted.attempt
-    host = trainer.host_time(network) if ghost else None
-    host_s = host_seconds(ghost, request, context, network) if ghost else None
+    host = (trainer.host_time(network), host_seconds(ghost, request, context, network)) if ghost else None
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
@@ -126,7 +125,7 @@ def _measure(
     untracked = ghost or request.kernel_settings.compile
     peaks = [] if untracked else context.gather(msgspec.to_builtins(trainer.track_memory()))
     compiled = context.gather(list(map(msgspec.to_builtins, trainer.compiled)))
-    about = trainer.describe_ghosts(ghost, host, host_s) if ghost and host else None
+    about = trainer.describe_ghosts(ghost, *host) if ghost and host else None
     if writer is not None:
         memory = msgspec.convert(peaks, tuple[MemoryPeak, ...])
         whole = msgspec.convert([record for of_rank in compiled for record in of_rank], tuple[CompileRecord, ...])

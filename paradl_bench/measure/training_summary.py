@@ -143,10 +143,11 @@ def _ghost_line(ghost: GhostRun) -> str:
     drawn = ""
     if ghost.drawn is not None:
         drawn = f"; each sleep drawn as {ghost.drawn.samples} measured iterations spread, seed {ghost.drawn.seed}"
+    silent = "" if ghost.host_s is None else f", {format_seconds(ghost.host_s)} of it the host's own"
     return (
         f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration, {format_seconds(framework)} of it"
         f" ({ghost.overhead:.1%}) for the framework on rank 0's host, and {_signed(oversleep)} beside it;"
-        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}{drawn}"
+        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
     )
 
 

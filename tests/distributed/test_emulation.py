@@ -117,6 +117,9 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
         assert run.issued
         assert run.memory == ()
         assert run.losses == ()
+        # What it runs without communication, over groups that move nothing.
+        assert run.ghost is not None
+        assert run.ghost.host_s
         check_sleep(place / name, run)
     # By force: the synthetic profile is of another host. What was slept is what it says.
     report = validate_runs(place / "profile.json", [place / name for name in names], cluster_path=None, force=True)

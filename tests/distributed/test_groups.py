@@ -173,3 +173,14 @@ def test_pairs_that_sweep_among_themselves_measure_and_write_each_for_itself(tmp
         assert {each.ranks for each in (*behind, *beside)} == {2}
         assert len(behind) == len(beside) == len(records)
         assert [place.rank for place in read_hosts(directory).values()] == [0, 1]
+
+
+def test_calls_on_silent_groups_move_nothing_and_other_groups_do_as_before(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "silent_program.py"
+    launch_ranks([sys.executable, str(program), str(tmp_path)], ranks=2, device="cpu", timeout_s=240)
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"{rank}.json").read_bytes())
+        assert found["silent"] == [True, False, False]
+        assert (found["kept"], found["summed"]) == ([1.0, 1.0], [2.0, 2.0])
+        assert found["own"] == [rank + 1.0] * 3
+        assert found["mean"] == [1.5] * 3

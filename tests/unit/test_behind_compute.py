@@ -17,7 +17,7 @@ from calibrate.reading import Placed
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure.group_summary import behind_rows
 from paradl_bench.spec.behind import BehindComputeSamples
-from paradl_bench.spec.plan import Collective, HaloExchange, Phase, PlanSettings, Stream, Transfer
+from paradl_bench.spec.plan import Collective, HaloExchange, Phase, PlanSettings, Reach, Stream, Transfer
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.behind_compute import works_behind_compute
@@ -230,27 +230,53 @@ def test_beyond_the_largest_size_what_was_added_there_stays() -> None:
     assert added[1] == pytest.approx(added[0])
 
 
-def test_calls_between_those_behind_compute_are_longer_than_a_sweeps_by_what_was_measured() -> None:
-    sizes, times = (1024, 4096, 1 << 20), (3.0, 2.0, 9.0)
-    swept = {size: 2 * (50e-6 + size / 2 * 1e-9) for size in sizes}
-    points = tuple(
-        BehindPoint(ranks=2, message_bytes=size, back_to_back_s=ratio * swept[size], behind_s=1.0, fitted_s=1.0)
-        for size, ratio in zip(sizes, times, strict=True)
+def swept_s(size: int) -> float:
+    return 2 * (50e-6 + size / 2 * 1e-9)
+
+
+def paired(ratios: dict[int, float]) -> tuple[BehindPoint, ...]:
+    """Pairs whose first halves took so many times what a sweep's calls take."""
+    return tuple(
+        BehindPoint(ranks=2, message_bytes=size, back_to_back_s=ratio * swept_s(size), behind_s=1.0, fitted_s=1.0)
+        for size, ratio in ratios.items()
     )
-    costs = CommunicationCosts(profile_of(measured("all_reduce", factor=1.5, points=points)), None, "gloo")
-    for size in sizes:
-        work = Collective(operation="all_reduce", message_bytes=size, ranks=2)
-        behind = costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
-        assert behind == pytest.approx(ADDED_S + 1.5 * 3.0 * swept[size])
 
 
-def test_a_sweep_that_was_slower_than_calls_behind_compute_makes_none_of_them_faster() -> None:
-    swept = 2 * (50e-6 + 512 * 1e-9)
-    points = (BehindPoint(ranks=2, message_bytes=1024, back_to_back_s=swept / 4, behind_s=1.0, fitted_s=1.0),)
-    costs = CommunicationCosts(profile_of(measured("all_reduce", added_s=0.0, points=points)), None, "gloo")
-    work = Collective(operation="all_reduce", message_bytes=1024, ranks=2)
-    behind = costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
-    assert behind == pytest.approx(swept)
+def behind_s(size: int, entry: BehindCompute) -> float:
+    costs = CommunicationCosts(profile_of(entry), None, "gloo")
+    work = Collective(operation="all_reduce", message_bytes=size, ranks=2)
+    return costs.cost(work, parse_strategy("f2"), Call(behind_compute=True)).cost.seconds
+
+
+def test_compute_adds_to_calls_as_they_are_between_others_and_not_as_a_sweep_finds_them() -> None:
+    points = paired({1024: 0.5, 4096: 2.0, 65536: 2.0, 1 << 20: 8.0})
+    entry = measured("all_reduce", factor=1.5, points=points)
+    for size, ratio in ((16, 0.5), (1024, 0.5), (4096, 2.0), (16384, 2.0), (1 << 20, 8.0), (1 << 18, 4.0)):
+        assert behind_s(size, entry) == pytest.approx(ADDED_S + 1.5 * ratio * swept_s(size))
+    # Beyond the largest size what is more at it stays.
+    more_s = ADDED_S + (1.5 * 8.0 - 1) * swept_s(1 << 20)
+    assert behind_s(1 << 26, entry) == pytest.approx(swept_s(1 << 26) + more_s)
+
+
+def test_one_size_that_its_neighbours_agree_against_does_not_count() -> None:
+    entry = measured("all_reduce", added_s=0.0, points=paired({1024: 2.0, 4096: 50.0, 65536: 2.0, 1 << 20: 3.0}))
+    assert behind_s(4096, entry) == pytest.approx(2.0 * swept_s(4096))
+
+
+def test_calls_in_turn_find_what_the_one_before_has_left_and_wait_for_no_compute() -> None:
+    """Segments of buckets: each is one of three operations, one after the other."""
+    entry = measured("all_reduce", points=paired({1024: 3.0, 1 << 20: 3.0}))
+    costs = CommunicationCosts(profile_of(entry), None, "gloo")
+    cases: tuple[tuple[Reach, str, int], ...] = (
+        ("group", "all_reduce", 1),
+        ("node", "all_reduce", 3),
+        ("node", "all_gather", 1),
+    )
+    for reach, operation, ratio in cases:
+        work = Collective(operation=operation, message_bytes=1 << 18, ranks=2, reach=reach, per_node=2)
+        alone = Collective(operation=operation, message_bytes=1 << 18, ranks=2)
+        plain_s = costs.cost(alone, parse_strategy("d2")).cost.seconds
+        assert costs.cost(work, parse_strategy("d2")).cost.seconds == pytest.approx(ratio * plain_s)
 
 
 def test_an_operation_that_was_not_measured_takes_another_one_and_says_so() -> None:
