@@ -54,7 +54,7 @@ NODES_OF = {4: (1, 2, 4), 2: (2, 4)}
 """By ranks on a node: how many nodes."""
 CLUSTERS = (4,)
 """Those of them that are emulated unless others are asked for: 4, 8 and 16 ranks."""
-MINUTES = 28.0
+MINUTES = 28.5
 LINK_BYTES_PER_S = 125e6
 """Of each node's link, a tenth or less of what ranks of a node send each other on a host of a few cores."""
 SERIAL_S, SERIAL_S_A_RANK = 3.0, 0.375
@@ -124,11 +124,13 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
         brief: one of each kind.
     """
     ranks, half = layout.ranks, layout.ranks // 2
-    one_forward = {"schedule": "1f1b", "micro_batches": 2 * ranks}
+    one_forward: dict[str, object] = {"schedule": "1f1b", "micro_batches": 2 * ranks}
+    found: list[tuple[str, dict[str, object]]]
     if brief:
         if ranks > 8:
             return [(f"d{ranks}", {}), (f"d{layout.nodes}f{layout.ranks_per_node}", {})]
-        return [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {}), (f"d2s{half}", {})]
+        found = [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {})]
+        return found if layout.nodes > 1 else [*found, (f"d2s{half}", {})]
     if ranks > 8:
         nodes, inside = layout.nodes, layout.ranks_per_node
         return [
@@ -136,7 +138,7 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
             (f"d{ranks}", {"exchange": "segmented"}),
             *((f"d{nodes}{axis}{inside}", {}) for axis in "fsp"),
         ]
-    found: list[tuple[str, dict[str, object]]] = [
+    found = [
         (f"d{ranks}", {}),
         (f"f{ranks}", {}),
         (f"s2x{half}", {}),
