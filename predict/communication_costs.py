@@ -170,7 +170,7 @@ class CommunicationCosts:
         if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
             return found
         size = min(work.message_bytes, entry.bytes_range[1])
-        more_s = (self._between_calls_behind(entry, level).ratio(size) - 1) * seconds_of(size)
+        more_s = max(0.0, self._between_calls_behind(entry, level).ratio(size) - 1) * seconds_of(size)
         return found._replace(cost=found.cost._replace(seconds=found.cost.seconds + more_s))
 
     def _behind_compute(
@@ -190,8 +190,8 @@ class CommunicationCosts:
         sizes = [min(size, entry.bytes_range[1]) for size in messages]
         between_s = sum(between.ratio(size) * seconds_of(size) for size in sizes)
         added = self._behind.added(entry, between_s)
-        # Beyond the largest size measured what is more, or less, at it stays.
-        extra_s = between_s + added.seconds - sum(map(seconds_of, sizes))
+        # No call takes less than a sweep's, from which the search's estimates from below are made.
+        extra_s = max(0.0, between_s + added.seconds - sum(map(seconds_of, sizes)))
         return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
 
     def _between_calls_behind(self, entry: BehindCompute, level: Level) -> Between:

@@ -258,6 +258,15 @@ def test_compute_adds_to_calls_as_they_are_between_others_and_not_as_a_sweep_fin
     assert behind_s(1 << 26, entry) == pytest.approx(swept_s(1 << 26) + more_s)
 
 
+def test_no_call_takes_less_than_a_sweeps() -> None:
+    """On cores that ranks share a loop of short calls hinders itself, and calls between others are shorter."""
+    short = paired({1024: 0.25, 1 << 20: 0.25})
+    assert behind_s(4096, measured("all_reduce", added_s=0.0, points=short)) == pytest.approx(swept_s(4096))
+    costs = CommunicationCosts(profile_of(measured("all_reduce", points=short)), None, "gloo")
+    work = Collective(operation="all_reduce", message_bytes=4096, ranks=2, reach="node", per_node=2)
+    assert costs.cost(work, parse_strategy("d2")).cost.seconds == pytest.approx(swept_s(4096))
+
+
 def test_one_size_that_its_neighbours_agree_against_does_not_count() -> None:
     entry = measured("all_reduce", added_s=0.0, points=paired({1024: 2.0, 4096: 50.0, 65536: 2.0, 1 << 20: 3.0}))
     assert behind_s(4096, entry) == pytest.approx(2.0 * swept_s(4096))
