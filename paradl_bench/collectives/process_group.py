@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 _SILENT_BACKEND = "fake"
 """torch's backend for tests of its own, whose calls move nothing and are over at once."""
-_silences: list[None] = []
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @contextlib.contextmanager
@@ -27,16 +28,16 @@ def silent_groups() -> Iterator[None]:
     """
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
-    _silences.append(None)
+    token = _silent.set(True)
     try:
         yield
     finally:
-        _silences.pop()
+        _silent.reset(token)
 
 
 def groups_are_silent() -> bool:
     """Whether groups that are made now are to move nothing."""
-    return bool(_silences)
+    return _silent.get()
 
 
 def is_silent(group: ProcessGroup) -> bool:
