@@ -27,8 +27,8 @@ _LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
 _SEGMENT_SIZE = 8 * 1024**2
 _BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 16 * 1024**2, 32 * 1024**2)
 """Of gradients: 8 to 35 MB at DDP's bucket size, 4 MB and more at the small one, and statistics of images."""
-MOST_LED = 8
-"""Ranks that exchange gradients by leaders, or share layers over nodes."""
+FEW_RANKS = 8
+"""That train by every strategy: more do not exchange gradients by leaders, and share no layers over nodes."""
 AT_ONCE = ("all_reduce",)
 """What replicas of shared layers, and segments of buckets, do at once over nodes."""
 FLOPS, BYTES_PER_S, CALL_S = 0.5 * 15.7e12, 0.75 * 900e9, 5e-6
@@ -73,7 +73,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     # Groups of one rank on each node; of two where there is one node.
     groups = layout.ranks // 2 if lone and layout.ranks > 2 else layout.ranks_per_node
     # Over more nodes buffers are broadcast, and layers' messages stay inside of them.
-    over_nodes = between if layout.ranks <= MOST_LED else ("broadcast",)
+    over_nodes = between if layout.ranks <= FEW_RANKS else ("broadcast",)
     found = {
         "layers": _asked(layout, of_node if lone else over_nodes, to_segments if lone else _LAYER_SIZES, waited=True),
         "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
@@ -82,7 +82,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
         found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
         # What leaders send, by whole buckets: on more nodes no run has them.
-        if layout.ranks <= MOST_LED:
+        if layout.ranks <= FEW_RANKS:
             found["inside-buckets"] = _asked(layout, ("reduce", "broadcast"), _BUCKET_SIZES, inside=True)
     if groups < layout.ranks:
         at_once = (*AT_ONCE, *(("broadcast", "all_gather", "send_recv", "exchange") if lone else ()))

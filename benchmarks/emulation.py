@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 import torch.distributed as dist
-from emulated_profile import BATCH, Sweep, fit, measure_copies, phase_seconds, sweeps_of
+from emulated_profile import BATCH, FEW_RANKS, Sweep, fit, measure_copies, phase_seconds, sweeps_of
 
 from paradl_bench.emulate_nodes.cluster import emulated_cluster
 from paradl_bench.emulate_nodes.layout import NodeLayout
@@ -127,11 +127,11 @@ def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str
     one_forward: dict[str, object] = {"schedule": "1f1b", "micro_batches": 2 * ranks}
     found: list[tuple[str, dict[str, object]]]
     if brief:
-        if ranks > 8:
+        if ranks > FEW_RANKS:
             return [(f"d{ranks}", {}), (f"d{layout.nodes}f{layout.ranks_per_node}", {})]
         found = [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {})]
         return found if layout.nodes > 1 else [*found, (f"d2s{half}", {})]
-    if ranks > 8:
+    if ranks > FEW_RANKS:
         nodes, inside = layout.nodes, layout.ranks_per_node
         return [
             (f"d{ranks}", {}),

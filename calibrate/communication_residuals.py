@@ -20,26 +20,29 @@ from calibrate.communication import CommunicationFit
 from calibrate.communication_time import Floats
 
 
-class OfRanks(NamedTuple):
-    """One rank count: logarithms of its sizes in bytes, ascending, and of measured over fitted seconds."""
+class SizeRatios(NamedTuple):
+    """What some times are of others by message size, in logarithms: of bytes, ascending, and of the ratio there.
 
-    ranks: int
-    log_bytes: tuple[float, ...]
-    log_ratios: tuple[float, ...]
+    Empty where nothing is known.
+    """
 
-    def at(self, log_bytes: Floats) -> Floats:
-        """Of any sizes: straight between two measured ones, beyond the smallest and the largest as there."""
-        return np.interp(log_bytes, self.log_bytes, self.log_ratios)
+    log_bytes: tuple[float, ...] = ()
+    log_ratios: tuple[float, ...] = ()
+
+    def log_ratio(self, message_bytes: ArrayLike) -> Floats:
+        """Of any sizes: straight between two known ones, beyond the smallest and the largest as there; else 0."""
+        log_bytes = np.log(np.maximum(np.asarray(message_bytes, float), 1.0))
+        return np.interp(log_bytes, self.log_bytes, self.log_ratios) if self.log_bytes else np.zeros(log_bytes.shape)
 
 
 class Residuals(NamedTuple):
     """What measured times are of fitted ones.
 
     Attributes:
-        counts: of each rank count measured, ascending; none where nothing is known.
+        counts: each rank count measured, ascending, and its sizes; none where nothing is known.
     """
 
-    counts: tuple[OfRanks, ...] = ()
+    counts: tuple[tuple[int, SizeRatios], ...] = ()
 
     def factor(self, ranks: ArrayLike, message_bytes: ArrayLike) -> Floats:
         """What to multiply fitted seconds by, broadcast: 1 beyond the rank counts measured.
@@ -48,14 +51,13 @@ class Residuals(NamedTuple):
         """
         p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
         found = np.ones(p.shape)
-        pairs = itertools.pairwise(self.counts) if len(self.counts) > 1 else ((each, each) for each in self.counts)
-        for low, high in pairs:
-            inside = (p >= low.ranks) & (p <= high.ranks)
+        pairs = itertools.pairwise(self.counts) if len(self.counts) > 1 else zip(self.counts, self.counts, strict=True)
+        for (low, at_low), (high, at_high) in pairs:
+            inside = (p >= low) & (p <= high)
             if not inside.any():
                 continue
-            log_bytes = np.log(np.maximum(m[inside], 1.0))
-            share = np.log(p[inside] / low.ranks) / math.log(high.ranks / low.ranks) if high is not low else 0.0
-            found[inside] = np.exp((1 - share) * low.at(log_bytes) + share * high.at(log_bytes))
+            share = np.log(p[inside] / low) / math.log(high / low) if high > low else 0.0
+            found[inside] = np.exp((1 - share) * at_low.log_ratio(m[inside]) + share * at_high.log_ratio(m[inside]))
         return found
 
 
@@ -68,7 +70,7 @@ def residuals_of(fits: Sequence[CommunicationFit]) -> Residuals:
                 known.setdefault(point.ranks, {})[point.message_bytes] = math.log(point.measured_s / point.fitted_s)
     return Residuals(
         tuple(
-            OfRanks(ranks, tuple(math.log(size) for size in sorted(own)), tuple(own[size] for size in sorted(own)))
+            (ranks, SizeRatios(tuple(math.log(size) for size in sorted(own)), tuple(own[size] for size in sorted(own))))
             for ranks, own in sorted(known.items())
         )
     )

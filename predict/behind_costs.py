@@ -7,9 +7,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
-
 from calibrate.behind import BehindCompute
+from calibrate.communication_residuals import SizeRatios
 from calibrate.communication_spread import cholesky_columns
 from calibrate.profile import Profile
 from predict.costs import Remark
@@ -60,25 +59,8 @@ class BehindCosts:
         )
 
 
-class Between(NamedTuple):
-    """What calls back to back between those behind compute take, of what a sweep that does nothing else finds.
-
-    Attributes:
-        log_bytes, log_ratios: of the sizes measured, ascending; none where nothing is known.
-    """
-
-    log_bytes: tuple[float, ...] = ()
-    log_ratios: tuple[float, ...] = ()
-
-    def ratio(self, message_bytes: float) -> float:
-        """Straight over logarithms between two sizes, beyond the smallest and the largest as there."""
-        if not self.log_bytes:
-            return 1.0
-        return math.exp(np.interp(math.log(max(message_bytes, 1.0)), self.log_bytes, self.log_ratios))
-
-
-def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> Between:
-    """How calls between those behind compute compare with a sweep's, by size; the median over rank counts.
+def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> SizeRatios:
+    """What calls between those behind compute take of what a sweep finds, by size; the median over rank counts.
 
     The entry tells what compute adds to the former: the line through it is of pairs. A sweep's calls follow each other
     on the same buffers and on cores that nothing else was on: large ones find their data in the caches, which a run's
@@ -93,6 +75,9 @@ def between_them(entry: BehindCompute, swept_s: Callable[[int, int], float]) -> 
         swept = swept_s(point.ranks, point.message_bytes)
         if swept > 0 and point.back_to_back_s > 0 and point.message_bytes > 0:
             ratios.setdefault(point.message_bytes, []).append(math.log(point.back_to_back_s / swept))
-    raw = [median(ratios[size]) for size in sorted(ratios)]
+    sizes = sorted(ratios)
+    raw = [median(ratios[size]) for size in sizes]
     inner = [median(raw[index - 1 : index + 2]) for index in range(1, len(raw) - 1)]
-    return Between(tuple(math.log(size) for size in sorted(ratios)), (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :]))
+    return SizeRatios(
+        tuple(math.log(size) for size in sorted(ratios)), (*raw[:1], *inner, *raw[max(1, len(raw) - 1) :])
+    )

@@ -16,7 +16,7 @@ import msgspec
 
 from calibrate.behind import BehindCompute
 from calibrate.communication import CommunicationFit, Congestion, Interference
-from calibrate.communication_residuals import residuals_of
+from calibrate.communication_residuals import SizeRatios, residuals_of
 from calibrate.communication_spread import (
     Asked,
     error_modes,
@@ -35,7 +35,7 @@ from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
-from predict.behind_costs import BehindCosts, Between, between_them
+from predict.behind_costs import BehindCosts, between_them
 from predict.beside_costs import BesideCosts
 from predict.collective_times import CollectiveTimes
 from predict.contention_costs import ContentionCosts
@@ -106,7 +106,7 @@ class CommunicationCosts:
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
-        self._between: dict[tuple[str, str], Between] = {}
+        self._between: dict[tuple[str, str], SizeRatios] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
         for fit in profile.communication:
             if fit.library == self.backend:
@@ -170,7 +170,8 @@ class CommunicationCosts:
         if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
             return found
         size = min(work.message_bytes, entry.bytes_range[1])
-        more_s = max(0.0, self._between_calls_behind(entry, level).ratio(size) - 1) * seconds_of(size)
+        ratio = math.exp(self._between_calls_behind(entry, level).log_ratio(size))
+        more_s = max(0.0, ratio - 1) * seconds_of(size)
         return found._replace(cost=found.cost._replace(seconds=found.cost.seconds + more_s))
 
     def _behind_compute(
@@ -188,17 +189,17 @@ class CommunicationCosts:
             return found._replace(cost=cost)
         between = self._between_calls_behind(entry, level)
         sizes = [min(size, entry.bytes_range[1]) for size in messages]
-        between_s = sum(between.ratio(size) * seconds_of(size) for size in sizes)
+        between_s = sum(math.exp(between.log_ratio(size)) * seconds_of(size) for size in sizes)
         added = self._behind.added(entry, between_s)
         # No call takes less than a sweep's, from which the search's estimates from below are made.
         extra_s = max(0.0, between_s + added.seconds - sum(map(seconds_of, sizes)))
         return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
 
-    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> Between:
+    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> SizeRatios:
         """:func:`~predict.behind_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
         key = entry.operation, entry.level
         if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
-            return Between()
+            return SizeRatios()
         if key not in self._between:
             # On the links that were measured, whatever links are asked for.
             known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key], level, 1.0)

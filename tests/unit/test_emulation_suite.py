@@ -44,7 +44,7 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
         assert sweep.request.all_ranks * len(sweep.directories) == layout.ranks
         assert not sweep.complete
     # As far as segments reach, and what leaders send by whole buckets.
-    led = layout.ranks <= emulated_profile.MOST_LED
+    led = layout.ranks <= emulated_profile.FEW_RANKS
     assert [sweep.inside for sweep in sweeps].count(True) == (layout.nodes > 1) * (1 + led)
     # Groups share links only where there are several.
     assert any(sweep.request.concurrent > 1 for sweep in sweeps) == (layout.ranks > 2)
