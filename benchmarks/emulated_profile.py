@@ -24,6 +24,8 @@ BATCH = 16
 BLOCKS = 2
 _LAYER_SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024**2)
 """Of messages between layers, stages and parts of images, which the models send 1 MiB of at most."""
+_CROSSED_SIZES = (64 * 1024, 1024**2)
+"""Likewise, of what is inside of a node while gradients go over all nodes: an all-reduce of those takes a second."""
 _SEGMENT_SIZE = 8 * 1024**2
 _BUCKET_SIZES = (4 * 1024, 256 * 1024, 4 * 1024**2, 16 * 1024**2, 32 * 1024**2)
 """Of gradients: 8 to 35 MB at DDP's bucket size, 4 MB and more at the small one, and statistics of images."""
@@ -39,32 +41,24 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of a layout, as its ranks measure them.
 
     Attributes:
-        directory: that they are measured into; that of the ranks of the first of several nodes.
-        inside: whether the ranks of every node measure among themselves, all nodes at once: they share this host's
-            cores, and what a node's ranks do is to be seen while others do as much.
+        directory: that they are measured into.
     """
 
     directory: str
     request: CollectivesRequest
-    inside: bool = False
-
-    @property
-    def directories(self) -> list[str]:
-        """Of the ranks of every node that measures by itself."""
-        nodes = self.request.layout.nodes if self.inside and self.request.layout else 1
-        return [self.directory + (f"-node{node}" if self.inside else "") for node in range(nodes)]
 
     @property
     def complete(self) -> bool:
         """Whether it was measured to its end."""
-        return all(is_complete(Path(directory)) for directory in self.directories)
+        return is_complete(Path(self.directory))
 
 
 def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     """What calibrates a layout: messages between layers, buckets of gradients, and groups that share links.
 
     Those inside of nodes are swept as far as segments of buckets reach, which gather and reduce there, and what leaders
-    send there as far as whole buckets.
+    send there as far as whole buckets. All nodes call at once: they share this host's cores, and what a node's ranks do
+    is to be seen while others do as much, which they begin together in runs.
     """
     lone = layout.nodes == 1
     between = ("all_gather", "broadcast", "send_recv", "exchange")
@@ -79,6 +73,8 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
     }
     if not lone:
+        # What layers send inside of nodes while gradients are reduced over all of them.
+        found["crossed"] = _asked(layout, ("all_gather", "exchange"), _CROSSED_SIZES, inside=True, crossed=True)
         exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
         found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
         # What leaders send, by whole buckets: on more nodes no run has them.
@@ -88,8 +84,7 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
         at_once = (*AT_ONCE, *(("broadcast", "all_gather", "send_recv", "exchange") if lone else ()))
         found["at-once"] = _asked(layout, at_once, to_segments, concurrent=groups)
     return [
-        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request, inside=name.startswith("inside"))
-        for name, request in found.items()
+        Sweep(directory=str(base / f"{layout}" / f"sweep-{name}"), request=request) for name, request in found.items()
     ]
 
 
@@ -101,16 +96,18 @@ def _asked(
     concurrent: int = 1,
     inside: bool = False,
     waited: bool = False,
+    crossed: bool = False,
 ) -> CollectivesRequest:
     """A sweep.
 
     Args:
-        inside: among the ranks of a node. waited: measure calls also as layers wait for them: behind ghosts, and inside
-            of nodes beside gradients in flight.
+        inside: among the ranks of every node. waited: measure calls also as layers wait for them: behind ghosts, and
+            where there is one node beside gradients in flight. crossed: beside such that are in flight over all nodes.
     """
     return CollectivesRequest(
-        ranks=layout.ranks_per_node if inside else layout.ranks // concurrent,
+        ranks=layout.ranks // concurrent,
         concurrent=concurrent,
+        side_by_side=layout.ranks_per_node if inside else None,
         layout=layout,
         operations=operations,
         sizes=sizes,
@@ -121,8 +118,8 @@ def _asked(
         seed=0,
         beside_compute=False,
         behind_compute=waited,
-        # An all-reduce over nodes takes a second; what it adds inside of a node is taken for all.
-        beside_all_reduce=waited and (inside or layout.nodes == 1),
+        # Over nodes replicas reduce gradients while layers inside of one communicate, which is measured apart.
+        beside_all_reduce=crossed or (waited and layout.nodes == 1),
     )
 
 
@@ -138,7 +135,7 @@ def measure_copies(base: Path, layout: NodeLayout) -> Path:
 def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[Network]) -> None:
     """Write a cluster's profile: its collectives as measured, layers as the synthetic device has them."""
     fitted = profile.with_name("measured.json")
-    complete = [directory for sweep in sweeps if sweep.complete for directory in sweep.directories]
+    complete = [sweep.directory for sweep in sweeps if sweep.complete]
     run("calibrate", ["fit", *complete, str(host), "--force", "-o", str(fitted)])
     write_profile(profile, with_synthetic_layers(read_profile(fitted), networks))
 

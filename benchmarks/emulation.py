@@ -28,7 +28,6 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import torch.distributed as dist
 from emulated_profile import BATCH, FEW_RANKS, Sweep, fit, measure_copies, phase_seconds, sweeps_of
 
 from paradl_bench.emulate_nodes.cluster import emulated_cluster
@@ -232,7 +231,7 @@ def take_part(work: LayoutWork, context: RankContext) -> None:
         # Rank 0's word: what it has just ended others might not have seen before.
         if context.share(not sweep.complete):
             with _timed(context, sweep.directory):
-                _sweep(sweep, work.layout, context)
+                measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
             gc.collect()
     profile = Path(work.cases[0].profile)
     if context.share(not profile.exists()):
@@ -251,17 +250,6 @@ def take_part(work: LayoutWork, context: RankContext) -> None:
             measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model))
             # Modules hold each other in circles, and their buckets and groups with them.
             gc.collect()
-
-
-def _sweep(sweep: Sweep, layout: NodeLayout, context: RankContext) -> None:
-    if not sweep.inside:
-        measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
-        return
-    of_node = context.beside(layout.ranks_per_node)
-    directory = sweep.directories[context.rank // layout.ranks_per_node]
-    measure_collectives(sweep.request, of_node, Path(directory), _COMMAND)
-    context.barrier()
-    dist.destroy_process_group(of_node.group)
 
 
 @contextlib.contextmanager

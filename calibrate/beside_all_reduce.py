@@ -24,9 +24,10 @@ class BesidePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BesideAllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time beside an all-reduce = added + factor x time apart, of one (library, operation, level).
+    """Time beside an all-reduce = added + factor x time apart, of one (library, operation, level, exchange level).
 
     Attributes:
+        exchange_level: that the all-reduces span, which go over more ranks than the calls; empty where over the same.
         ranks: the range of ranks; bytes_range: of message sizes; exchange_bytes: of the all-reduces in flight.
         queued: share of the calls begun beside an all-reduce that ended after it. Above :data:`QUEUES` the library has
             calls wait for it, and the rest says nothing.
@@ -48,6 +49,7 @@ class BesideAllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     residual_relative_median: float
     samples: int
     points: tuple[BesidePoint, ...] = ()
+    exchange_level: str = ""
 
     def __post_init__(self) -> None:
         check_not_negative(self, "added_s", "residual_relative_median")
@@ -55,6 +57,11 @@ class BesideAllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"queued has to be a share from 0 to 1, not {self.queued}")
         check_slowdowns(self, "factor")
         check_finite(self, "covariance")
+
+    @property
+    def spanned(self) -> str:
+        """The level that the all-reduces span."""
+        return self.exchange_level or self.level
 
     @property
     def queues(self) -> bool:

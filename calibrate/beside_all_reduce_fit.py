@@ -12,21 +12,22 @@ from calibrate.pair_draws import Pair, medians
 from calibrate.reading import Placed
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 
-_Key = tuple[str, str, str]
-"""(library, operation, level)."""
+_Key = tuple[str, str, str, str]
+"""(library, operation, level, level of the all-reduce where that is another group's)."""
 
 
 def fit_beside_all_reduce(
     records: Iterable[Placed[BesideAllReduceSamples]],
 ) -> tuple[tuple[BesideAllReduce, ...], tuple[str, ...]]:
-    """Added latency and factor per (library, operation, level), and what was left out.
+    """Added latency and factor per (library, operation, level, exchange level), and what was left out.
 
     Beside = added + factor x apart, fitted as behind compute is (:func:`calibrate.behind_fit.solve`), to repetitions'
     means over calls that began with the all-reduce in flight.
     """
     groups: dict[_Key, list[Placed[BesideAllReduceSamples]]] = {}
     for directory, record in records:
-        groups.setdefault((record.library, record.operation, record.level), []).append(Placed(directory, record))
+        key = record.library, record.operation, record.level, record.exchange_level
+        groups.setdefault(key, []).append(Placed(directory, record))
     entries: list[BesideAllReduce] = []
     notes: list[str] = []
     for key, own in sorted(groups.items()):
@@ -34,7 +35,7 @@ def fit_beside_all_reduce(
         if begun:
             entries.append(_fit(key, begun))
         else:
-            notes.append(f"{' '.join(key)} beside an all-reduce: none began before that was done: left out")
+            notes.append(f"{' '.join(key).strip()} beside an all-reduce: none began before that was done: left out")
     return tuple(entries), tuple(notes)
 
 
@@ -56,11 +57,12 @@ def _fit(key: _Key, records: Sequence[Placed[BesideAllReduceSamples]]) -> Beside
     )
     waited, begun = np.sum([record.queued() for _, record in records], axis=0)
     exchanges = [record.exchange_bytes for _, record in records]
-    library, operation, level = key
+    library, operation, level, exchange_level = key
     return BesideAllReduce(
         library=library,
         operation=operation,
         level=level,
+        exchange_level=exchange_level,
         ranks=(points[0][0], points[-1][0]),
         bytes_range=(min(size for _, size in points), max(size for _, size in points)),
         exchange_bytes=(min(exchanges), max(exchanges)),

@@ -23,7 +23,7 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "interference": (*_COLLECTIVE, "ranks"),
     "contention": (*_COLLECTIVE, "concurrent"),
     "behind_compute": _COLLECTIVE,
-    "beside_all_reduce": _COLLECTIVE,
+    "beside_all_reduce": (*_COLLECTIVE, "exchange_level"),
     "kernel_models": ("title",),
     "memory_runs": ("sha256",),
     "memory_factors": ("device", "measured"),

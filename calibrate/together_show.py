@@ -101,7 +101,7 @@ def _beside_row(entry: BesideAllReduce) -> tuple[str, ...]:
         entry.level,
         _range(entry.ranks, str),
         _range(entry.bytes_range, format_bytes),
-        _range(entry.exchange_bytes, format_bytes),
+        _range(entry.exchange_bytes, format_bytes) + (f" at {entry.exchange_level}" if entry.exchange_level else ""),
         "waits for it" if entry.queues else f"{format_seconds(entry.added_s)} ± {format_seconds(Z90 * added_sd)}",
         "" if entry.queues else f"{entry.factor:.2f} ± {Z90 * factor_sd:.2f}",
         f"{entry.residual_relative_median:.1%}",
@@ -128,7 +128,8 @@ def together_quantities(profile: Profile) -> Iterator[Compared]:
         relative = max(slope, 0.0) ** 0.5 / behind.factor
         yield Compared(f"slow-down by compute before {where}", behind.factor, relative, "times")
     for beside in profile.beside_all_reduce:
-        where = f"{beside.library} {beside.operation} beside an all-reduce, level {beside.level}"
+        over = f" over level {beside.exchange_level}" if beside.exchange_level else ""
+        where = f"{beside.library} {beside.operation} beside an all-reduce{over}, level {beside.level}"
         (added, _), (_, slope) = beside.covariance
         if beside.queues:
             continue

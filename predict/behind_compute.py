@@ -13,8 +13,15 @@ from predict.communication_costs import Call
 def calls_of(plan: Plan) -> list[Call]:
     """Per work of a plan, how it is called; of what does not communicate this says nothing."""
     shares = [_taking_part(plan, work) for work in plan.works]
+    exchange = max(_all_reduces_of_gradients(plan), key=lambda work: work.ranks, default=None)
     each = zip(works_behind_compute(plan), shares, works_beside_all_reduces(plan), strict=True)
-    return [Call(bool(behind), share, bool(beside)) for behind, share, beside in each]
+    return [Call(bool(behind), share, exchange if beside else None) for behind, share, beside in each]
+
+
+def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
+    issued = {int(work) for role in plan.roles for work in np.unique(role.work[role.phase == Phase.GE])}
+    works = [plan.works[index] for index in sorted(issued)]
+    return [work for work in works if isinstance(work, Collective) and work.operation == "all_reduce"]
 
 
 def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
@@ -23,10 +30,8 @@ def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
     Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
     they send, nor of ZeRO, whose exchange is no all-reduce.
     """
-    exchanges = [isinstance(work, Collective) and work.operation == "all_reduce" for work in plan.works]
-    in_flight = any(np.isin(role.work[role.phase == Phase.GE], np.flatnonzero(exchanges)).any() for role in plan.roles)
     sharded = any(axis.zero_stage for axis in plan.strategy.axes)
-    if not in_flight or sharded or degree_of(plan.strategy, "pipeline") > 1:
+    if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, "pipeline") > 1:
         return np.zeros(len(plan.works), bool)
     return np.array([_is_awaited(plan, index) for index in range(len(plan.works))], bool)
 

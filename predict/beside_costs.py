@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from calibrate.beside_all_reduce import BesideAllReduce
 from calibrate.profile import Profile
 from predict.costs import Remark
 
@@ -23,10 +24,14 @@ class BesideCosts:
     def __init__(self, profile: Profile, backend: str) -> None:
         self._entries = [entry for entry in profile.beside_all_reduce if entry.library == backend]
 
-    def slowdown(self, operation: str, level: str, seconds: float) -> Beside:
-        """Of a call of ``seconds`` > 0 without an all-reduce; what was measured at the level, else the most alike.
+    def slowdown(self, operation: str, level: str, spanned: str, seconds: float) -> Beside:
+        """Of a call without an all-reduce; what was measured at its level beside all-reduces at theirs, else the most
+        alike.
 
         What was not measured queues behind the all-reduce, and that is said.
+
+        Args:
+            spanned: level of the all-reduces. seconds: of the call, above 0.
         """
         if not self._entries:
             text = (
@@ -34,13 +39,23 @@ class BesideCosts:
                 " collectives --beside-all-reduce"
             )
             return Beside(None, 0.0, (Remark(text, True),))
-        entry = min(self._entries, key=lambda each: (each.operation != operation, each.level != level))
+        wanted = operation, level, spanned
+        entry = min(self._entries, key=lambda each: [a != b for a, b in zip(_about(each), wanted, strict=True)])
         remarks: tuple[Remark, ...] = ()
-        if (entry.operation, entry.level) != (operation, level):
-            text = f"{operation} beside an all-reduce at level {level!r}: as {entry.operation} at level {entry.level!r}"
+        if _about(entry) != wanted:
+            text = f"{_in_words(wanted)}: as {_in_words(_about(entry))}"
             remarks = (Remark(text, True),)
         if entry.queues:
             return Beside(None, 0.0, remarks)
         (added, both), (_, slope) = entry.covariance
         variance = added / seconds**2 + 2 * both / seconds + slope
         return Beside(entry.slowdown(seconds), math.sqrt(max(variance, 0.0)), remarks)
+
+
+def _about(entry: BesideAllReduce) -> tuple[str, str, str]:
+    return entry.operation, entry.level, entry.spanned
+
+
+def _in_words(about: tuple[str, str, str]) -> str:
+    operation, level, spanned = about
+    return f"{operation} at level {level!r} beside an all-reduce at level {spanned!r}"

@@ -59,12 +59,12 @@ class Call(NamedTuple):
     Attributes:
         behind_compute: compute comes right before it and waits for it (:mod:`predict.behind_compute`).
         taking_part: share of the ranks that call such a one at all.
-        beside_all_reduces: it is waited for while all-reduces of gradients may be in flight.
+        beside: all-reduces of gradients that may be in flight while it is waited for; None where none may.
     """
 
     behind_compute: bool = False
     taking_part: float = 1.0
-    beside_all_reduces: bool = False
+    beside: Collective | None = None
 
 
 ALONE_ON_ITS_STREAM = Call()

@@ -157,11 +157,11 @@ class WorkCosts:
         self, priced: Priced, operation: str, work: Collective | HaloExchange, strategy: Strategy, call: Call
     ) -> Priced:
         """A call as it goes on beside all-reduces in flight, where it may and that was measured."""
-        if not (call.beside_all_reduces and priced.cost.seconds):
+        if call.beside is None or not priced.cost.seconds:
             return priced
         spanned = Collective(operation=operation, message_bytes=1, ranks=2, axes=work.axes)
-        level, _ = self.communication.level(spanned, strategy)
-        found = self.communication.beside.slowdown(operation, level.name, priced.cost.seconds)
+        level, exchange_level = (self.communication.level(each, strategy)[0].name for each in (spanned, call.beside))
+        found = self.communication.beside.slowdown(operation, level, exchange_level, priced.cost.seconds)
         cost = priced.cost._replace(remarks=(*priced.cost.remarks, *found.remarks))
         if found.factor is None:
             return priced._replace(cost=cost)

@@ -28,6 +28,7 @@ _OF_TORCH = {
     "beside_compute": "--beside-compute",
     "behind_compute": "--behind-compute",
     "beside_all_reduce": "--beside-all-reduce",
+    "side_by_side": "--side-by-side",
     "point_seconds": "--point-seconds",
     "seed": "--seed",
     "hang_timeout_s": "--hang-timeout",
@@ -35,6 +36,7 @@ _OF_TORCH = {
     "ranks_per_node": "--ranks-per-node",
     "link_bandwidth": "--link-bandwidth",
 }
+_AS_GIVEN = ("beside_compute", "behind_compute", "beside_all_reduce", "side_by_side")
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
@@ -94,6 +96,13 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
     help="Measure too what a collective that is waited for takes while an all-reduce is in flight, as in backward.",
 )
 @click.option(
+    "--side-by-side",
+    metavar="R",
+    type=click.IntRange(2),
+    help="Sweep among every R ranks side by side, as those of a node, all such groups at once. All-reduces of"
+    " --beside-all-reduce go over all ranks then, as gradients of replicas whose layers a node shares.",
+)
+@click.option(
     "--concurrent",
     default=1,
     metavar="K",
@@ -139,6 +148,7 @@ def COMMAND(  # noqa: N802
     beside_compute: bool,
     behind_compute: bool,
     beside_all_reduce: bool,
+    side_by_side: int | None,
     concurrent: int,
     blocks: int,
     point_seconds: float,
@@ -197,10 +207,8 @@ def COMMAND(  # noqa: N802
         blocks=blocks,
         point_s=point_seconds,
         seed=seed,
-        beside_compute=beside_compute,
-        behind_compute=behind_compute,
-        beside_all_reduce=beside_all_reduce,
         concurrent=concurrent,
+        **{name: context.params[name] for name in _AS_GIVEN},
     )
 
 

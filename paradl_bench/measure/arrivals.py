@@ -85,15 +85,20 @@ def arrivals_behind_compute(
     Args:
         records: aligned; those without a clock of all ranks, and those in which some take no part, are left out.
     """
-    meetings = []
+    groups: dict[int, list[Meetings]] = defaultdict(list)
     for record in records:
         if record.ranks > 1 and len(record.arrivals_s) == record.ranks:
             arrivals = np.array(record.arrivals_s)
             error = np.full(arrivals.shape, record.clock_error_s or 0.0)
-            meetings.append(Meetings(arrivals, error, np.median(record.compute_s, axis=0)))
-    ranks = max((len(each.arrivals_s) for each in meetings), default=0)
-    own = [each for each in meetings if len(each.arrivals_s) == ranks]
-    return tuple(_arrival(rank, [each for each in range(ranks) if each != rank], own, hosts) for rank in range(ranks))
+            groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.compute_s, axis=0)))
+    found = []
+    for first, meetings in sorted(groups.items()):
+        ranks = max(len(each.arrivals_s) for each in meetings)
+        own = [each for each in meetings if len(each.arrivals_s) == ranks]
+        for row in range(ranks):
+            others = [each for each in range(ranks) if each != row]
+            found.append(_arrival(first + row, others, own, hosts, row=row))
+    return tuple(found)
 
 
 def arrivals_in_training(

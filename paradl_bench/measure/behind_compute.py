@@ -18,6 +18,7 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ class ComputeBefore:
 
 
 class BehindBench:
-    """Measures operations behind compute, on all ranks at once; they are one group.
+    """Measures operations behind compute, on all ranks at once: of one group, or of groups side by side.
 
     Args:
         layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
@@ -140,22 +141,30 @@ class BehindBench:
         self._point_s = point_s
         self._compute = ComputeBefore(calls, ghosts_seconds(layout.ranks) if layout else None)
 
-    def measure(self, operation: str, size: int, block: int) -> BehindComputeSamples:
-        """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
+    def measure(self, operation: str, size: int, block: int) -> list[BehindComputeSamples]:
+        """One operation and size, a record a group; the same on all ranks. The sweep before has verified results."""
         calls, routine = self._calls, routines()[operation]
         buffers = calls.buffers(routine, size)
         buffers.clear()
-        warm = [calls.seconds(routine, buffers) for _ in range(_WARMUP)]
-        pair_s = self._lead_s + 2 * largest(calls.context, statistics.median(warm))
+        pair_s = self._lead_s + 2 * largest(calls.context, calls.warm(routine, buffers, _WARMUP))
         count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
         columns = list(zip(*(self._pair(operation, size) for _ in range(count)), strict=True))
-        alone, compute, start, end = (everyones(calls.context, column) for column in columns)
+        told = [everyones(calls.context, column) for column in columns]
+        return [self._record(operation, size, block, members, told) for members in calls.team.groups]
+
+    def _record(
+        self, operation: str, size: int, block: int, members: range, told: Sequence[Sequence[tuple[float, ...]]]
+    ) -> BehindComputeSamples:
+        """What the ranks of a group have told: seconds back to back and of compute, starts and ends."""
+        calls = self._calls
+        alone, compute, start, end = told
+        sides = [members[side] for side in routines()[operation].sides(len(members))]
         one_clock = calls.context.device.type == "cpu" and calls.team.level == NODE
-        sides = routine.sides(calls.team.ranks)
+        count = len(start[0])
         # Of stamps on clocks of their own, only a rank's differences mean anything.
         origin = [min(start[rank][i] for rank in sides) for i in range(count)] if one_clock else None
         own = [[origin[i] if origin else start[rank][i] for i in range(count)] for rank in sides]
-        stamped = calls.context.device.type == "cpu" and not one_clock and sides == tuple(range(calls.team.ranks))
+        stamped = calls.context.device.type == "cpu" and not one_clock and sides == list(members)
         return BehindComputeSamples(
             library=calls.context.backend,
             operation=operation,
@@ -172,6 +181,7 @@ class BehindBench:
             end_s=tuple(_less(end[rank], zero) for rank, zero in zip(sides, own, strict=True)),
             host_start_s=tuple(start[rank] for rank in sides) if stamped else (),
             attempt=self._attempt,
+            first_rank=calls.team.first_rank(members),
         )
 
     def step_s(self) -> float:

@@ -2,7 +2,9 @@
 
 A repetition is a pair. A: a few calls, about a millisecond of compute before each. B: the same behind an all-reduce
 that was issued and not waited for, so that they find it in flight, with compute between, as in backward. Both are of
-one run, so that a slow spell falls on both. The all-reduce goes through the group of the calls, as a run's does.
+one run, so that a slow spell falls on both. The all-reduce goes through the group of the calls, as a run's does whose
+layers are shared by all ranks; or through that of all ranks, while those side by side call among themselves, as where
+each node has a replica whose layers its ranks share.
 
 Whether a call waits for the all-reduce or goes on beside it is the library's to say, so it is measured: by whether the
 all-reduce was still in flight when the call was done.
@@ -12,22 +14,25 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from paradl_bench.collectives.catalog import routines
-from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.collectives.routine import ELEMENT_BYTES, Routine
 from paradl_bench.emulate_nodes.layout import NodeLayout
-from paradl_bench.measure.agreement import everyones, largest
+from paradl_bench.measure.agreement import everyones, largest, ranks_of_hosts
 from paradl_bench.measure.behind_compute import GHOSTS_S, ComputeBefore, behind_sizes
 from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.teams import SYSTEM
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import NODE
+from paradl_bench.spec.errors import WorkError
 
-CALLS = 4
-"""A repetition, each behind compute."""
+CALLS, MOST_CALLS = 4, 16
+"""A repetition, each behind compute: more where an all-reduce lasts long."""
 EXCHANGE_BYTES, LARGEST_EXCHANGE_BYTES = 25 << 20, 1 << 30
 """DDP's bucket cap; doubled up to the latter until it lasts as long as the calls' compute, twice."""
 LARGEST_BYTES = 1 << 20
@@ -62,7 +67,7 @@ class CpuFlight:
 
     def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
         self._clock = calls.clock
-        self._work = dist.all_reduce(buffer, group=calls.team.process_group, async_op=True)
+        self._work = dist.all_reduce(buffer, group=calls.context.group, async_op=True)
 
     def mark(self, stamp: Any) -> Any:
         """See :class:`Flight`."""
@@ -82,7 +87,7 @@ class CudaFlight:
     """Compares events, the all-reduce's end being one of a stream that waits for it and for nothing else."""
 
     def __init__(self, buffer: torch.Tensor, calls: Calls) -> None:
-        work = dist.all_reduce(buffer, group=calls.team.process_group, async_op=True)
+        work = dist.all_reduce(buffer, group=calls.context.group, async_op=True)
         with torch.cuda.stream(torch.cuda.Stream(calls.context.device)):  # type: ignore[no-untyped-call]
             work.wait()
             self._end = calls.clock.stamp()
@@ -112,9 +117,10 @@ class _Chain(NamedTuple):
 
 
 class BesideAllReduceBench:
-    """Measures operations beside an all-reduce in flight, on all ranks at once; they are one group.
+    """Measures operations beside an all-reduce in flight over all ranks, on all of them at once.
 
     Args:
+        calls: of one group of all ranks, or of groups of ranks side by side.
         layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
     """
 
@@ -123,37 +129,55 @@ class BesideAllReduceBench:
         self._point_s = point_s
         self._compute = ComputeBefore(calls, GHOSTS_S if layout else None)
         self._exchange, self._exchange_s = self._chosen_exchange()
+        of_all = NODE if len(ranks_of_hosts(calls.context)) == 1 else SYSTEM
+        self._exchange_level = "" if calls.team.count == 1 else of_all
 
-    def measure(self, operation: str, size: int, block: int) -> BesideAllReduceSamples:
-        """One operation and size; the same record on all ranks. Its result was verified by the sweep before."""
+    def measure(self, operation: str, size: int, block: int) -> list[BesideAllReduceSamples]:
+        """One operation and size, a record a group; the same records on all ranks.
+
+        Raises:
+            WorkError: a result was wrong.
+        """
         calls, routine = self._calls, routines()[operation]
         buffers = calls.buffers(routine, size)
-        buffers.clear()
-        call_s = largest(calls.context, statistics.median(calls.seconds(routine, buffers) for _ in range(_TRIALS)))
-        pair_s = self._exchange_s + 2 * CALLS * (self._compute.seconds + call_s)
+        if not all(calls.verify(routine, buffers)):
+            raise WorkError(f"a result of {operation} was wrong, of {size} bytes beside all-reduces; it is not kept")
+        call_s = largest(calls.context, calls.warm(routine, buffers, _TRIALS))
+        # As many calls as go into half of an all-reduce: beside it they take longer.
+        alike = self._exchange_s / 2 / (self._compute.seconds + call_s)
+        number = max(CALLS, min(MOST_CALLS, int(alike)))
+        pair_s = self._exchange_s + 2 * number * (self._compute.seconds + call_s)
         count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
         apart, beside = [], []
         for _ in range(count):
-            apart.append(self._chain(operation, size, exchange=False))
-            beside.append(self._chain(operation, size, exchange=True))
-        sides = routine.sides(calls.team.ranks)
+            apart.append(self._chain(routine, size, number, exchange=False))
+            beside.append(self._chain(routine, size, number, exchange=True))
+        told = _Told(calls, apart), _Told(calls, beside)
+        return [self._record(operation, size, block, number, members, *told) for members in calls.team.groups]
+
+    def _record(
+        self, operation: str, size: int, block: int, number: int, members: range, apart: _Told, beside: _Told
+    ) -> BesideAllReduceSamples:
+        team = self._calls.team
+        ranks = [members[side] for side in routines()[operation].sides(team.ranks)]
         return BesideAllReduceSamples(
-            library=calls.context.backend,
+            library=self._calls.context.backend,
             operation=operation,
-            level=calls.team.level,
-            ranks=calls.team.ranks,
+            level=team.level,
+            ranks=team.ranks,
             message_bytes=size,
             exchange_bytes=self._exchange.numel() * ELEMENT_BYTES,
+            exchange_level=self._exchange_level,
             dtype="fp32",
             block=block,
             kernel=self._compute.kernel,
-            calls=CALLS,
+            calls=number,
             one_clock=self._one_clock,
-            **self._stamps(apart, sides, "apart_"),
-            **self._stamps(beside, sides, ""),
-            begun=self._flags([chain.begun for chain in beside], sides),
-            outlived=self._flags([chain.outlived for chain in beside], sides),
-            exchange_s=self._of_sides([chain.exchange_s for chain in beside], sides),
+            **apart.stamps(ranks, "apart_", one_clock=self._one_clock),
+            **beside.stamps(ranks, "", one_clock=self._one_clock),
+            begun=beside.flags("begun", ranks),
+            outlived=beside.flags("outlived", ranks),
+            exchange_s=tuple(beside.exchange_s[rank] for rank in ranks),
         )
 
     def step_s(self) -> float:
@@ -165,14 +189,14 @@ class BesideAllReduceBench:
         """Whether stamps of all ranks are of one clock: the CPU's, which all processes of a host share."""
         return self._calls.context.device.type == "cpu" and self._calls.team.level == NODE
 
-    def _chain(self, operation: str, size: int, *, exchange: bool) -> _Chain:
-        calls, routine = self._calls, routines()[operation]
+    def _chain(self, routine: Routine, size: int, number: int, *, exchange: bool) -> _Chain:
+        calls = self._calls
         buffers = calls.buffers(routine, size)
         calls.meet()
         origin = calls.clock.stamp()
         flight = self._issued() if exchange else None
         stamps, marks = [], []
-        for _ in range(CALLS):
+        for _ in range(number):
             self._compute.run()
             begun = flight.mark(calls.clock.stamp()) if flight else 0.0
             start, end = calls.stamped(routine, buffers)
@@ -209,13 +233,27 @@ class BesideAllReduceBench:
         clock.synchronise()
         return clock.seconds(start, end)
 
-    def _stamps(self, chains: list[_Chain], sides: tuple[int, ...], prefix: str) -> dict[str, Any]:
-        """Starts and ends of all ranks that take part, by field of the record, from the first start of each call."""
-        start = self._of_sides([value for chain in chains for value in chain.start_s], sides)
-        end = self._of_sides([value for chain in chains for value in chain.end_s], sides)
+
+class _Told:
+    """What all ranks tell each other of their chains, one after the other; a collective.
+
+    Attributes:
+        exchange_s: a row a rank, a value a chain.
+    """
+
+    def __init__(self, calls: Calls, chains: Sequence[_Chain]) -> None:
+        self._columns = {
+            name: everyones(calls.context, [value for chain in chains for value in getattr(chain, name)])
+            for name in ("start_s", "end_s", "begun", "outlived")
+        }
+        self.exchange_s = everyones(calls.context, [chain.exchange_s for chain in chains])
+
+    def stamps(self, ranks: Sequence[int], prefix: str, *, one_clock: bool) -> dict[str, Any]:
+        """Starts and ends of some ranks, by field of the record, from the first start of each call."""
+        start, end = ([self._columns[name][rank] for rank in ranks] for name in ("start_s", "end_s"))
         first = [min(each) for each in zip(*start, strict=True)]
-        origins = [first] * len(start) if self._one_clock else start
         # Of stamps on clocks of their own, only a rank's differences mean anything.
+        origins = [first] * len(start) if one_clock else start
         return {
             f"{prefix}{name}": tuple(
                 tuple(max(0.0, value - zero) for value, zero in zip(row, own, strict=True))
@@ -224,10 +262,6 @@ class BesideAllReduceBench:
             for name, rows in (("start_s", start), ("end_s", end))
         }
 
-    def _flags(self, columns: list[list[float]], sides: tuple[int, ...]) -> tuple[tuple[bool, ...], ...]:
-        rows = self._of_sides([value for column in columns for value in column], sides)
-        return tuple(tuple(map(bool, row)) for row in rows)
-
-    def _of_sides(self, values: list[float], sides: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-        rows = everyones(self._calls.context, values)
-        return tuple(tuple(rows[rank]) for rank in sides)
+    def flags(self, name: str, ranks: Sequence[int]) -> tuple[tuple[bool, ...], ...]:
+        """Whether the all-reduce was in flight, a row a rank."""
+        return tuple(tuple(map(bool, self._columns[name][rank])) for rank in ranks)

@@ -22,6 +22,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: of one group. concurrent: how many disjoint groups of so many ranks there are.
+        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
+            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
         operations: names; sizes: message bytes as each operation defines them.
         blocks: how often the whole sweep is repeated, so that drift over time is seen.
         point_s: seconds that the repetitions of one operation and size take in one block, about.
@@ -43,6 +45,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     behind_compute: bool = False
     beside_all_reduce: bool = False
     concurrent: int = 1
+    side_by_side: int | None = None
     layout: NodeLayout | None = None
 
     def __post_init__(self) -> None:
@@ -67,11 +70,37 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "--concurrent measures what groups cost each other, not compute: give --beside-compute,"
                 " --behind-compute and --beside-all-reduce to a sweep of one group"
             )
+        self._check_side_by_side()
         for name in self.operations:
             lookup(operations(), name, "operation")
         for size in self.sizes:
             if size % ELEMENT_BYTES:
                 raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
+
+    def _check_side_by_side(self) -> None:
+        count = self.side_by_side
+        if count is None:
+            return
+        if self.beside_compute or self.concurrent > 1:
+            raise UserError(
+                "--side-by-side sweeps groups of ranks that share no links: give --concurrent and --beside-compute to a"
+                " sweep of their own"
+            )
+        if count < 2 or self.ranks % count or count == self.ranks:
+            raise UserError(
+                f"--side-by-side {count}: {self.ranks} ranks do not part into several groups of so many; give a divisor"
+                f" of {self.ranks}, from 2 to {self.ranks // 2}"
+            )
+
+    @property
+    def groups(self) -> int:
+        """How many groups of ranks call at once."""
+        return self.concurrent if self.side_by_side is None else self.ranks // self.side_by_side
+
+    @property
+    def of_group(self) -> int:
+        """Ranks of each of them."""
+        return self.side_by_side or self.ranks
 
     @property
     def all_ranks(self) -> int:
@@ -84,6 +113,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         later = {"behind_compute": "true"} if self.behind_compute else {}
         later |= {"beside_all_reduce": "true"} if self.beside_all_reduce else {}
         later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
+        later |= {} if self.side_by_side is None else {"side_by_side": str(self.side_by_side)}
         later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
         return {
             "ranks": str(self.ranks),
@@ -107,7 +137,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     def pool_elements(self) -> tuple[int, int]:
         """Elements of the largest input and the largest output of a rank."""
         largest = max(self.sizes) // ELEMENT_BYTES
-        pairs = [routines()[name].elements(largest, self.ranks) for name in self.operations]
+        pairs = [routines()[name].elements(largest, self.of_group) for name in self.operations]
         return max(inputs for inputs, _ in pairs), max(outputs for _, outputs in pairs)
 
     def check_memory(self, *, ranks_on_host: int, memory_bytes: int) -> None:

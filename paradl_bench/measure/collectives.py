@@ -14,6 +14,7 @@ import itertools
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -94,7 +95,8 @@ def measure_collectives(
         request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     hosts_noted = note_places(context, directory)
-    sweep = CollectiveSweep(request, Calls(request, context, form_teams(context, request.concurrent)))
+    team = form_teams(context, request.groups, side_by_side=request.side_by_side is not None)
+    sweep = CollectiveSweep(request, Calls(request, context, team))
     accepted = tuple(name for name in request.operations if sweep.accepts(name))
     steps = _unmeasured(request, _steps(request, accepted), directory, context)
     sorts = dict.fromkeys(step.sort for step in steps)
@@ -135,19 +137,19 @@ def _unmeasured(
     """What an earlier, interrupted run did not measure: rank 0 looks, and all ranks agree."""
     done: set[Step] = set()
     if directory is not None and directory.resumed:
-        # A step of several groups is done when the record that is written last is there.
+        # A step of several groups is done when all of their records are there.
         sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
-        done = {
-            Step(record.block, "sweep", record.operation, record.message_bytes)
-            for record in sweeps
-            if (record.concurrent, record.group) == (request.concurrent, request.concurrent - 1)
-        }
+        at_once = [record for record in sweeps if record.concurrent == request.concurrent]
         beside = directory.records(INTERFERENCE_FILE, InterferenceSamples)
-        done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
         behind = directory.records(BEHIND_FILE, BehindComputeSamples)
-        done |= {Step(record.block, "behind", record.operation, record.message_bytes) for record in behind}
         in_flight = directory.records(BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
-        done |= {Step(record.block, "in flight", record.operation, record.message_bytes) for record in in_flight}
+        noted = Counter(
+            [Step(record.block, "sweep", record.operation, record.message_bytes) for record in at_once]
+            + [Step(record.block, "behind", record.operation, record.message_bytes) for record in behind]
+            + [Step(record.block, "in flight", record.operation, record.message_bytes) for record in in_flight]
+        )
+        done = {step for step, records in noted.items() if records >= request.groups}
+        done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
     wanted = of_first(context, [int(step not in done) for step in steps])
     return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
 
@@ -159,10 +161,10 @@ def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, atte
         return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
     if sort == "behind":
         behind = BehindBench(calls, request.point_s, attempt, request.layout)
-        return Bench(lambda *step: [behind.measure(*step)], lambda steps: behind.step_s() * len(steps))
+        return Bench(behind.measure, lambda steps: behind.step_s() * len(steps))
     if sort == "in flight":
         in_flight = BesideAllReduceBench(calls, request.point_s, request.layout)
-        return Bench(lambda *step: [in_flight.measure(*step)], lambda steps: in_flight.step_s() * len(steps))
+        return Bench(in_flight.measure, lambda steps: in_flight.step_s() * len(steps))
     return Bench(sweep.measure, sweep.estimate_s)
 
 
@@ -173,9 +175,9 @@ def _announce(
         say(f"going on in {directory.path}: {len(steps)} measurements are left")
     if steps:
         what = f"{len(request.operations)} operations, {len(request.sizes)} sizes, {request.blocks} blocks"
-        groups = f"{request.concurrent} groups of " if request.concurrent > 1 else ""
+        groups = f"{request.groups} groups of " if request.groups > 1 else ""
         about = format_seconds(estimate_s)
-        say(f"collectives over {request.backend} on {groups}{request.ranks} ranks: {what}; about {about}")
+        say(f"collectives over {request.backend} on {groups}{request.of_group} ranks: {what}; about {about}")
 
 
 def _measure_block(
@@ -255,29 +257,34 @@ class CollectiveSweep:
         verified = time.perf_counter()
         call_s = statistics.median(calls.seconds(routine, buffers) for _ in range(ESTIMATE_CALLS))
         with_barrier_s = (time.perf_counter() - verified) / ESTIMATE_CALLS
-        count = WARMUP_CALLS + self._count(largest(calls.context, call_s)) * (1 if calls.team.count == 1 else 2)
+        count = WARMUP_CALLS + self._count(largest(calls.context, call_s)) * (2 if self._in_turns else 1)
         return verified - start + count * with_barrier_s
 
     def _count(self, call_s: float) -> int:
         """Repetitions of one point; with several teams each of them calls alone equally often."""
         teams, count = self.calls.team.count, repetitions(call_s, self._request.point_s)
-        return count if teams == 1 else teams * max(MIN_REPETITIONS, -(-count // teams))
+        return teams * max(MIN_REPETITIONS, -(-count // teams)) if self._in_turns else count
+
+    @property
+    def _in_turns(self) -> bool:
+        """Whether teams call at once and each alone."""
+        return self._request.concurrent > 1
 
     def measure(self, operation: str, size: int, block: int) -> list[CollectiveSamples]:
         """One operation and size, verified, then repeated; the same records on all ranks.
 
-        With several teams those that called alone come first, then those that called at once, one record a team.
+        With teams that share links, those that called alone come first, then those that called at once, one record a
+        team. Teams side by side call at once, a record each.
         """
         calls, routine = self.calls, routines()[operation]
         buffers = calls.buffers(routine, size)
         verified = calls.verify(routine, buffers)
-        warm = [calls.seconds(routine, buffers) for _ in range(WARMUP_CALLS)]
-        count = self._count(largest(calls.context, statistics.median(warm)))
-        if calls.team.count == 1:
-            times = everyones(calls.context, [calls.seconds(routine, buffers) for _ in range(count)])
-            return [self._record(operation, size, block, times, verified, team=0, concurrent=1)]
-        together, alone = self._in_turn(routine, buffers, count)
+        count = self._count(largest(calls.context, calls.warm(routine, buffers, WARMUP_CALLS)))
         teams = range(calls.team.count)
+        if not self._in_turns:
+            times = everyones(calls.context, [calls.seconds(routine, buffers) for _ in range(count)])
+            return [self._record(operation, size, block, times, verified, team=team, concurrent=1) for team in teams]
+        together, alone = self._in_turn(routine, buffers, count)
         return [
             self._record(operation, size, block, times, verified, team=team, concurrent=concurrent)
             for times, concurrent in ((alone, 1), (together, len(teams)))
@@ -309,7 +316,7 @@ class CollectiveSweep:
         concurrent: int,
     ) -> CollectiveSamples:
         mine = self.calls.team
-        of_team = times[team :: mine.count]
+        of_team = [times[rank] for rank in mine.groups[team]]
         return CollectiveSamples(
             library=self.calls.context.backend,
             tool="torch",
@@ -324,6 +331,7 @@ class CollectiveSweep:
             ranks_per_node=mine.ranks_per_node,
             concurrent=concurrent,
             group=team if concurrent > 1 else 0,
+            first_rank=mine.first_rank(mine.groups[team]),
         )
 
 

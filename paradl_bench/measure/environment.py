@@ -18,6 +18,11 @@ from paradl_bench.spec.measurement import Environment
 ALLOCATOR_VARIABLES: dict[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(4 * 1024**3),
     "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3),
+    # Before 2.35 glibc refused thresholds above 32 MiB, and then maps whatever is larger than 128 KiB anew each time.
+    "MALLOC_MMAP_MAX_": "0",
+    # An arena of a thread's own is of heaps of 64 MiB, which go back to the kernel whatever the thresholds: what a
+    # communication library's threads allocate for a reduce-scatter then takes three times as long, by chance.
+    "MALLOC_ARENA_MAX": "1",
 }
 """glibc keeps freed memory instead of returning it: page faults drop a hundredfold and the spread of times by half."""
 

@@ -70,7 +70,8 @@ class BesideRow(msgspec.Struct, frozen=True, kw_only=True):
     """One operation and size beside an all-reduce in flight and apart from it: medians over repetitions and blocks.
 
     Attributes:
-        exchange_bytes: of the all-reduce. beside_s: None where no call began before it was done.
+        exchange_bytes: of the all-reduce. exchange_level: that it spans where it goes over more ranks than the call;
+            else empty. beside_s: None where no call began before it was done.
         queued: of the calls that began beside it, how many ended after it; None without any.
     """
 
@@ -84,6 +85,7 @@ class BesideRow(msgspec.Struct, frozen=True, kw_only=True):
     beside_s: float | None
     queued: float | None
     calls: int
+    exchange_level: str = ""
 
 
 def verified_word(tool: str, *, verified: bool) -> str:
@@ -158,7 +160,7 @@ def _behind_row(records: list[BehindComputeSamples]) -> BehindRow:
 
 
 def beside_rows(records: Iterable[BesideAllReduceSamples]) -> tuple[BesideRow, ...]:
-    """One row an operation and size, over all blocks."""
+    """One row an operation and size, over all blocks and groups of ranks."""
     groups: dict[tuple[str, int], list[BesideAllReduceSamples]] = defaultdict(list)
     for record in records:
         groups[record.operation, record.message_bytes].append(record)
@@ -176,6 +178,7 @@ def _beside_row(records: list[BesideAllReduceSamples]) -> BesideRow:
         ranks=first.ranks,
         message_bytes=first.message_bytes,
         exchange_bytes=first.exchange_bytes,
+        exchange_level=first.exchange_level,
         apart_s=float(np.median([value for record in records for value in record.apart_s()])),
         beside_s=float(np.median(beside)) if beside else None,
         queued=waited / begun if begun else None,
@@ -227,7 +230,8 @@ def behind_table(rows: tuple[BehindRow, ...]) -> Table:
 def beside_table(rows: tuple[BesideRow, ...]) -> Table:
     """A table of calls beside an all-reduce in flight."""
     table = _table(
-        f"beside an all-reduce of {format_bytes(rows[0].exchange_bytes)} in flight: from the last rank's arrival on",
+        f"{rows[0].ranks} ranks beside an all-reduce of {format_bytes(rows[0].exchange_bytes)} in flight"
+        f"{_over_more(rows[0])}: from the last rank's arrival on",
         "medians of repetitions' means, behind compute; queued: ended only after the all-reduce",
     )
     for name in ("operation", "message", "apart", "beside", "queued", "calls"):
@@ -242,6 +246,10 @@ def beside_table(rows: tuple[BesideRow, ...]) -> Table:
             str(row.calls),
         )
     return table
+
+
+def _over_more(row: BesideRow) -> str:
+    return f" over all at level {row.exchange_level}" if row.exchange_level else ""
 
 
 def _table(title: str, caption: str) -> Table:

@@ -114,20 +114,6 @@ class RankContext:
         backend = self.backend if count > 1 else NO_BACKEND
         return dataclasses.replace(self, ranks=count, backend=backend, group=group)
 
-    def beside(self, count: int) -> RankContext:
-        """The ``count`` ranks side by side that this one is among, among themselves; all ranks call this, and go on.
-
-        Their group is the caller's to destroy.
-
-        Raises:
-            ValueError: ranks do not part so.
-        """
-        if self.group is not None or self.ranks % count:
-            raise ValueError(f"{self.ranks} ranks, all that there are, have to part into groups of {count}")
-        # Every rank has to make every group, in the same order.
-        made = [make_group(range(first, first + count)) for first in range(0, self.ranks, count)]
-        return dataclasses.replace(self, rank=self.rank % count, ranks=count, group=made[self.rank // count])
-
     def share(self, value: T) -> T:
         """Rank 0's value on every rank; a collective, so never inside what is timed."""
         beat()

@@ -283,7 +283,7 @@ def sweep_pace(
     noted: Sequence[RankHost],
     behind: Iterable[BehindComputeSamples] = (),
 ) -> SweepPace:
-    """Compare the ranks of a sweep of one group, and its blocks; groups at once and means of calls are left out.
+    """Compare the ranks of a group of a sweep, and its blocks; groups that share links and means of calls are left out.
 
     Args:
         noted: of its hosts and their clocks, as ``hosts.jsonl`` holds them. behind: what it holds behind compute.
@@ -291,7 +291,8 @@ def sweep_pace(
     hosts, clocks = last_of_each(noted), HostClocks(noted)
     alone = [r for r in records if r.concurrent == 1 and r.calls_per_sample == 1]
     every = [r for r in alone if r.operation in _SYMMETRIC and len(r.samples_s) == r.ranks > 1]
-    ranks = tuple(_late_rank(rank, every, hosts) for rank in range(max((r.ranks for r in every), default=0)))
+    every_rank = range(max((r.first_rank + r.ranks for r in every), default=0))
+    ranks = tuple(_late_rank(rank, every, hosts) for rank in every_rank)
     by_host: dict[str, list[bool]] = defaultdict(list)
     for rank in ranks:
         by_host[rank.host].append(rank.late)
@@ -311,10 +312,11 @@ def _late_rank(rank: int, records: Sequence[CollectiveSamples], hosts: Mapping[i
     lags: dict[tuple[str, int], list[Floats]] = defaultdict(list)
     late: dict[tuple[str, int], list[NDArray[np.bool_]]] = defaultdict(list)
     for record in records:
-        if rank >= record.ranks:
+        row = rank - record.first_rank
+        if not 0 <= row < record.ranks:
             continue
         times = np.asarray(record.samples_s, float)
-        lag = np.median(np.delete(times, rank, axis=0), axis=0) - times[rank]
+        lag = np.median(np.delete(times, row, axis=0), axis=0) - times[row]
         key = (record.operation, record.message_bytes)
         lags[key].append(lag)
         late[key].append(lag > SLOW * times.max(axis=0))
@@ -332,10 +334,11 @@ def _late_rank(rank: int, records: Sequence[CollectiveSamples], hosts: Mapping[i
 
 def _block_times(records: Sequence[CollectiveSamples]) -> dict[int, float]:
     """By block, the median over operations and sizes of its time over that of all blocks."""
-    medians: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    medians: dict[tuple[str, int, int], dict[int, float]] = defaultdict(dict)
     for record in records:
         seconds = lookup(operations(), record.operation, "collective").call_seconds(record.samples_s)
-        medians[record.operation, record.message_bytes][record.block] = float(np.median(seconds))
+        key = record.operation, record.message_bytes, record.first_rank
+        medians[key][record.block] = float(np.median(seconds))
     ratios: dict[int, list[float]] = defaultdict(list)
     for own in medians.values():
         typical = float(np.median(list(own.values())))

@@ -31,6 +31,7 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         host_start_s: without one clock, when each rank came on its host's monotonic clock; empty where it has none (on
             GPUs), where some ranks take no part, and in files of before.
         attempt: at the measurement, as ``hosts.jsonl`` counts them.
+        first_rank: of all ranks, the first of a group of ranks side by side, all of which call at once.
         clock_error_s: None as measured; of what :meth:`aligned` returns, most that an arrival may be wrong by.
     """
 
@@ -49,6 +50,7 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     end_s: tuple[tuple[float, ...], ...]
     host_start_s: tuple[tuple[float, ...], ...] = ()
     attempt: int = 0
+    first_rank: int = 0
     clock_error_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -65,13 +67,14 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
             raise ValueError(f"{where} has not as many arrivals on hosts' clocks as samples")
         check_finite(self, "host_start_s")
         check_not_negative(self, "clock_error_s", where=where)
-        check_counts(self, "attempt", least=0, where=where)
+        check_counts(self, "attempt", "first_rank", least=0, where=where)
 
     def aligned(self, clocks: HostClocks) -> BehindComputeSamples:
         """The same with ``host_start_s`` on rank 0's clock, as far as offsets of all ranks' hosts are known."""
         if not self.host_start_s or self.clock_error_s is not None:
             return self
-        found = [clocks.on_one_clock(self.attempt, rank, row) for rank, row in enumerate(self.host_start_s)]
+        by_rank = enumerate(self.host_start_s, self.first_rank)
+        found = [clocks.on_one_clock(self.attempt, rank, row) for rank, row in by_rank]
         if any(each is None for each in found):
             return self
         known = [each for each in found if each is not None]

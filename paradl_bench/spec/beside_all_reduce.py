@@ -26,6 +26,8 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
     Attributes:
         message_bytes: as the operation defines it; exchange_bytes: of the all-reduce.
+        exchange_level: that the all-reduce spans, which goes over all ranks while several groups like this one call;
+            empty where it goes over the group of the calls.
         kernel: the compute before each call (``layers``, or ``ghosts`` on emulated nodes,
             and ``sleep`` there in older sweeps).
         one_clock: whether starts and ends of all ranks are of one clock, with the earliest start of the call as 0; else
@@ -55,6 +57,7 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     begun: tuple[tuple[bool, ...], ...]
     outlived: tuple[tuple[bool, ...], ...]
     exchange_s: tuple[tuple[float, ...], ...]
+    exchange_level: str = ""
 
     def __post_init__(self) -> None:
         where = f"{self.operation} of {self.message_bytes} bytes beside an all-reduce"

@@ -286,6 +286,7 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         source: ``FILE:LINE`` of what was imported.
         ranks_per_node: the most ranks of the group that share a host; 0 where nobody said.
         concurrent: how many disjoint groups of so many ranks ran at once; group: which of them this is.
+        first_rank: of all ranks, the first of a group of ranks side by side, all of which call at once.
     """
 
     library: str
@@ -304,11 +305,13 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ranks_per_node: int = 0
     concurrent: int = 1
     group: int = 0
+    first_rank: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.group < self.concurrent:
             raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
         check_counts(self, "calls_per_sample", where=self.operation)
+        check_counts(self, "first_rank", least=0, where=self.operation)
         if len({len(samples) for samples in self.samples_s}) != 1:
             raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
         for rank, samples in enumerate(self.samples_s):

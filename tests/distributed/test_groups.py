@@ -19,11 +19,11 @@ from paradl_bench.collectives.catalog import operations, routines
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.spec.host_record import read_hosts
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, is_complete, read_manifest, read_records
+from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
 
 pytestmark = pytest.mark.distributed
 
+SIZES = (1024, 8192, 65536)
 QUICK = ["--blocks", "1", "--point-seconds", "0.002"]
 
 
@@ -157,22 +157,47 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_pairs_that_sweep_among_themselves_measure_and_write_each_for_itself(tmp_path: Path) -> None:
-    program = Path(__file__).parents[1] / "parted_program.py"
-    launch_ranks([sys.executable, str(program), str(tmp_path)], ranks=4, device="cpu", timeout_s=240)
-    for pair in (0, 1):
-        directory = tmp_path / f"pair{pair}"
-        assert is_complete(directory)
-        records = swept(directory)
-        assert {(each.operation, each.message_bytes, each.block) for each in records} == {
-            (name, size, block) for name in ("all_reduce", "send_recv") for size in (1024, 4096) for block in (0, 1)
-        }
-        assert all(each.verified and (each.ranks, each.level, each.concurrent) == (2, "node", 1) for each in records)
-        behind = read_records(directory, BEHIND_FILE, BehindComputeSamples)
-        beside = read_records(directory, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
-        assert {each.ranks for each in (*behind, *beside)} == {2}
-        assert len(behind) == len(beside) == len(records)
-        assert [place.rank for place in read_hosts(directory).values()] == [0, 1]
+def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path: Path) -> None:
+    output, arguments = tmp_path / "out", ("--ranks", "4", "--side-by-side", "2", "--ops", "all_reduce,send_recv")
+    asked = (*arguments, "--sizes", "1K,8K,64K", "--behind-compute", "--beside-all-reduce")
+    result = collectives(output, *asked, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "2 groups of 2 ranks" in result.stderr
+    records = swept(output)
+    assert all(each.verified and (each.ranks, each.level, each.concurrent) == (2, "node", 1) for each in records)
+    points = {(name, size, first) for name in ("all_reduce", "send_recv") for size in SIZES for first in (0, 2)}
+    assert Counter((r.operation, r.message_bytes, r.first_rank) for r in records) == Counter(dict.fromkeys(points, 1))
+    behind = read_records(output, BEHIND_FILE, BehindComputeSamples)
+    assert Counter((r.operation, r.message_bytes, r.first_rank) for r in behind) == Counter(dict.fromkeys(points, 1))
+    beside = read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+    assert len(beside) == len(points)
+    assert {(each.ranks, each.level, each.exchange_level) for each in beside} == {(2, "node", "node")}
+    assert any(any(row) for each in beside for row in each.begun)
+    # Late ranks are told by their number among all.
+    assert [each["rank"] for each in json.loads(result.stdout)["pace"]["arrivals"]] == [0, 1, 2, 3]
+    profile = fit_profile([output], command_line=("calibrate",), force=False)
+    assert {fit.ranks_range for fit in profile.communication} == {(2, 2)}
+    assert not profile.contention
+    # A step of which one group's record is missing is measured again.
+    lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
+    (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
+    again = collectives(output, *asked)
+    assert "1 measurements are left" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--ranks", "4", "--side-by-side", "3"), "do not part into several groups"),
+        (("--ranks", "4", "--side-by-side", "4"), "from 2 to 2"),
+        (("--ranks", "2", "--concurrent", "2", "--side-by-side", "2"), "give --concurrent"),
+        (("--ranks", "4", "--side-by-side", "2", "--beside-compute"), "give --concurrent and --beside-compute"),
+    ],
+)
+def test_groups_side_by_side_that_cannot_be_are_refused(arguments: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    result = collectives(tmp_path / "out", *arguments)
+    assert result.returncode == 2
+    assert why in result.stderr
 
 
 def test_calls_on_silent_groups_move_nothing_and_other_groups_do_as_before(tmp_path: Path) -> None:

@@ -41,16 +41,21 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
     assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
     for sweep in sweeps:
         # Requests check themselves; all ranks of the layout take part.
-        assert sweep.request.all_ranks * len(sweep.directories) == layout.ranks
+        assert sweep.request.all_ranks == layout.ranks
         assert not sweep.complete
     # As far as segments reach, and what leaders send by whole buckets.
     led = layout.ranks <= emulated_profile.FEW_RANKS
-    assert [sweep.inside for sweep in sweeps].count(True) == (layout.nodes > 1) * (1 + led)
+    inside = [sweep for sweep in sweeps if sweep.request.side_by_side == layout.ranks_per_node]
+    assert len(inside) == (layout.nodes > 1) * (2 + led)
+    # Gradients are in flight over all nodes where there are several, and beside all that is waited for where not.
+    assert [sweep in inside for sweep in sweeps if sweep.request.beside_all_reduce] == (
+        [True] if layout.nodes > 1 else [False, False]
+    )
     # Groups share links only where there are several.
     assert any(sweep.request.concurrent > 1 for sweep in sweeps) == (layout.ranks > 2)
     whole: dict[str, int] = {}
     for sweep in sweeps:
-        if sweep.request.concurrent == 1 and not sweep.inside:
+        if sweep.request.concurrent == 1 and sweep not in inside:
             whole |= dict.fromkeys(sweep.request.operations, max(sweep.request.sizes))
     network = emulation.traced("resnet50")
     for case in emulation.cases_of(tmp_path, "resnet50", layout):
