@@ -149,21 +149,11 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--emulate {self.emulate}: there is no such file; give a profile of calibrate fit")
         if self.device != "cpu":
             raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
-        if (stage := zero_stage(self.strategy)) > 1:
-            raise UserError(
-                f"--emulate does not know ZeRO stage {stage} of {self.strategy}, whose gathers of parameters run inside"
-                " the model's forward, among what layers are told apart by: take z1d or d"
-            )
         if self.dtype != "fp32":
             raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
         if self.kernel_settings.label:
             flags = " ".join(map(flag_of, self.kernel_settings.label.split("+")))
             raise UserError(f"--emulate runs no kernels that {flags} could change: leave it out")
-        if self.batch_norm == "sync":
-            raise UserError(
-                "--emulate knows batch norm of each rank's own samples, not --batch-norm sync, whose"
-                " statistics ranks compute between its messages"
-            )
 
     def _check_sleep(self) -> None:
         of_sleep = {

@@ -35,6 +35,9 @@ class Listener(Protocol):
     def span_ended(self, what: str) -> None:
         """It has ended."""
 
+    def work(self) -> None:
+        """What the rank does up to its next layer or communication is real: it copies parameters or gradients."""
+
 
 @dataclass(slots=True)
 class Spans:
@@ -48,6 +51,11 @@ class Spans:
     stamp: Callable[[], Any] | None = None
     rows: list[tuple[str, Any, Any]] = field(default_factory=list)
     listener: Listener | None = None
+
+    def work(self) -> None:
+        """Tell that what follows is real work on gradients or parameters."""
+        if self.listener is not None:
+            self.listener.work()
 
     @contextmanager
     def span(self, what: str) -> Iterator[None]:

@@ -99,15 +99,16 @@ def build_parallel(
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
+    replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
+    if stage > 1:
+        # Units are the model's own modules, whatever runs its layers then.
+        shard_parameters(module, network, stage, device, mesh.group(replicating))
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
-    replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
     optimizer_group: dist.ProcessGroup | None = None
     if replicating:
         group = mesh.group(replicating)
-        if stage > 1:
-            shard_parameters(module, network, stage, device, group)
-        else:
+        if stage <= 1:
             nodes = node_groups(strategy, settings)
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
             module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from paradl_bench.strategies.group_functions import Group
 from paradl_bench.strategies.norm_statistics import SUMS
-from paradl_bench.strategies.sharded_module import Call, Rule
+from paradl_bench.strategies.sharded_module import Call, Rule, Substitute
 
 
 class _Normalise(torch.autograd.Function):
@@ -81,6 +81,44 @@ def _statistics(inputs: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch
     return mean, (squares - mean * mean).clamp_(min=0), count
 
 
+class _Substituted(Substitute):
+    """What stands for a batch normalisation that computes no statistics, with the messages of one that does.
+
+    They go where the plan has them: before its forward, and behind its backward.
+    """
+
+    def __init__(self, substitute: Substitute, group: Group) -> None:
+        self._substitute, self._group = substitute, group
+
+    def __call__(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        told = _Messages.apply(input, self._group)  # type: ignore[no-untyped-call]
+        return self._substitute(told, *args, **kwargs)
+
+    def instead(self, function: Call) -> Call:
+        return self._substitute.instead(function)
+
+    def beside(self, function: Call) -> Call:
+        return self._substitute.beside(function)
+
+
+class _Messages(torch.autograd.Function):
+    """An input as it is, and all-reduces of zeros as large as its sums, forward and for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.channels, ctx.group = inputs.shape[1], group
+        group.all_reduce(inputs.new_zeros(SUMS * ctx.channels + 1, dtype=torch.float64))
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        if gradient is not None:
+            ctx.group.all_reduce(gradient.new_zeros(SUMS * ctx.channels))
+        return gradient, None
+
+
 class _SynchronisedNorm:
     """Runs one batch normalisation over a group, within what runs the layer otherwise."""
 
@@ -88,9 +126,10 @@ class _SynchronisedNorm:
         self._group, self._within = group, within
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        normalise = _Substituted(function, self._group) if isinstance(function, Substitute) else self._normalise
         if self._within is None:
-            return self._normalise(*args, **kwargs)
-        return self._within.run(self._normalise, args, kwargs)
+            return normalise(*args, **kwargs)
+        return self._within.run(normalise, args, kwargs)
 
     def _normalise(
         self,

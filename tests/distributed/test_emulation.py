@@ -227,6 +227,8 @@ NESTED = (
     "four p4 1",
     "cut p2f2 1",
     "cut_blocks p2s2 1 schedule=1f1b",
+    "sharded z3d4 1",
+    "synced d2s2 1 batch_norm=sync",
 )
 
 
@@ -236,6 +238,23 @@ def test_ghosts_of_shared_layers_and_of_stages_issue_what_the_plan_holds_and_sle
     # A rank has half of the filters, and of what is not split all.
     whole = read_table_file(place / "filters").of_rank(0).layers
     assert whole["two"]["FW"] < 0.6 * whole["add"]["FW"]
+
+
+SHARDED = (
+    "gathered z3d2 1",
+    "kept z2d2 1",
+    "again z3d2 1 accumulate=2",
+    "synced d2 1 batch_norm=sync",
+)
+
+
+def test_ghosts_of_sharded_parameters_and_synchronised_norms_issue_what_the_plan_holds(place: Path) -> None:
+    runs = emulate(place, 2, *SHARDED)
+    check(place, runs, [case.split()[0] for case in SHARDED])
+    gathered, kept, *_ = (read_records(place / case.split()[0], TRAINING_FILE, TrainingIterations) for case in SHARDED)
+    # Stage 3 gathers for backward once more, which stage 2 has no need of.
+    assert all("all_gather" in record.bw_communication_s for record in gathered)
+    assert not any("all_gather" in record.bw_communication_s for record in kept)
 
 
 @pytest.mark.slow
@@ -279,8 +298,7 @@ def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> N
         ("--strategy d2 --emulate profile.json --slow-rank half", "'half' is no FACTOR[@RANK]"),
         ("--strategy d2 --emulate profile.json --dilate 0", "--dilate 0 has to be a positive number"),
         ("--strategy d2 --emulate profile.json --device cuda", "--emulate is for --device cpu"),
-        ("--strategy d2 --emulate profile.json --batch-norm sync", "not --batch-norm sync"),
-        ("--strategy z3d2 --emulate profile.json", "does not know ZeRO stage 3 of z3d2, whose gathers"),
+        ("--strategy d2 --emulate profile.json --dtype bf16", "--emulate knows --dtype fp32, not bf16"),
     ],
 )
 def test_what_cannot_be_emulated_is_refused_before_ranks_start(words: str, said: str, place: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,8 +49,26 @@ def shard_parameters(module: torch.nn.Module, network: Network, stage: int, devi
             part.set_force_sum_reduction_for_comms(device.type != "cuda")
             part.set_custom_all_gather(_AllGather(group))
             part.set_custom_reduce_scatter(_ReduceScatter(group))
+        _hide_hooks(part)
     # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
     getattr(mesh, "_pg_registry", {}).clear()
+
+
+def _hide_hooks(part: torch.nn.Module) -> None:
+    """Have no torch-function mode see what ``fully_shard`` does round a forward: it is no layer of the model."""
+    for hooks in (part._forward_pre_hooks, part._forward_hooks):
+        for number, hook in hooks.items():
+            if "fsdp" in (getattr(hook, "__module__", None) or ""):
+                hooks[number] = _unseen(hook)
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return hook(*args, **kwargs)
+
+    return called
 
 
 def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
@@ -84,7 +104,8 @@ class _Buffers(Comm):
         self._group = group
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As ``fully_shard``'s own."""
+        """As ``fully_shard``'s own, which then copies into it."""
+        self._group.spans.work()
         return torch.empty(size, dtype=dtype, device=device)
 
 
@@ -96,6 +117,8 @@ class _AllGather(_Buffers, AllGather):
     ) -> None:
         """Called on the stream of gathers."""
         self._group.all_gather(output_tensor, input_tensor)
+        # What was gathered is copied to where layers read it.
+        self._group.spans.work()
 
 
 class _ReduceScatter(_Buffers, ReduceScatter):
