@@ -59,7 +59,11 @@ STRATEGIES = (
 BATCH = 4
 PROCESS_BYTES = 400 * 1024**2
 """What a rank needs without any model."""
-SMALL_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1024**2), "MALLOC_TRIM_THRESHOLD_": str(1024**2), "MALLOC_MMAP_MAX_": "65536"}
+SMALL_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1024**2),
+    "MALLOC_TRIM_THRESHOLD_": str(1024**2),
+    "MALLOC_MMAP_MAX_": "65536",
+}
 """Times do not matter here: what is freed between cases goes back to the host."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "sync": {"batch_norm": "sync"},

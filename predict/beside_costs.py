@@ -43,8 +43,13 @@ class BesideCosts:
         entry = min(self._entries, key=lambda each: [a != b for a, b in zip(_about(each), wanted, strict=True)])
         remarks: tuple[Remark, ...] = ()
         if _about(entry) != wanted:
-            text = f"{_in_words(wanted)}: as {_in_words(_about(entry))}"
-            remarks = (Remark(text, True),)
+            # Calls inside of groups whose gradients go over more ranks are swept by an option of its own.
+            how = (
+                ""
+                if spanned == level
+                else "; measure it: paradl-bench collectives --side-by-side R --beside-all-reduce"
+            )
+            remarks = (Remark(f"{_in_words(wanted)}: as {_in_words(_about(entry))}{how}", True),)
         if entry.queues:
             return Beside(None, 0.0, remarks)
         (added, both), (_, slope) = entry.covariance

@@ -203,8 +203,7 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)
-    if summary.collectives or not summary.beside_all_reduce:
-        console.print(_sweep_table(summary.collectives))
+    console.print(_sweep_table(summary.collectives))
     for line in (*summary.nodes, *summary.pace.lines()):
         console.print(line, style="yellow", soft_wrap=True)
     if summary.interference:

@@ -291,7 +291,7 @@ def sweep_pace(
     hosts, clocks = last_of_each(noted), HostClocks(noted)
     alone = [r for r in records if r.concurrent == 1 and r.calls_per_sample == 1]
     every = [r for r in alone if r.operation in _SYMMETRIC and len(r.samples_s) == r.ranks > 1]
-    every_rank = range(max((r.first_rank + r.ranks for r in every), default=0))
+    every_rank = sorted({r.first_rank + row for r in every for row in range(r.ranks)})
     ranks = tuple(_late_rank(rank, every, hosts) for rank in every_rank)
     by_host: dict[str, list[bool]] = defaultdict(list)
     for rank in ranks:

@@ -19,6 +19,7 @@ from paradl_bench.spec.plan import Collective, HaloExchange, Phase, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.behind_compute import works_beside_all_reduces
+from predict.beside_costs import BesideCosts
 from predict.cost_model import CostModel
 from predict.evaluators.simulate import price
 from predict.prediction import Prediction, Predictor
@@ -270,3 +271,24 @@ def test_a_timeline_shows_halos_beside_the_exchange_and_counts_the_time_once() -
 def test_the_interval_takes_in_what_the_fit_leaves_open() -> None:
     sure, unsure = predicted("s2", measured()), predicted("s2", measured(covariance=((1e-6, 0.0), (0.0, 0.0))))
     assert np.subtract(*unsure.interval_s) < np.subtract(*sure.interval_s)
+
+
+def test_what_was_measured_beside_all_reduces_of_their_level_goes_before_what_was_beside_others() -> None:
+    """Halos inside of a node, gradients over two: beside those of the node they would take much less."""
+    costs = BesideCosts(
+        make_profile(
+            NETWORK,
+            beside_all_reduce=(measured(added_s=ADDED_S), measured(added_s=5 * ADDED_S, exchange_level="system")),
+        ),
+        "gloo",
+    )
+    inside, crossed = (costs.slowdown("send_recv", "node", spanned, 1e-3) for spanned in ("node", "system"))
+    assert inside.factor == pytest.approx(1 + ADDED_S / 1e-3)
+    assert crossed.factor == pytest.approx(1 + 5 * ADDED_S / 1e-3)
+    assert inside.remarks == crossed.remarks == ()
+    (remark,) = costs.slowdown("exchange", "node", "system", 1e-3).remarks
+    assert "exchange at level 'node' beside an all-reduce at level 'system'" in remark.text
+    assert "--side-by-side" in remark.text
+    alone = BesideCosts(make_profile(NETWORK, beside_all_reduce=(measured(added_s=ADDED_S),)), "gloo")
+    (remark,) = alone.slowdown("send_recv", "node", "system", 1e-3).remarks
+    assert "as send_recv at level 'node' beside an all-reduce at level 'node'" in remark.text

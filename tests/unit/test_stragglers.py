@@ -182,6 +182,18 @@ def test_means_of_calls_and_groups_at_once_are_left_out() -> None:
     assert sweep_pace([*means, *groups], ()).lines() == []
 
 
+def test_ranks_of_groups_side_by_side_are_named_by_their_number_among_all() -> None:
+    import msgspec
+
+    calls = sweep(lambda rank, _: 1e-3 if rank == 1 else 0.0, ranks=2)
+    level = sweep(lambda *_: 0.0, ranks=2)
+    second = [msgspec.structs.replace(record, first_rank=2) for record in calls]
+    pace = sweep_pace([*level, *second], list(hosts(4, 2).values()))
+    assert [(rank.rank, rank.late) for rank in pace.ranks] == [(0, False), (1, False), (2, False), (3, True)]
+    # A group without records, as of a file that was cut off, is nobody's.
+    assert [rank.rank for rank in sweep_pace(second, ()).ranks] == [2, 3]
+
+
 @pytest.mark.parametrize("read", [lambda sweeps: sweep_pace(sweeps, []), sweep_rows])
 def test_a_sweep_of_a_collective_that_nobody_knows_is_refused_by_name(
     read: Callable[[list[CollectiveSamples]], object],
