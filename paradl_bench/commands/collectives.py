@@ -36,7 +36,6 @@ _OF_TORCH = {
     "ranks_per_node": "--ranks-per-node",
     "link_bandwidth": "--link-bandwidth",
 }
-_AS_GIVEN = ("beside_compute", "behind_compute", "beside_all_reduce", "side_by_side")
 _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg", "level": "--level"}
 
 
@@ -136,6 +135,7 @@ _OF_TOOLS = {"tool_path": "--tool-path", "launcher_arguments": "--launcher-arg",
 @click.pass_context
 def COMMAND(  # noqa: N802
     context: click.Context,
+    /,
     ranks: int | None,
     backend: str,
     device: str | None,
@@ -145,10 +145,6 @@ def COMMAND(  # noqa: N802
     level: str | None,
     ops: str | None,
     sizes: str,
-    beside_compute: bool,
-    behind_compute: bool,
-    beside_all_reduce: bool,
-    side_by_side: int | None,
     concurrent: int,
     blocks: int,
     point_seconds: float,
@@ -161,6 +157,7 @@ def COMMAND(  # noqa: N802
     hang_timeout_s: float,
     output: Path,
     as_json: bool,
+    **as_given: Any,
 ) -> None:
     """Time collective operations at many sizes; every result is verified, every rank's time is kept.
 
@@ -208,7 +205,7 @@ def COMMAND(  # noqa: N802
         point_s=point_seconds,
         seed=seed,
         concurrent=concurrent,
-        **{name: context.params[name] for name in _AS_GIVEN},
+        **as_given,
     )
 
 

@@ -144,8 +144,8 @@ class BesideAllReduceBench:
             raise WorkError(f"a result of {operation} was wrong, of {size} bytes beside all-reduces; it is not kept")
         call_s = largest(calls.context, calls.warm(routine, buffers, _TRIALS))
         # As many calls as go into half of an all-reduce: beside it they take longer.
-        alike = self._exchange_s / 2 / (self._compute.seconds + call_s)
-        number = max(CALLS, min(MOST_CALLS, int(alike)))
+        in_half = int(self._exchange_s / 2 / (self._compute.seconds + call_s))
+        number = max(CALLS, min(MOST_CALLS, in_half))
         pair_s = self._exchange_s + 2 * number * (self._compute.seconds + call_s)
         count = max(MIN_PAIRS, min(MAX_PAIRS, round(self._point_s / pair_s)))
         apart, beside = [], []

@@ -21,7 +21,8 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep, and whether to measure interference with compute, what follows compute, and calls beside an all-reduce.
 
     Attributes:
-        ranks: of one group. concurrent: how many disjoint groups of so many ranks there are.
+        ranks: of one group, or all that ``side_by_side`` parts.
+        concurrent: how many disjoint groups of so many ranks there are.
         side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
             in flight goes over all ranks then. None for one group of all ranks, or several that share links.
         operations: names; sizes: message bytes as each operation defines them.
