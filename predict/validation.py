@@ -229,7 +229,7 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     low, high = prediction.interval_s
     if about.ghost is not None and about.ghost.host_s is not None:
         # As with what a closure leaves unexplained: no chance, up to all of it may show, on this side alone.
-        high += about.ghost.host_s
+        high += about.ghost.host_at_most_s
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.pipeline_stage)

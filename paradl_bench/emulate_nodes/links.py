@@ -22,8 +22,11 @@ from paradl_bench.spec.errors import WorkError
 MTU_BYTES = 9000
 """Jumbo frames, as clusters have them: fewer packets for the cores that ranks compute on."""
 _HEADER_BYTES = 14
-# What passes unshaped after a pause. Two frames at least; more where a timer that is late would lose tokens.
-_BURST_FRAMES, _BURST_S = 2, 200e-6
+# Segmentation offload: frames pass the stack many at a time, as one packet. Cut into frames of their own they take four
+# times as much of the cores, of which 16 ranks then have none left: the cores, not the links, set what links carry.
+_MOST_PACKET_BYTES, _PACKET_S = 64 * 1024, 500e-6
+# A token bucket cuts what is larger than it is deep; the second packet is for a timer that is late.
+_BURST_PACKETS = 2
 _QUEUE_BYTES = 256 * 1024**2
 # Any namespace may have it, and where nothing is dropped others do nothing better. BBR, some hosts' default, stops for
 # 200 ms every ten seconds to probe the link.
@@ -32,9 +35,14 @@ _SYSCTL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TIMEOUT_S = 60
 
 
+def packet_bytes(link_bytes_per_s: float) -> int:
+    """What passes a link in one piece: frames of half a millisecond, at least one and at most what offload takes."""
+    return min(max(MTU_BYTES + _HEADER_BYTES, round(link_bytes_per_s * _PACKET_S)), _MOST_PACKET_BYTES)
+
+
 def burst_bytes(link_bytes_per_s: float) -> int:
-    """What passes a link at once after a pause: the depth of its token bucket."""
-    return max(_BURST_FRAMES * (MTU_BYTES + _HEADER_BYTES), round(link_bytes_per_s * _BURST_S))
+    """What passes a link unshaped after a pause: the depth of its token bucket, two packets."""
+    return _BURST_PACKETS * packet_bytes(link_bytes_per_s)
 
 
 def connect(layout: NodeLayout, switch: Namespace, nodes: Sequence[Namespace]) -> str:
@@ -46,22 +54,29 @@ def connect(layout: NodeLayout, switch: Namespace, nodes: Sequence[Namespace]) -
     ip, tc = _program("ip"), _program("tc")
     # A bridge without spanning tree forwards at once.
     _batch(ip, switch, ["link add name switch type bridge stp_state 0 mcast_snooping 0", *_up("switch")])
-    shaped = f"rate {round(layout.link_bytes_per_s * 8)}bit burst {burst_bytes(layout.link_bytes_per_s)}"
+    packet, burst = packet_bytes(layout.link_bytes_per_s), burst_bytes(layout.link_bytes_per_s)
+    shaped = f"rate {round(layout.link_bytes_per_s * 8)}bit burst {burst} limit {_QUEUE_BYTES}"
     control = ""
     for index, node in enumerate(nodes):
         port = layout.name(index)
         lines = [
             f"link add name {port} mtu {MTU_BYTES} type veth peer name {INTERFACE} mtu {MTU_BYTES}"
             f" netns /proc/self/fd/{node.descriptor}",
-            f"link set dev {port} master switch",
+            f"link set dev {port} master switch gso_max_size {packet}",
             *_up(port),
         ]
         _batch(ip, switch, lines, keep=[node.descriptor])
-        _batch(ip, node, [f"address add {layout.address(index)}/16 dev {INTERFACE}", *_up(INTERFACE), *_up("lo")])
-        _batch(tc, switch, [f"qdisc add dev {port} root tbf {shaped} limit {_QUEUE_BYTES}"])
-        _batch(tc, node, [f"qdisc add dev {INTERFACE} root tbf {shaped} limit {_QUEUE_BYTES}"])
+        lines = [
+            f"address add {layout.address(index)}/16 dev {INTERFACE}",
+            f"link set dev {INTERFACE} gso_max_size {packet}",
+            *_up(INTERFACE),
+            *_up("lo"),
+        ]
+        _batch(ip, node, lines)
+        _batch(tc, switch, [f"qdisc add dev {port} root tbf {shaped}"])
+        _batch(tc, node, [f"qdisc add dev {INTERFACE} root tbf {shaped}"])
         control = _set_congestion_control(node)
-    return f"tbf at both ends, burst {burst_bytes(layout.link_bytes_per_s)} B, mtu {MTU_BYTES}, tcp {control}"
+    return f"tbf at both ends, packets of {packet} B, burst {burst} B, mtu {MTU_BYTES}, tcp {control}"
 
 
 def _up(device: str) -> list[str]:

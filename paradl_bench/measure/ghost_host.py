@@ -20,10 +20,10 @@ REPEATED = 9
 """Iterations, of some ten milliseconds each."""
 
 
-def host_seconds(ghost: Ghost, request: TrainingRequest, context: RankContext, network: Network) -> float | None:
-    """Seconds an iteration; None where this torch has no such groups. A collective."""
+def host_seconds(ghost: Ghost, request: TrainingRequest, context: RankContext, network: Network) -> tuple[float, ...]:
+    """Seconds of each iteration on its slowest rank; none where this torch has no such groups. A collective."""
     if context.ranks == 1:
-        return None
+        return ()
     # Strategies replace parameters by shards of them: the run's own model stays whole.
     model = load_model(request.model, request.input_shape)
     hold_in_common(model.module)
@@ -32,7 +32,9 @@ def host_seconds(ghost: Ghost, request: TrainingRequest, context: RankContext, n
             trainer = Trainer(model, request, context, ghost.twin)
             trainer.prepare(network)
     except ImportError:
-        return None
+        return ()
+    # The first one takes what memory it needs.
+    awake_iterations(ghost.twin, trainer.iterate, context, 1)
     found = awake_iterations(ghost.twin, trainer.iterate, context, REPEATED)
     ghost.twin.sleeper.take_asked()
     trainer.close()

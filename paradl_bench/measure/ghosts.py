@@ -180,8 +180,10 @@ def _host_time(
     )
 
 
-def awake_iterations(twin: GhostTwin, iterate: Callable[[], object], context: RankContext, count: int) -> float:
-    """Median seconds of so many iterations of all ranks that sleep nothing, or of one long one, on the slowest rank.
+def awake_iterations(
+    twin: GhostTwin, iterate: Callable[[], object], context: RankContext, count: int
+) -> tuple[float, ...]:
+    """Seconds of so many iterations of all ranks that sleep nothing, or of one long one, each on its slowest rank.
 
     A collective.
 
@@ -198,20 +200,25 @@ def awake_iterations(twin: GhostTwin, iterate: Callable[[], object], context: Ra
             spent.append(time.perf_counter() - begin)
             if len(spent) == 1 and context.share(spent[0]) > _ENOUGH_S:
                 break
-    return max(context.gather(statistics.median(spent)))
+    return tuple(map(max, zip(*context.gather(spent), strict=True)))
 
 
 def describe_run(
-    ghost: Ghost, host: HostTime, iterate: Callable[[], object], context: RankContext, host_s: float | None
+    ghost: Ghost,
+    host: HostTime,
+    iterate: Callable[[], object],
+    context: RankContext,
+    host_iteration_s: tuple[float, ...],
 ) -> GhostRun:
     """What an emulated run says of itself; on every rank alike, but for ``host``. A collective.
 
     Args:
         iterate: as of :func:`awake_iterations`.
-        host_s: what ranks take the host for besides communication; None where that is not known.
+        host_iteration_s: what ranks take the host for besides communication, in each of some iterations; none where
+            that is not known.
     """
     twin, table = ghost.twin, ghost.table
-    without_compute_s = awake_iterations(twin, iterate, context, REPEATED)
+    without_compute_s = statistics.median(awake_iterations(twin, iterate, context, REPEATED))
     asked = twin.sleeper.take_asked()
     return GhostRun(
         profile=table.profile,
@@ -223,7 +230,8 @@ def describe_run(
         framework_s=host.framework_s,
         oversleep_s=host.oversleep_s,
         without_compute_s=without_compute_s,
-        host_s=host_s,
+        host_s=statistics.median(host_iteration_s) if host_iteration_s else None,
+        host_iteration_s=host_iteration_s,
     )
 
 

@@ -245,9 +245,9 @@ class Trainer:
         batch = self._inputs, self._targets
         return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
 
-    def describe_ghosts(self, ghost: Ghost, host: HostTime, host_s: float | None) -> GhostRun:
+    def describe_ghosts(self, ghost: Ghost, host: HostTime, host_iteration_s: tuple[float, ...]) -> GhostRun:
         """What an emulated run says of itself; the host's time is known to rank 0 alone."""
-        return describe_run(ghost, host, self.iterate, self._context, host_s)
+        return describe_run(ghost, host, self.iterate, self._context, host_iteration_s)
 
     def _watch(self, last: str) -> None:
         """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""

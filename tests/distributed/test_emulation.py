@@ -120,6 +120,7 @@ def check(place: Path, runs: list[TrainingRun], names: list[str]) -> None:
         # What it runs without communication, over groups that move nothing.
         assert run.ghost is not None
         assert run.ghost.host_s
+        assert min(run.ghost.host_iteration_s) <= run.ghost.host_s <= run.ghost.host_at_most_s
         check_sleep(place / name, run)
     # By force: the synthetic profile is of another host. What was slept is what it says.
     report = validate_runs(place / "profile.json", [place / name for name in names], cluster_path=None, force=True)

@@ -124,6 +124,9 @@ def test_no_dilation_that_is_none(dilate: str, tmp_path: Path) -> None:
     assert "--dilate" in result.stderr
 
 
+SPREAD_S = (0.9, *(0.25 for _ in range(19)), 0.5)
+
+
 def emulated_run(
     directory: Path,
     *,
@@ -131,6 +134,7 @@ def emulated_run(
     slept: float = 1.0,
     slow: SlowRank | None = None,
     host_s: float | None = None,
+    host_iteration_s: tuple[float, ...] = (),
     **more: Any,
 ) -> Path:
     """A run of d2 that takes what is predicted of one, and says that it slept so many times what the profile says."""
@@ -151,6 +155,7 @@ def emulated_run(
         without_compute_s=1e-3,
         slow_rank=slow,
         host_s=host_s,
+        host_iteration_s=host_iteration_s,
     )
     layers = EmulatedLayers(profile_sha256=ghost.profile_sha256, dilate=dilate)
     environment = msgspec.structs.replace(ENVIRONMENT, emulated=Emulation(layers=layers))
@@ -186,16 +191,18 @@ def test_an_emulated_run_is_held_against_dilated_compute_and_named(tmp_path: Pat
 def test_what_ranks_take_the_host_for_moves_the_upper_end_of_an_interval_and_no_prediction(tmp_path: Path) -> None:
     write_profile(tmp_path / "p.json", PROFILE)
     pairs, noted = [], []
-    for name, host_s in (("before", None), ("none", 0.0), ("some", 0.25)):
-        run = emulated_run(tmp_path / name, dilate=20.0, host_s=host_s)
+    for name, host_s, each_s in (("before", None, ()), ("none", 0.0, ()), ("some", 0.25, ()), ("each", 0.25, SPREAD_S)):
+        run = emulated_run(tmp_path / name, dilate=20.0, host_s=host_s, host_iteration_s=each_s)
         report = validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
         pairs.append(next(pair for pair in report.pairs if pair.evaluator == "simulate"))
         noted.append(any("any part of which may show" in note for note in report.notes))
-    before, none, some = pairs
+    before, none, some, each = pairs
     assert none.interval_s == before.interval_s
     assert some.interval_s == pytest.approx((before.interval_s[0], before.interval_s[1] + 0.25))
-    assert some.predicted_s == before.predicted_s
-    assert noted == [False, True, True]
+    # Of 21 iterations the last but one is what 95% take at most.
+    assert each.interval_s == pytest.approx((before.interval_s[0], before.interval_s[1] + 0.5))
+    assert some.predicted_s == each.predicted_s == before.predicted_s
+    assert noted == [False, True, True, True]
 
 
 def test_a_run_that_slept_another_profiles_seconds_is_refused(tmp_path: Path) -> None:
