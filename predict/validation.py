@@ -20,6 +20,7 @@ from predict.cost_model import CostModel
 from predict.ghost import slept_seconds
 from predict.input_terms import NO_INPUT
 from predict.inputs import choose_network, read_cluster
+from predict.interval import WORST_OVERLAP
 from predict.memory_validation import memory_pair
 from predict.prediction import Prediction, Predictor
 from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
@@ -228,8 +229,8 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
     low, high = prediction.interval_s
     if about.ghost is not None and about.ghost.host_s is not None:
-        # As with what a closure leaves unexplained: no chance, up to all of it may show, on this side alone.
-        high += about.ghost.host_at_most_s
+        # As with what overlap may cost: any part of it shows, on this side alone.
+        high = predicted_s + math.hypot(high - predicted_s, WORST_OVERLAP * about.ghost.host_at_most_s)
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.pipeline_stage)

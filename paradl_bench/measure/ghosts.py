@@ -185,16 +185,16 @@ def awake_iterations(
 ) -> tuple[float, ...]:
     """Seconds of so many iterations of all ranks that sleep nothing, or of one long one, each on its slowest rank.
 
-    A collective.
+    Ranks begin each one together: those that share a core wait for each other, and none runs ahead. A collective.
 
     Args:
         iterate: runs an iteration of all ranks, which have run some awake.
     """
     spent: list[float] = []
     with twin.sleeper.awake():
-        context.barrier()
         for _ in range(count):
             twin.sleeper.take_asked()
+            context.barrier()
             begin = time.perf_counter()
             iterate()
             spent.append(time.perf_counter() - begin)

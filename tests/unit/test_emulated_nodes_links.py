@@ -17,7 +17,7 @@ from namespaces_held import held, needs_nodes
 
 from paradl_bench.emulate_nodes.cluster import EmulatedCluster, emulated_cluster, nodes_of_rank
 from paradl_bench.emulate_nodes.layout import NodeLayout, layout_of_options
-from paradl_bench.emulate_nodes.links import burst_bytes
+from paradl_bench.emulate_nodes.links import MTU_BYTES, burst_bytes, packet_bytes
 from paradl_bench.spec.errors import UserError, WorkError
 
 RATE = 25e6  # 200 Mbit/s
@@ -68,6 +68,18 @@ def test_nodes_have_addresses_of_their_own() -> None:
     assert all(socket.inet_aton(address) for address in addresses)
 
 
+@pytest.mark.parametrize(
+    ("link_bytes_per_s", "packet"),
+    [(1e3, 9014), (18e6, 9014), (25e6, 12_500), (125e6, 62_500), (1e9, 65_536), (1e11, 65_536)],
+)
+def test_packets_are_of_half_a_millisecond_a_frame_at_least_and_what_offload_takes_at_most(
+    link_bytes_per_s: float, packet: int
+) -> None:
+    assert packet_bytes(link_bytes_per_s) == packet
+    # A bucket that is less deep than a packet would have it cut into frames.
+    assert burst_bytes(link_bytes_per_s) == 2 * packet
+
+
 def connected(cluster: EmulatedCluster, sender: int, receiver: int) -> tuple[socket.socket, socket.socket]:
     """A TCP connection between the nodes of two ranks, by the nodes' addresses; both of its ends."""
     with cluster.entered(receiver):
@@ -109,6 +121,13 @@ def sent_bytes(cluster: EmulatedCluster, rank: int) -> dict[str, int]:
     return {name.strip(): int(counts.split()[8]) for name, counts in (line.split(":") for line in lines)}
 
 
+def sent_packets(cluster: EmulatedCluster, rank: int) -> int:
+    """Packets that the link's device on a rank's node has sent; those that frames are cut from later count once."""
+    with cluster.entered(rank):
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+    return next(int(line.split(":")[1].split()[9]) for line in lines if line.split(":")[0].strip() == "eth0")
+
+
 @needs_nodes
 def test_between_nodes_a_transfer_takes_what_the_link_allows_and_inside_one_it_takes_the_loopback() -> None:
     size = 2_000_000
@@ -125,6 +144,18 @@ def test_between_nodes_a_transfer_takes_what_the_link_allows_and_inside_one_it_t
         assert across["eth0"] - inside["eth0"] >= size
         assert across["lo"] == inside["lo"]
         assert seconds >= (size - burst_bytes(RATE)) / RATE
+
+
+@needs_nodes
+def test_frames_pass_a_link_many_at_a_time() -> None:
+    size = 20_000_000
+    with emulated_cluster(NodeLayout(nodes=2, ranks_per_node=1, link_bytes_per_s=125e6)) as cluster:
+        assert cluster is not None
+        before = sent_packets(cluster, 0)
+        move(size, connected(cluster, 0, 1))
+        packets = sent_packets(cluster, 0) - before
+    # Six frames fill a packet at this rate; a connection begins with fewer.
+    assert size / packet_bytes(125e6) <= packets < size / (4 * MTU_BYTES)
 
 
 @needs_nodes
@@ -163,7 +194,7 @@ def test_ranks_are_told_their_node_and_the_record_says_how_links_were_shaped(mon
     record = nodes_of_rank()
     assert record is not None
     assert (record.nodes, record.ranks_per_node, record.link_bytes_per_s, record.one_level) == (3, 2, RATE, "")
-    assert record.shaping.startswith("tbf at both ends, burst ")
+    assert record.shaping.startswith("tbf at both ends, packets of 12500 B, burst 25000 B, mtu 9000, ")
 
 
 @needs_nodes
