@@ -1,8 +1,8 @@
 """When every single task of one predicted iteration runs: the simulation with nothing merged.
 
-A *line* is what is simulated together: the stages of a pipeline that send to each other; one role where there is no
-pipeline. Ranks of one role do the same at the same time, so a role's times are those of each of its ranks, with the
-lag of the slowest (:mod:`predict.evaluators.simulate`).
+A *line* is what is drawn together: the stages of a pipeline that send to each other; one role where there is no
+pipeline. Roles that meet in collectives wait for each other there. Ranks of one role do the same at the same time, so
+a role's times are those of each of its ranks, with the lag of the slowest (:mod:`predict.evaluators.simulate`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from predict.cost_model import PricedPlan
 from predict.costs import Floats
 from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
-from predict.simulator import AWAITED, simulate, task_graph
+from predict.role_meetings import meetings
+from predict.simulator import AWAITED, couple, simulate, task_graph
 from predict.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline_actions import PlacedActions, place_actions
 from predict.timeline_use import StreamTimes, Use, use_of
@@ -150,13 +151,23 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
             for roles, line in zip(lines_of_stages(plan), found, strict=True)
         ]
         return IterationTimeline(priced=priced, lines=tuple(lines))
-    alone = list(_each_role(priced)) if slow is None else list(_beside_slow(priced, slow))
+    alone = list(_waiting_for_each_other(priced)) if slow is None else list(_beside_slow(priced, slow))
     return IterationTimeline(priced=priced, lines=tuple(LineTimeline(roles=(role,)) for role in alone))
 
 
-def _each_role(priced: PricedPlan) -> Iterator[RoleTimeline]:
-    for index, seconds in enumerate(late_tasks(priced)):
-        yield _simulated(priced, index, seconds)
+def _waiting_for_each_other(priced: PricedPlan) -> Iterator[RoleTimeline]:
+    """All roles at once: a collective starts when the last role of its group has come to it."""
+    plan, of_works = priced.plan, _of_works(priced)
+    graphs = [task_graph(role, awaited=priced.awaited_tasks(role)) for role in plan.roles]
+    works = np.concatenate([role.work for role in plan.roles])
+    line = simulate(
+        couple(graphs, list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))),
+        np.concatenate(late_tasks(priced)),
+        *(of_work[works] for of_work in of_works[1:]),
+    )
+    borders = np.cumsum([role.tasks for role in plan.roles])[:-1]
+    for index, times in enumerate(zip(np.split(line.start_s, borders), np.split(line.end_s, borders), strict=True)):
+        yield RoleTimeline(plan=plan, role=index, start_s=times[0], end_s=times[1], awaited=priced.awaited)
 
 
 def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None = None) -> RoleTimeline:

@@ -4,14 +4,15 @@ A collective starts when the last rank is expected to arrive: what ranks compute
 the last of its group is expected to need (:mod:`predict.lateness`), weight update included, because the next exchange
 waits for that as well. Stages of a pipeline wait for each other's messages: :mod:`predict.pipeline_lateness`.
 
-Roles that differ (blocks at an edge, uneven shards) are simulated each by itself, as if the others kept its pace; the
-slowest one is the answer. Between them a rank that waits for another in one layer and makes up for it in the next is
-taken as slower than it is.
+Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
+collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
+role is simulated by itself, and the slowest one is the answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,8 @@ from predict.osf import Gradients
 from predict.osf_form import backward_order, describe
 from predict.pipeline_lateness import pipeline_lag
 from predict.pipeline_simulation import PipelineSimulation
-from predict.simulator import Timeline, condense, simulate, task_graph
+from predict.role_meetings import meetings
+from predict.simulator import Timeline, condense, couple, simulate, task_graph
 from predict.slow_rank import remark_on
 from predict.workload import Evaluator, Point, Timing, Workload
 
@@ -104,6 +106,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         [_Simulation(priced, role, late, across_phases=across_phases) for role, late in played]
         for across_phases in (False, True)
     )
+    phases, whole = ([_Meeting(plan, each)] if len(each) > 1 and not slow else each for each in (by_phase, coarse))
     costs = priced.costs
     alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
     slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
@@ -116,8 +119,8 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         remarks=priced.remarks,
         memory=lambda: _memory(model, point, priced),
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
-        time=lambda *costs: max((each.timing(*costs) for each in by_phase), key=lambda timing: timing.iteration_s),
-        iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in coarse),
+        time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
+        iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
         lag=by_phase[slowest].lag(costs.seconds),
         overlap_is_free=model.overlap_is_free,
     )
@@ -193,6 +196,7 @@ class _Simulation:
     def __init__(self, priced: PricedPlan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
         plan = priced.plan
         self._condensed = condense(role, across_phases=across_phases, awaited=priced.awaited_tasks(role))
+        self.graph, self.segment = self._condensed.graph, self._condensed.segment
         first_task = np.unique(self._condensed.segment, return_index=True)[1]
         self._late = late
         self._work = role.work
@@ -219,8 +223,13 @@ class _Simulation:
 
     def run(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timeline:
         """The timeline of the segments under costs per work."""
-        return simulate(
-            self._condensed.graph,
+        return simulate(self.graph, *self.of_segments(seconds, compute_slowdown, communication_slowdown))
+
+    def of_segments(
+        self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
+    ) -> tuple[Floats, ...]:
+        """Costs per segment from those per work."""
+        return (
             self._condensed.sum_seconds(self._late.of_tasks(seconds[self._work])),
             compute_slowdown[self._segment_work],
             communication_slowdown[self._segment_work],
@@ -228,7 +237,10 @@ class _Simulation:
 
     def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         """Where each phase ends, one after the other; micro-batches go forward and backward in turns."""
-        line = self.run(seconds, compute_slowdown, communication_slowdown)
+        return self.timing_of(self.run(seconds, compute_slowdown, communication_slowdown))
+
+    def timing_of(self, line: Timeline) -> Timing:
+        """Likewise, of a timeline of the segments."""
         begin_s, waiting = waits_for_input(line, self._condensed.phase, np.ones(len(line.end_s), bool))
         ends = line.end_s[self._in_turn]
         spans = np.diff(ends, prepend=begin_s)
@@ -250,6 +262,29 @@ class _Simulation:
     def _exposed(self, line: Timeline, phase: Phase) -> dict[str, float]:
         """Seconds of communication for layers while compute is not active, by name."""
         return exposed_seconds(line, self._on_compute, self._of_layers[phase])
+
+
+class _Meeting:
+    """Roles condensed once, each of which waits for the others where they meet."""
+
+    def __init__(self, plan: Plan, roles: Sequence[_Simulation]) -> None:
+        self._roles = roles
+        graphs = [role.graph for role in roles]
+        self._graph = couple(graphs, list(meetings(plan, graphs, [role.segment for role in roles])))
+        self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
+
+    def run(self, *costs: Floats) -> Timeline:
+        """The timeline of all segments under costs per work: seconds, slow-downs of compute and communication."""
+        of_roles = zip(*(role.of_segments(*costs) for role in self._roles), strict=True)
+        return simulate(self._graph, *(np.concatenate(of_role) for of_role in of_roles))
+
+    def timing(self, *costs: Floats) -> Timing:
+        """Phases of the role that ends last."""
+        line = self.run(*costs)
+        ends = np.split(line.end_s, self._borders)
+        last = max(range(len(ends)), key=lambda index: float(ends[index].max(initial=0.0)))
+        start_s = np.split(line.start_s, self._borders)[last]
+        return self._roles[last].timing_of(line._replace(start_s=start_s, end_s=ends[last]))
 
 
 def _communication_of_layers(plan: Plan, segment_work: Ints, chosen: NDArray[np.bool_]) -> dict[str, list[int]]:

@@ -76,6 +76,35 @@ def test_single_tasks_end_when_the_prediction_does_and_never_overlap_on_a_stream
             assert np.all(times.start_s[1:] >= times.end_s[:-1] - 1e-15)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("f3", {}),
+        ("s3", {}),
+        ("s3x2", {}),
+        ("d4", {"exchange": "leader", "ranks_per_node": 2}),
+        ("d8", {"exchange": "leaders:2", "ranks_per_node": 4}),
+    ],
+)
+def test_roles_that_differ_come_to_their_collectives_together(strategy: str, changes: dict[str, object]) -> None:
+    timeline, prediction = predicted(strategy, **changes)
+    assert len(timeline.roles) > 1
+    assert timeline.iteration_s == pytest.approx(prediction.iteration_s, rel=1e-9)
+    met: dict[tuple[str, str, int], list[float]] = {}
+    for role in timeline.roles:
+        times: dict[tuple[str, str], list[float]] = {}
+        for task, index in enumerate(role.of_plan.work.tolist()):
+            work = timeline.plan.works[index]
+            # Each leader is in a group of its own between nodes.
+            if isinstance(work, Collective) and work.reach != "between nodes":
+                times.setdefault((work.operation, work.reach), []).append(float(role.start_s[task]))
+        for kind, starts in times.items():
+            for place, start_s in enumerate(starts):
+                met.setdefault((*kind, place), []).append(start_s)
+    assert {len(starts) for starts in met.values()} == {len(timeline.roles)}
+    assert all(starts == pytest.approx([starts[0]] * len(starts), rel=1e-9) for starts in met.values())
+
+
 @pytest.mark.parametrize(("strategy", "schedule"), STRATEGIES)
 def test_no_task_starts_before_what_it_waits_for(strategy: str, schedule: str) -> None:
     timeline, _ = predicted(strategy, schedule)
