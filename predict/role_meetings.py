@@ -34,11 +34,12 @@ def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> 
     if len(plan.roles) == 1:
         return
     issued = [_issued(plan, role) for role in range(len(plan.roles))]
+    together = _roles_together(plan, issued)
     before = [_before(role, graph, own) for role, graph, own in zip(plan.roles, graphs, nodes, strict=True)]
     for waited_for, waiting in permutations(range(len(plan.roles)), 2):
         for kind, tasks in issued[waiting].items():
             theirs = issued[waited_for].get(kind, [])
-            if len(theirs) != len(tasks) or not _meet(plan, waiting, waited_for, tasks[0]):
+            if len(theirs) != len(tasks) or waited_for not in together[waiting][kind]:
                 continue
             pairs = [
                 (each, own) for other, own in zip(theirs, tasks, strict=True) for each in before[waited_for][other]
@@ -69,9 +70,17 @@ def _before(role: Role, graph: TaskGraph, nodes: Ints) -> list[list[int]]:
     return found
 
 
-def _meet(plan: Plan, role: int, other: int, task: int) -> bool:
-    """Whether a rank of the other role is in the group of a collective that a rank of the role issues."""
-    work = plan.works[int(plan.roles[role].work[task])]
-    assert isinstance(work, Collective)
-    rank = next(rank for rank in range(plan.strategy.ranks) if plan.role_of(rank) == role)
-    return any(plan.role_of(member) == other for member in members_of(plan.strategy, work, rank))
+def _roles_together(plan: Plan, issued: Sequence[dict[_Kind, list[int]]]) -> list[dict[_Kind, set[int]]]:
+    """Per role and collective of it, the roles that ranks of its group play."""
+    played = [plan.role_of(rank) for rank in range(plan.strategy.ranks)]
+    found: list[dict[_Kind, set[int]]] = []
+    for role, own in enumerate(issued):
+        # By symmetry any rank of the role tells.
+        rank, works = played.index(role), plan.roles[role].work
+        of_kinds = {}
+        for kind, tasks in own.items():
+            work = plan.works[int(works[tasks[0]])]
+            assert isinstance(work, Collective)
+            of_kinds[kind] = {played[member] for member in members_of(plan.strategy, work, rank)}
+        found.append(of_kinds)
+    return found
