@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(5), help="Timed ones of a run.")
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(3), help="Iterations before them.")
 @click.option("--blocks", default=5, show_default=True, type=click.IntRange(2), help="Of layers and sweeps.")
-@click.option("--ops", default="all_reduce,broadcast,all_gather,reduce_scatter,send_recv", show_default=True)
+@click.option(
+    "--ops",
+    metavar="OP[,OP...]",
+    help="Of sweeps. Default: all_reduce,broadcast,all_gather,reduce_scatter,send_recv; where a strategy is spatial"
+    " exchange as well.",
+)
 @click.option("--sizes", default="1K:256M:4", show_default=True, metavar="FIRST:LAST:FACTOR", help="Of messages.")
 @click.option(
     "--point-seconds",
@@ -111,7 +116,7 @@ def COMMAND(  # noqa: N802
 
 
 def _request(options: Mapping[str, Any]) -> CalibrationRequest:
-    from paradl_bench.slurm.request import CalibrationRequest
+    from paradl_bench.slurm.request import CalibrationRequest, operations_of
     from paradl_bench.spec.kernel_settings import KernelSettings, settings_given
     from paradl_bench.spec.units import parse_counts, parse_sample_shape
 
@@ -129,7 +134,7 @@ def _request(options: Mapping[str, Any]) -> CalibrationRequest:
         iterations=options["iterations"],
         warmup=options["warmup"],
         blocks=options["blocks"],
-        operations=options["ops"],
+        operations=options["ops"] or operations_of(_parts(options["strategies"])),
         sizes=options["sizes"],
         point_s=options["point_seconds"],
     )

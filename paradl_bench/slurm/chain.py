@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from paradl_bench.slurm.estimate import Estimate
 from paradl_bench.slurm.job import Below, Job, Task, Word
-from paradl_bench.slurm.request import CalibrationRequest, Configuration
+from paradl_bench.slurm.request import HALOS, CalibrationRequest, Configuration
 from paradl_bench.slurm.site import Site, Use
 from paradl_bench.spec.strategy import parse_strategy
 
@@ -36,7 +36,8 @@ def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tup
     request.check_numerics(site)
     configurations = request.configurations(site.on_node)
     layers = _layers_job(request, site, configurations, estimate)
-    sweeps = tuple(_sweep_jobs(request, site, estimate))
+    waits = any(each.waits_beside_exchange for each in configurations)
+    sweeps = tuple(_sweep_jobs(request, site, estimate, waits_beside_exchange=waits))
     runs = tuple(_run_jobs(request, site, configurations, estimate))
     measured = tuple(job.name for job in (layers, *sweeps))
     calibrate = _calibrate_job((layers, *sweeps), measured)
@@ -97,18 +98,23 @@ def _hang_limit(site: Site, use: Use, iteration_s: float | None = None) -> tuple
     return "--hang-timeout", str(site.hang_timeout_s(use, iteration_s))
 
 
-def _sweep_jobs(request: CalibrationRequest, site: Site, estimate: Estimate) -> Iterable[Job]:
+def _sweep_jobs(
+    request: CalibrationRequest, site: Site, estimate: Estimate, *, waits_beside_exchange: bool
+) -> Iterable[Job]:
+    # On GPUs, where all-reduces run on a stream of their own, it has to be asked for by hand.
+    in_flight = waits_beside_exchange and site.device == "cpu"
     counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
     operations = request.operations.replace(",", ", ")
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
         tasks = [_doctor(site, f"sweep-{nodes}", "sweep", nodes, estimate)]
-        tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0]))
+        tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0], in_flight=in_flight))
         if site.nccl_tests:
             tasks.append(_nccl_sweep(request, site, nodes, estimate))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
+        slowed += "; what communication of layers takes beside gradients under way" if in_flight else ""
         where = "inside a node" if inside else "between nodes"
         beside_tool = "; what nccl-tests' programs reach, for comparison" if site.nccl_tests else ""
         unlike = "" if inside else "; in what the nodes differ"
@@ -140,22 +146,26 @@ def _doctor(site: Site, job: str, use: Use, nodes: int, estimate: Estimate) -> T
     )
 
 
-def _sweep_words(request: CalibrationRequest, ranks: int) -> tuple[str, ...]:
-    about = ("--ops", request.operations, "--sizes", request.sizes)
+def _sweep_words(request: CalibrationRequest, ranks: int, operations: str) -> tuple[str, ...]:
+    about = ("--ops", operations, "--sizes", request.sizes)
     return ("collectives", "--ranks", str(ranks), *about, "--blocks", str(request.blocks))
 
 
-def _torch_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, *, first: bool) -> Task:
+def _torch_sweep(
+    request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, *, first: bool, in_flight: bool
+) -> Task:
     ranks, name = nodes * site.on_node, f"sweeps/{site.library}-{nodes}"
     # Compute is alike on one node and on many: its interference is measured once, where it costs least. gloo stops a
     # GPU's host while it runs.
     together = first and (site.device == "cpu" or site.library == "nccl")
     beside: tuple[Word, ...] = ("--beside-compute", "--behind-compute") if together else ("--behind-compute",)
+    beside += ("--beside-all-reduce",) if in_flight else ()
+    words = _sweep_words(request, ranks, request.operations)
     settings = ("--backend", site.library, "--device", site.device, "--point-seconds", f"{request.point_s:g}")
     return Task(
         name=name,
         module="paradl_bench",
-        words=(*_sweep_words(request, ranks), *settings, *beside, *_hang_limit(site, "sweep"), "-o", Below(name)),
+        words=(*words, *settings, *beside, *_hang_limit(site, "sweep"), "-o", Below(name)),
         nodes=nodes,
         ranks=ranks,
         estimate_s=estimate.sweep_s(ranks, kinds=1 + len(beside)),
@@ -166,10 +176,12 @@ def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: E
     ranks, name = nodes * site.on_node, f"{_BY_TOOL}-{nodes}"
     tool = ("--tool", "nccl-tests", "--tool-path", site.nccl_tests, "--launcher", "srun")
     placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
+    # It has no program for halos.
+    operations = ",".join(name for name in request.operations.split(",") if name != HALOS)
     return Task(
         name=name,
         module="paradl_bench",
-        words=(*_sweep_words(request, ranks), *tool, *placed, "-o", Below(name)),
+        words=(*_sweep_words(request, ranks, operations), *tool, *placed, "-o", Below(name)),
         nodes=nodes,
         starts_own=True,
         estimate_s=estimate.sweep_s(ranks, kinds=1),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Iterable
+
 import msgspec
 
 from paradl_bench.slurm.site import Site
@@ -12,6 +16,25 @@ from paradl_bench.spec.strategy import Axis, AxisKind, Strategy, parse_strategy,
 from paradl_bench.spec.units import parse_size_sweep
 from paradl_bench.strategies.lower_precision import check_dtype, check_kernel_settings
 
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+HALOS = "exchange"
+"""What ranks send their neighbours, and receive of them, at once."""
+
+
+def operations_of(strategies: Iterable[str]) -> str:
+    """Operations of sweeps by which strategies are predicted; texts that do not parse ask for nothing."""
+    kinds = {kind for text in strategies for kind in _kinds_of(text)}
+    return ",".join((*OPERATIONS, HALOS) if "spatial" in kinds else OPERATIONS)
+
+
+def _kinds_of(text: str) -> Iterable[AxisKind]:
+    kinds = parse_strategy_kinds(text)
+    if kinds is not None:
+        return kinds
+    with contextlib.suppress(UserError):
+        return [axis.kind for axis in parse_strategy(text).axes]
+    return ()
+
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy on some nodes with its global mini-batch."""
@@ -20,6 +43,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     nodes: int
     batch: int
+
+    @property
+    def waits_beside_exchange(self) -> bool:
+        """Whether layers wait for communication while gradients are exchanged beside backward."""
+        degrees = Counter[str]()
+        for axis in parse_strategy(self.strategy).axes:
+            degrees[axis.kind] += axis.degree - 1
+        of_layers = any(degrees[kind] for kind in ("filter", "channel", "tensor"))
+        return not degrees["pipeline"] and bool(degrees["spatial"] or (degrees["data"] and of_layers))
 
 
 class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
