@@ -95,12 +95,20 @@ _RECORD_SEEDS = {
     b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
     behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
     b'"dtype":"fp32","block":0,"kernel":"layers","one_clock":true,"back_to_back_s":[[0.1,0.2],[0.1,0.2]],'
-    b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n',
+    b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n'
+    b'{"library":"gloo","operation":"all_reduce","level":"system","ranks":2,"message_bytes":1024,'
+    b'"dtype":"fp32","block":1,"kernel":"ghosts","one_clock":false,"back_to_back_s":[[0.1],[0.1]],'
+    b'"compute_s":[[0.1],[0.1]],"start_s":[[0.0],[0.0]],"end_s":[[0.3],[0.3]],"host_start_s":[[5.0],[5.1]],'
+    b'"first_rank":2,"attempt":1}\n',
     beside_all_reduce.BESIDE_ALL_REDUCE_FILE: b'{"library":"gloo","operation":"send_recv","level":"node","ranks":2,'
     b'"message_bytes":1024,"exchange_bytes":26214400,"dtype":"fp32","block":0,"kernel":"layers","calls":2,'
     b'"one_clock":true,"apart_start_s":[[0.0,0.0],[0.1,0.1]],"apart_end_s":[[0.3,0.3],[0.3,0.3]],'
     b'"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.4,0.3],[0.4,0.3]],"begun":[[true,true],[true,false]],'
-    b'"outlived":[[true,false],[true,false]],"exchange_s":[[0.9],[0.9]]}\n',
+    b'"outlived":[[true,false],[true,false]],"exchange_s":[[0.9],[0.9]]}\n'
+    b'{"library":"gloo","operation":"exchange","level":"node","ranks":2,"message_bytes":64,"exchange_bytes":26214400,'
+    b'"exchange_level":"system","dtype":"fp32","block":0,"kernel":"ghosts","calls":1,"one_clock":true,'
+    b'"apart_start_s":[[0.0],[0.1]],"apart_end_s":[[0.3],[0.3]],"start_s":[[0.0],[0.1]],"end_s":[[0.4],[0.4]],'
+    b'"begun":[[true],[true]],"outlived":[[false],[true]],"exchange_s":[[0.9],[0.9]]}\n',
     roofline_record.RATES_FILE: b'{"resource":"compute","kernel":"matmul","sizes":{"n":512},"dtype":"fp32","work":1e9,'
     b'"working_set_bytes":3145728,"ranks_on_host":2,"rank":1,"block":0,"samples_s":[0.01,0.02]}\n',
     input_record.FILES_FILE: b'{"block":0,"condition":"cold","bytes":[1000,2000],"pixels":[50176,50176],'
@@ -301,7 +309,11 @@ def seeds(name: str) -> list[bytes]:
         return regressor_seeds()[name]
     if name in ("measurements", "runs"):
         folders = ["training-v1"] if name == "runs" else ["collectives-v1", "layers-v1"]
-        return [_as_one_text(DATA / folder) for folder in folders]
+        found = [_as_one_text(DATA / folder) for folder in folders]
+        return [*found, *map(_emulated, found)] if name == "runs" else found
+    if name == RUN_NAME:
+        real = [path.read_bytes() for path in sorted(DATA.glob(f"*-v1/{name}"))]
+        return [*real, *map(_emulated, real)]
     held = [path.read_bytes()[:20000] for path in sorted(DATA.glob(f"*-v1/{name}"))]
     return held or [_RECORD_SEEDS[name]]
 
@@ -341,6 +353,19 @@ def _shortened(content: bytes) -> bytes:
         if isinstance(value, list) and key not in ("environments", "sources", "command_line"):
             document[key] = value[:2]
     return json.dumps(document).encode()
+
+
+_GHOST = (
+    b'"ghost":{"profile":"p.json","profile_sha256":"0","dilate":2.5,"slept_s":{"FW":0.1,"BW":0.2},"framework_s":'
+    b'{"FW":0.01},"oversleep_s":{"FW":-0.001},"without_compute_s":0.05,"host_s":0.02,"host_iteration_s":[0.02,0.03],'
+    b'"slow_rank":{"factor":1.5,"rank":1},"drawn":{"seed":0,"samples":30}}'
+)
+
+
+def _emulated(run: bytes) -> bytes:
+    """A run's record, or a folder of one as one text, as of ghosts."""
+    head, mark, own = run.rpartition(b">>> run.json\n")
+    return head + mark + own.replace(b'"model":', _GHOST + b',"model":', 1)
 
 
 def _as_one_text(folder: Path) -> bytes:
