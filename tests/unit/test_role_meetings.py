@@ -82,3 +82,23 @@ def test_roles_that_are_in_no_group_together_keep_their_own_pace() -> None:
 def test_what_one_role_issues_more_often_has_no_partner() -> None:
     plan = plan_of("f2", [[gather(), gather("reduce"), gather()], [gather(), gather()]], (0, 1))
     assert ends(plan, [[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]) == pytest.approx([3.5, 3.5])
+
+
+def test_what_is_queued_before_a_collective_on_one_rank_holds_up_the_others() -> None:
+    works: dict[Work, int] = {}
+    roles = []
+    for index, queued in enumerate(([gather("reduce"), gather()], [gather()])):
+        builder = RoleBuilder(works)
+        computed = builder.add(Between(phase="FW"), Phase.FW, Stream.COMPUTE)
+        for collective in queued:
+            builder.add(collective, Phase.GE, Stream.COMMUNICATION, (computed,))
+        roles.append(builder.build(f"role {index}", 1))
+    plan = Plan(
+        strategy=parse_strategy("f2"),
+        network="x",
+        local_batch=1,
+        works=tuple(works),
+        roles=tuple(roles),
+        positions=(0, 1),
+    )
+    assert ends(plan, [[0.0], [0.0]]) == pytest.approx([1.0, 1.0])
