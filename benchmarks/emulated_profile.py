@@ -70,13 +70,13 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     over_nodes = between if layout.ranks <= FEW_RANKS else ("broadcast",)
     found = {
         "layers": _asked(layout, of_node if lone else over_nodes, to_segments if lone else _LAYER_SIZES, waited=True),
-        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
+        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True, beside=True),
     }
     if not lone:
         # What layers send inside of nodes while gradients are reduced over all of them.
         found["crossed"] = _asked(layout, ("all_gather", "exchange"), _CROSSED_SIZES, inside=True, crossed=True)
         exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
-        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
+        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True, beside=True)
         # What leaders send, by whole buckets: on more nodes no run has them.
         if layout.ranks <= FEW_RANKS:
             found["inside-buckets"] = _asked(layout, ("reduce", "broadcast"), _BUCKET_SIZES, inside=True)
@@ -97,12 +97,14 @@ def _asked(
     inside: bool = False,
     waited: bool = False,
     crossed: bool = False,
+    beside: bool = False,
 ) -> CollectivesRequest:
     """A sweep.
 
     Args:
         inside: among the ranks of every node. waited: measure calls also as layers wait for them: behind ghosts, and
             where there is one node beside gradients in flight. crossed: beside such that are in flight over all nodes.
+        beside: measure what ghosts and all-reduces side by side cost each other.
     """
     return CollectivesRequest(
         ranks=layout.ranks // concurrent,
@@ -116,7 +118,7 @@ def _asked(
         backend="gloo",
         device="cpu",
         seed=0,
-        beside_compute=False,
+        beside_compute=beside,
         behind_compute=waited,
         # Over nodes replicas reduce gradients while layers inside of one communicate, which is measured apart.
         beside_all_reduce=crossed or (waited and layout.nodes == 1),

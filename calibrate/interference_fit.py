@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from calibrate.communication import Interference
 from calibrate.reading import Placed
+from paradl_bench.spec.emulation import GHOSTS
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import InterferenceSamples
 
 Floats = NDArray[np.float64]
-Key = tuple[str, str, str, int]
-"""(library, operation, level, ranks)."""
+Key = tuple[str, str, str, int, bool]
+"""(library, operation, level, ranks, whether beside ghosts)."""
 
 
 _MIN_BLOCKS = 3
@@ -37,6 +38,8 @@ def fit_interference(
 ) -> tuple[tuple[Interference, ...], tuple[str, ...]]:
     """Median slow-downs per (library, operation, level, ranks), at least 1, over sizes, kernels, ranks and blocks.
 
+    What was measured beside ghosts stands apart from what was beside compute.
+
     Sizes get entries of their own where that predicts blocks that it has not seen better than one entry for all does,
     clearly (:func:`depends_on`). A dependence on the kernel is only noted: its spread is in the interquartile range.
 
@@ -45,7 +48,7 @@ def fit_interference(
     """
     groups: dict[Key, list[Ratios]] = {}
     for directory, record in records:
-        key = record.library, record.operation, record.level, record.ranks
+        key = record.library, record.operation, record.level, record.ranks, record.kernel == GHOSTS
         groups.setdefault(key, []).append(_ratios(directory, record))
     entries: list[Interference] = []
     notes: list[str] = []
@@ -114,7 +117,7 @@ def _entry(key: Key, ratios: Sequence[Ratios]) -> Interference:
     compute = np.concatenate([ratio.compute for ratio in ratios])
     communication = np.concatenate([ratio.communication for ratio in ratios])
     sizes = [ratio.message_bytes for ratio in ratios]
-    library, operation, level, ranks = key
+    library, operation, level, ranks, _ = key
     return Interference(
         library=library,
         operation=operation,

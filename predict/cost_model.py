@@ -36,7 +36,7 @@ from predict.assembly import Priced, add_up, assemble
 from predict.communication_costs import CommunicationCosts
 from predict.congestion import with_congestion
 from predict.costs import Cost, Costs, Floats, Remark, Remarks
-from predict.emulation import LEVEL_RANKS, NO_SPREAD, sleeping_parts
+from predict.emulation import LEVEL_RANKS, NO_SPREAD, interference_of, sleeping_parts
 from predict.event_spread import relative_spreads
 from predict.input_terms import InputOptions
 from predict.inputs import of_kernel_settings
@@ -139,7 +139,7 @@ class CostModel:
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.profile = of_kernel_settings(self.profile, self.kernel_settings)
+        self.profile = interference_of(of_kernel_settings(self.profile, self.kernel_settings), self.dilate)
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
         self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)

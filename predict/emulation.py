@@ -1,8 +1,9 @@
 """Costs of an emulated run: layers that sleep for their profiled time (docs/emulation.md).
 
 A sleep takes what it was asked to: it spreads neither from iteration to iteration nor from rank to rank, whatever the
-profile's own spread is, unless it was drawn as that has it, and neither slows a collective beside it nor is slowed by
-one. What copies gradients does so for real, on the host that emulates, and stays as the profile has it.
+profile's own spread is, unless it was drawn as that has it. What a collective and sleeps side by side cost each other
+is what was measured of ghosts (:func:`interference_of`); what compute and collectives do is no part of an emulated run.
+What copies gradients does so for real, on the host that emulates, and stays as the profile has it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
+from calibrate.profile import Profile
+from paradl_bench.spec.emulation import GHOSTS
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Between, Compute, WeightUpdate, Work
 from predict.assembly import Priced
@@ -21,6 +26,16 @@ NO_SPREAD = Spread(0.0, (0.0,))
 """Of iterations whose layers sleep."""
 LEVEL_RANKS = RankSpread()
 """Ranks whose layers sleep, none of which is late by chance."""
+
+
+def interference_of(profile: Profile, dilate: float | None) -> Profile:
+    """A profile with the interference that was measured of ghosts, or of what computes, alone.
+
+    Args:
+        dilate: None where layers compute.
+    """
+    kept = tuple(entry for entry in profile.interference if (GHOSTS in entry.kernels) == (dilate is not None))
+    return profile if len(kept) == len(profile.interference) else msgspec.structs.replace(profile, interference=kept)
 
 
 def computes(work: Work) -> bool:
@@ -39,7 +54,7 @@ def sleeping_parts(works: Sequence[Work], parts: Sequence[Priced], dilate: float
 
 def _sleeping(work: Work, part: Priced, dilate: float) -> Priced:
     if not computes(work):
-        return part._replace(slowdown=(1.0, 1.0), slowdown_sd=(0.0, 0.0))
+        return part
     remark = Remark(f"compute sleeps, {dilate:g} times as long as the profile says (emulated)", False)
     seconds = part.cost.seconds * dilate
     # The run sleeps these very seconds: however far they are off the device's own, they are not off the run's.

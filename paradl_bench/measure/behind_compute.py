@@ -28,19 +28,15 @@ from paradl_bench.collectives.routine import Buffers, Routine
 from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.agreement import everyones, largest
 from paradl_bench.measure.collective_calls import Calls
-from paradl_bench.measure.environment import host_cores
-from paradl_bench.measure.ghosts_before import GhostsBefore
+from paradl_bench.measure.ghosts_before import GhostsBefore, ghosts_seconds
 from paradl_bench.measure.interference import Kernel
 from paradl_bench.spec.behind import BehindComputeSamples
 from paradl_bench.spec.cluster import NODE
+from paradl_bench.spec.emulation import GHOSTS
 
-KERNEL, GHOSTS = "layers", "ghosts"
+KERNEL = "layers"
 COMPUTE_S = 1e-3
 """Of compute before every call, about: what the layers of small networks take on a core, and more than threads poll."""
-GHOSTS_S = 5e-3
-"""Of ghosts: as long as dilated layers sleep between calls. A core that was idle for longer wakes up more slowly."""
-RANKS_A_CORE = 2
-"""That so long a sleep leaves time to dispatch; where more share one ghosts sleep longer, as runs are dilated more."""
 MOST_SIZES = 6
 LARGEST_BYTES = 16 << 20
 """What compute adds to a call is nothing beside longer ones."""
@@ -63,11 +59,6 @@ def behind_order(operations: tuple[str, ...], sizes: tuple[int, ...], seed: int,
     points = [(name, size) for name in operations for size in behind_sizes(sizes)]
     random.Random(f"{seed} behind {block}").shuffle(points)
     return points
-
-
-def ghosts_seconds(ranks_on_host: int) -> float:
-    """How long ghosts before a call sleep, on all cores of this host."""
-    return GHOSTS_S * max(1.0, ranks_on_host / (RANKS_A_CORE * host_cores()))
 
 
 def _layers(device: torch.device) -> Kernel:

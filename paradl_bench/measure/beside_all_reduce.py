@@ -24,8 +24,9 @@ from paradl_bench.collectives.catalog import routines
 from paradl_bench.collectives.routine import ELEMENT_BYTES, Routine
 from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.agreement import everyones, largest, ranks_of_hosts
-from paradl_bench.measure.behind_compute import GHOSTS_S, ComputeBefore, behind_sizes
+from paradl_bench.measure.behind_compute import ComputeBefore, behind_sizes
 from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.ghosts_before import GHOSTS_S
 from paradl_bench.measure.teams import SYSTEM
 from paradl_bench.spec.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.spec.cluster import NODE

@@ -82,10 +82,9 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
         count = self.side_by_side
         if count is None:
             return
-        if self.beside_compute or self.concurrent > 1:
+        if self.concurrent > 1:
             raise UserError(
-                "--side-by-side sweeps groups of ranks that share no links: give --concurrent and --beside-compute to a"
-                " sweep of their own"
+                "--side-by-side sweeps groups of ranks that share no links: give --concurrent to a sweep of its own"
             )
         if count < 2 or self.ranks % count or count == self.ranks:
             raise UserError(

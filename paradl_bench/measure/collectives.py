@@ -121,7 +121,8 @@ def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]
     for block in range(request.blocks):
         steps += [Step(block, "sweep", name, size) for name, size in request.order(block) if name in accepted]
         if request.beside_compute:
-            steps += [Step(block, "beside", name, size) for name, size in interference_order(request.seed, block)]
+            points = interference_order(request.seed, block, request.layout)
+            steps += [Step(block, "beside", name, size) for name, size in points]
         if request.behind_compute:
             points = behind_order(accepted, request.sizes, request.seed, block)
             steps += [Step(block, "behind", name, size) for name, size in points]
@@ -157,7 +158,7 @@ def _unmeasured(
 def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
     calls = sweep.calls
     if sort == "beside":
-        beside = InterferenceBench(calls.context, calls.team.level)
+        beside = InterferenceBench(calls, request.layout)
         return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
     if sort == "behind":
         behind = BehindBench(calls, request.point_s, attempt, request.layout)

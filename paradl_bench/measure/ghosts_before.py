@@ -11,12 +11,22 @@ import torch
 from torch import nn
 
 from paradl_bench.emulate.twin import GhostTwin
+from paradl_bench.measure.environment import host_cores
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.compute import operations_of_forward
 
+GHOSTS_S = 5e-3
+"""Of ghosts: as long as dilated layers sleep between calls. A core that was idle for longer wakes up more slowly."""
+RANKS_A_CORE = 2
+"""That so long a sleep leaves time to dispatch; where more share one ghosts sleep longer, as runs are dilated more."""
 _CHANNELS, _EXTENT = 8, 8
+
+
+def ghosts_seconds(ranks_on_host: int) -> float:
+    """How long ghosts before a call sleep, on all cores of this host."""
+    return GHOSTS_S * max(1.0, ranks_on_host / (RANKS_A_CORE * host_cores()))
 
 
 class FewLayers(nn.Sequential):

@@ -8,6 +8,9 @@ Alone and beside alternate within a second, so that a slow spell of the machine 
 
 Ranks, cores and threads are as in training: gloo's threads inherit the one core of the rank that made them, as they do
 under DDP, and share it with the kernels; NCCL's kernels take multiprocessors from those of compute.
+
+On emulated nodes ghosts stand for compute: what dispatches them takes the cores that gloo reduces and copies on.
+All-reduces go through the groups of the sweep, all of them at once.
 """
 
 from __future__ import annotations
@@ -24,8 +27,11 @@ import torch
 import torch.distributed as dist
 
 from paradl_bench.collectives.routine import ELEMENT_BYTES
+from paradl_bench.emulate_nodes.layout import NodeLayout
 from paradl_bench.measure.agreement import everyones, largest
-from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.collective_calls import Calls
+from paradl_bench.measure.ghosts_before import GhostsBefore, ghosts_seconds
+from paradl_bench.spec.emulation import GHOSTS
 from paradl_bench.spec.measurement import InterferenceSamples
 
 Kernel = Callable[[], None]
@@ -75,9 +81,13 @@ def _linear(device: torch.device) -> Kernel:
 KERNELS: dict[str, Callable[[torch.device], Kernel]] = {"conv2d": _conv2d, "linear": _linear}
 
 
-def interference_order(seed: int, block: int) -> list[tuple[str, int]]:
-    """Kernels and message sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
-    points = [(kernel, size) for kernel in KERNELS for size in MESSAGE_BYTES]
+def interference_order(seed: int, block: int, layout: NodeLayout | None = None) -> list[tuple[str, int]]:
+    """Kernels and message sizes of one block, shuffled: alike on all ranks, unlike in all blocks.
+
+    Args:
+        layout: of emulated nodes; None of real ones.
+    """
+    points = [(kernel, size) for kernel in (KERNELS if layout is None else (GHOSTS,)) for size in MESSAGE_BYTES]
     random.Random(f"{seed} beside {block}").shuffle(points)
     return points
 
@@ -101,8 +111,9 @@ class Streams(Protocol):
 class CpuStreams:
     """Compute on the calling thread; a second thread issues collectives, which the backend's own threads carry out."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._issuer = ThreadPoolExecutor(max_workers=1)
+        self._group = group
 
     def compute(self, kernel: Kernel) -> float:
         """See :class:`Streams`."""
@@ -114,36 +125,36 @@ class CpuStreams:
 
     def communicate(self, buffers: torch.Tensor, count: int) -> float:
         """See :class:`Streams`."""
-        start, end = _issue(buffers[:1], count)
+        start, end = self._issue(buffers[:1], count)
         return (end - start) / count
 
     def both(self, kernel: Kernel, buffers: torch.Tensor, count: int) -> tuple[float, float]:
         """See :class:`Streams`."""
         # Compute is under way before the first collective and until after the last.
         ends = [time.perf_counter()]
-        issued = self._issuer.submit(_issue, buffers, count)
+        issued = self._issuer.submit(self._issue, buffers, count)
         while not issued.done():
             kernel()
             ends.append(time.perf_counter())
         start, end = issued.result()
         return (end - start) / _finished_between(ends, start, end), (end - start) / count
 
-
-def _issue(buffers: torch.Tensor, count: int) -> tuple[float, float]:
-    """Run ``count`` all-reduces, as many issued at any time as there are buffers; when they started and ended."""
-    start = time.perf_counter()
-    works = [dist.all_reduce(each, async_op=True) for each in buffers]
-    for index in range(count):
-        works[index].wait()
-        if len(works) < count:
-            works.append(dist.all_reduce(buffers[index % len(buffers)], async_op=True))
-    return start, time.perf_counter()
+    def _issue(self, buffers: torch.Tensor, count: int) -> tuple[float, float]:
+        """Run ``count`` all-reduces, as many issued at any time as there are buffers; when they started and ended."""
+        start = time.perf_counter()
+        works = [dist.all_reduce(each, group=self._group, async_op=True) for each in buffers]
+        for index in range(count):
+            works[index].wait()
+            if len(works) < count:
+                works.append(dist.all_reduce(buffers[index % len(buffers)], group=self._group, async_op=True))
+        return start, time.perf_counter()
 
 
 class CudaStreams:
     """Compute on the current stream; collectives are waited for on a side stream, so that the host never blocks."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._group = group
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, kernel: Kernel) -> float:
@@ -186,7 +197,7 @@ class CudaStreams:
         with torch.cuda.stream(self._side):
             start = _event()
             for index in range(count):
-                dist.all_reduce(buffers[index % IN_FLIGHT], async_op=True).wait()
+                dist.all_reduce(buffers[index % IN_FLIGHT], group=self._group, async_op=True).wait()
             return start, _event()
 
 
@@ -201,13 +212,20 @@ def _seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 class InterferenceBench:
-    """Measures one kernel beside all-reduces of one size, on all ranks at once."""
+    """Measures one kernel beside all-reduces of one size, on all ranks at once, in the groups of a sweep.
 
-    def __init__(self, context: RankContext, level: str) -> None:
-        self._context = context
-        self._level = level
-        self._streams: Streams = CudaStreams(context.device) if context.device.type == "cuda" else CpuStreams()
+    Args:
+        layout: of emulated nodes, where ranks sleep instead of computing; None of real ones.
+    """
+
+    def __init__(self, calls: Calls, layout: NodeLayout | None) -> None:
+        context, group = calls.context, calls.team.process_group
+        self._context, self._team = context, calls.team
+        on_gpu = context.device.type == "cuda"
+        self._streams: Streams = CudaStreams(context.device, group) if on_gpu else CpuStreams(group)
         self._kernels = {name: build(context.device) for name, build in KERNELS.items()}
+        if layout is not None:
+            self._kernels = {GHOSTS: GhostsBefore(ghosts_seconds(layout.ranks)).run}
         self._pool = torch.zeros(IN_FLIGHT * max(MESSAGE_BYTES) // ELEMENT_BYTES, device=context.device)
         self._counts = {size: self._count(size) for size in MESSAGE_BYTES}
         for kernel in self._kernels.values():
@@ -230,8 +248,8 @@ class InterferenceBench:
             InterferenceSamples(
                 library=self._context.backend,
                 operation=OPERATION,
-                level=self._level,
-                ranks=self._context.ranks,
+                level=self._team.level,
+                ranks=self._team.ranks,
                 rank=rank,
                 message_bytes=size,
                 kernel=kernel_name,

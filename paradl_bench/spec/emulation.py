@@ -10,6 +10,9 @@ import msgspec
 from paradl_bench.spec.checks import check_counts, check_positive
 from paradl_bench.spec.units import format_bandwidth
 
+GHOSTS = "ghosts"
+"""Name of what stands for compute beside and before calls, where layers are to sleep."""
+
 
 class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that were network namespaces of one host, each with a link to a switch.

@@ -20,12 +20,19 @@ from survival_program import children, start, wait_for, write_networks
 
 from calibrate.fit import fit_profile
 from paradl_bench.emulate_nodes.links import burst_bytes
-from paradl_bench.measure.behind_compute import GHOSTS_S
+from paradl_bench.measure.ghosts_before import GHOSTS_S
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes
 from paradl_bench.spec.host_record import read_hosts
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.spec.measurement import (
+    COLLECTIVES_FILE,
+    INTERFERENCE_FILE,
+    CollectiveSamples,
+    InterferenceSamples,
+    read_manifest,
+    read_records,
+)
 from paradl_bench.spec.training_record import read_run
 
 pytestmark = pytest.mark.distributed
@@ -56,13 +63,16 @@ def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_ins
     assert across.stdout.startswith("emulated: 2 x 1 ranks, nodes with links of 25.0 MB/s (tbf at both ends")
     inside = run_in_process(
         tmp_path, *SWEEP, "--nodes", "1", "--ranks-per-node", "2", "--sizes", "4K,64K,8M", "-o", "inside",
-        "--behind-compute", "--beside-all-reduce",
+        "--behind-compute", "--beside-all-reduce", "--beside-compute",
     )  # fmt: skip
     assert inside.returncode == 0, inside.stderr
     # Layers sleep there, and so does what stands before calls.
     behind = read_records(tmp_path / "inside", BEHIND_FILE, BehindComputeSamples)
     beside = read_records(tmp_path / "inside", BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
-    assert {record.kernel for record in behind} == {record.kernel for record in beside} == {"ghosts"}
+    both = read_records(tmp_path / "inside", INTERFERENCE_FILE, InterferenceSamples)
+    assert {record.kernel for record in (*behind, *beside, *both)} == {"ghosts"}
+    assert sorted({record.rank for record in both}) == [0, 1]
+    assert min(value for record in both for value in record.compute_alone_s) >= GHOSTS_S
     assert min(value for record in behind for row in record.compute_s for value in row) >= GHOSTS_S
     settings = read_manifest(tmp_path / "inside").environment.settings
     assert settings["scheduling"] == ("SCHED_RR" if may_take_turns() else "SCHED_OTHER")

@@ -19,7 +19,14 @@ from paradl_bench.collectives.catalog import operations, routines
 from paradl_bench.measure.launcher import launch_ranks
 from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.spec.measurement import (
+    COLLECTIVES_FILE,
+    INTERFERENCE_FILE,
+    CollectiveSamples,
+    InterferenceSamples,
+    read_manifest,
+    read_records,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -159,7 +166,7 @@ def test_groups_of_an_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path: Path) -> None:
     output, arguments = tmp_path / "out", ("--ranks", "4", "--side-by-side", "2", "--ops", "all_reduce,send_recv")
-    asked = (*arguments, "--sizes", "1K,8K,64K", "--behind-compute", "--beside-all-reduce")
+    asked = (*arguments, "--sizes", "1K,8K,64K", "--behind-compute", "--beside-all-reduce", "--beside-compute")
     result = collectives(output, *asked, "--json")
     assert result.returncode == 0, result.stderr
     assert "2 groups of 2 ranks" in result.stderr
@@ -173,6 +180,9 @@ def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path:
     assert len(beside) == len(points)
     assert {(each.ranks, each.level, each.exchange_level) for each in beside} == {(2, "node", "node")}
     assert any(any(row) for each in beside for row in each.begun)
+    both = read_records(output, INTERFERENCE_FILE, InterferenceSamples)
+    assert {(each.ranks, each.level) for each in both} == {(2, "node")}
+    assert sorted({each.rank for each in both}) == [0, 1, 2, 3]
     # Late ranks are told by their number among all.
     assert [each["rank"] for each in json.loads(result.stdout)["pace"]["arrivals"]] == [0, 1, 2, 3]
     profile = fit_profile([output], command_line=("calibrate",), force=False)
@@ -191,7 +201,6 @@ def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path:
         (("--ranks", "4", "--side-by-side", "3"), "do not part into several groups"),
         (("--ranks", "4", "--side-by-side", "4"), "from 2 to 2"),
         (("--ranks", "2", "--concurrent", "2", "--side-by-side", "2"), "give --concurrent"),
-        (("--ranks", "4", "--side-by-side", "2", "--beside-compute"), "give --concurrent and --beside-compute"),
     ],
 )
 def test_groups_side_by_side_that_cannot_be_are_refused(arguments: tuple[str, ...], why: str, tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ def test_slowdowns_are_medians_over_sizes_kernels_ranks_and_blocks() -> None:
     assert notes == ()
 
 
+def test_what_is_beside_ghosts_stands_apart_from_what_is_beside_compute() -> None:
+    ghosts = interference_samples(CollectivesSpec(slowdowns=(1.05, 1.4), noise=0.01))
+    ghosts = [msgspec.structs.replace(record, kernel="ghosts") for record in ghosts]
+    entries, _ = fit_interference(placed([*interference_samples(SPEC), *ghosts]))
+    assert [entry.kernels for entry in entries] == [("conv", "elementwise"), ("ghosts",)]
+    assert [round(entry.communication_slowdown, 1) for entry in entries] == [2.1, 1.4]
+
+
 def test_nothing_gets_faster_side_by_side() -> None:
     (entry,), _ = fit_interference(placed(interference_samples(CollectivesSpec(slowdowns=(0.8, 0.9)))))
     assert entry.compute_slowdown == entry.communication_slowdown == 1

@@ -100,7 +100,9 @@ def test_a_dilated_serial_run_takes_so_many_times_its_compute_and_none_of_its_sp
 
 
 def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None:
-    profile = msgspec.structs.replace(PROFILE, interference=(interference(1.3, 1.2),))
+    # What compute costs a collective is no part of an emulated run, and what ghosts do none of a real one.
+    both = interference(1.3, 1.2), interference(1.1, 1.7, kernels=("ghosts",))
+    profile = msgspec.structs.replace(PROFILE, interference=both)
     model = CostModel(profile=profile, network=CHAIN)
     strategy = parse_strategy("d2")
     plan = planner_for(strategy).plan(CHAIN, strategy, PlanSettings(batch=8))
@@ -110,8 +112,11 @@ def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None
     np.testing.assert_allclose(slept.costs.seconds[computes], 20 * real.costs.seconds[computes])
     np.testing.assert_allclose(slept.costs.seconds[~computes], real.costs.seconds[~computes])
     exchanged = [index for index, work in enumerate(plan.works) if isinstance(work, Collective)]
-    assert all(real.costs.compute_slowdown[index] > 1 for index in exchanged)
-    assert all(slept.costs.compute_slowdown[index] == 1 for index in exchanged)
+    for costs, slowdowns in ((real.costs, (1.3, 1.2)), (slept.costs, (1.1, 1.7))):
+        assert {(costs.compute_slowdown[i], costs.communication_slowdown[i]) for i in exchanged} == {slowdowns}
+    profile = msgspec.structs.replace(PROFILE, interference=both[:1])
+    unmeasured = CostModel(profile=profile, network=CHAIN, dilate=20.0).price(plan).costs
+    assert {unmeasured.compute_slowdown[i] for i in exchanged} == {1.0}
     assert real.rank_spread.wait(2) > 0
     assert slept.rank_spread.wait(2) == 0
 
