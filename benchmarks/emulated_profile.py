@@ -70,13 +70,15 @@ def sweeps_of(base: Path, layout: NodeLayout) -> list[Sweep]:
     over_nodes = between if layout.ranks <= FEW_RANKS else ("broadcast",)
     found = {
         "layers": _asked(layout, of_node if lone else over_nodes, to_segments if lone else _LAYER_SIZES, waited=True),
-        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True, beside=True),
+        "buckets": _asked(layout, ("all_reduce",), _BUCKET_SIZES, waited=True),
+        "beside": _asked(layout, ("all_reduce",), _LAYER_SIZES[:1], beside=True, blocks=1),
     }
     if not lone:
         # What layers send inside of nodes while gradients are reduced over all of them.
         found["crossed"] = _asked(layout, ("all_gather", "exchange"), _CROSSED_SIZES, inside=True, crossed=True)
         exchanged = (*(name for name in of_node if name != "broadcast"), "all_reduce")
-        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True, beside=True)
+        found["inside"] = _asked(layout, exchanged, to_segments, inside=True, waited=True)
+        found["beside-inside"] = _asked(layout, ("all_reduce",), _LAYER_SIZES[:1], inside=True, beside=True, blocks=1)
         # What leaders send, by whole buckets: on more nodes no run has them.
         if layout.ranks <= FEW_RANKS:
             found["inside-buckets"] = _asked(layout, ("reduce", "broadcast"), _BUCKET_SIZES, inside=True)
@@ -98,6 +100,7 @@ def _asked(
     waited: bool = False,
     crossed: bool = False,
     beside: bool = False,
+    blocks: int = BLOCKS,
 ) -> CollectivesRequest:
     """A sweep.
 
@@ -113,7 +116,7 @@ def _asked(
         layout=layout,
         operations=operations,
         sizes=sizes,
-        blocks=BLOCKS,
+        blocks=blocks,
         point_s=0.1,
         backend="gloo",
         device="cpu",

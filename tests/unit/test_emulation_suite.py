@@ -46,7 +46,10 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
     # As far as segments reach, and what leaders send by whole buckets.
     led = layout.ranks <= emulated_profile.FEW_RANKS
     inside = [sweep for sweep in sweeps if sweep.request.side_by_side == layout.ranks_per_node]
-    assert len(inside) == (layout.nodes > 1) * (2 + led)
+    assert len(inside) == (layout.nodes > 1) * (3 + led)
+    # What ghosts and collectives cost each other, at every level.
+    beside = [sweep for sweep in sweeps if sweep.request.beside_compute]
+    assert [sweep in inside for sweep in beside] == ([False, True] if layout.nodes > 1 else [False])
     # Gradients are in flight over all nodes where there are several, and beside all that is waited for where not.
     assert [sweep in inside for sweep in sweeps if sweep.request.beside_all_reduce] == (
         [True] if layout.nodes > 1 else [False, False]
@@ -56,7 +59,8 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
     whole: dict[str, int] = {}
     for sweep in sweeps:
         if sweep.request.concurrent == 1 and sweep not in inside:
-            whole |= dict.fromkeys(sweep.request.operations, max(sweep.request.sizes))
+            largest = max(sweep.request.sizes)
+            whole |= {name: max(largest, whole.get(name, 0)) for name in sweep.request.operations}
     network = emulation.traced("resnet50")
     for case in emulation.cases_of(tmp_path, "resnet50", layout):
         strategy = case.request.strategy
