@@ -223,9 +223,11 @@ class InterferenceBench:
         self._context, self._team = context, calls.team
         on_gpu = context.device.type == "cuda"
         self._streams: Streams = CudaStreams(context.device, group) if on_gpu else CpuStreams(group)
-        self._kernels = {name: build(context.device) for name, build in KERNELS.items()}
-        if layout is not None:
-            self._kernels = {GHOSTS: GhostsBefore(ghosts_seconds(layout.ranks)).run}
+        self._kernels = (
+            {name: build(context.device) for name, build in KERNELS.items()}
+            if layout is None
+            else {GHOSTS: GhostsBefore(ghosts_seconds(layout.ranks)).run}
+        )
         self._pool = torch.zeros(IN_FLIGHT * max(MESSAGE_BYTES) // ELEMENT_BYTES, device=context.device)
         self._counts = {size: self._count(size) for size in MESSAGE_BYTES}
         for kernel in self._kernels.values():

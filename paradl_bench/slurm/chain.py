@@ -105,18 +105,20 @@ def _sweep_jobs(
     in_flight = waits_beside_exchange and site.device == "cpu"
     counts = [nodes for nodes in dict.fromkeys((1, *request.nodes)) if nodes * site.on_node > 1]
     operations = request.operations.replace(",", ", ")
+    # nccl-tests have no program for halos.
+    by_tool = ",".join(name for name in request.operations.split(",") if site.nccl_tests and name != HALOS)
     for nodes in counts:
         ranks = nodes * site.on_node
         inside = nodes == 1
         tasks = [_doctor(site, f"sweep-{nodes}", "sweep", nodes, estimate)]
         tasks.append(_torch_sweep(request, site, nodes, estimate, first=nodes == counts[0], in_flight=in_flight))
-        if site.nccl_tests:
-            tasks.append(_nccl_sweep(request, site, nodes, estimate))
+        if by_tool:
+            tasks.append(_nccl_sweep(request, site, nodes, estimate, by_tool))
         level = "level node" if inside else f"level system, {nodes} nodes"
         slowed = "; how compute and communication slow each other" if nodes == counts[0] else ""
         slowed += "; what communication of layers takes beside gradients under way" if in_flight else ""
         where = "inside a node" if inside else "between nodes"
-        beside_tool = "; what nccl-tests' programs reach, for comparison" if site.nccl_tests else ""
+        beside_tool = "; what nccl-tests' programs reach, for comparison" if by_tool else ""
         unlike = "" if inside else "; in what the nodes differ"
         yield Job(
             name=f"sweep-{nodes}",
@@ -172,12 +174,10 @@ def _torch_sweep(
     )
 
 
-def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate) -> Task:
+def _nccl_sweep(request: CalibrationRequest, site: Site, nodes: int, estimate: Estimate, operations: str) -> Task:
     ranks, name = nodes * site.on_node, f"{_BY_TOOL}-{nodes}"
     tool = ("--tool", "nccl-tests", "--tool-path", site.nccl_tests, "--launcher", "srun")
     placed = ("--launcher-arg=--nodes", f"--launcher-arg={nodes}")
-    # It has no program for halos.
-    operations = ",".join(name for name in request.operations.split(",") if name != HALOS)
     return Task(
         name=name,
         module="paradl_bench",

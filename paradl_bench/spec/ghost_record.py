@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative
 from paradl_bench.spec.slow_rank import SlowRank
@@ -19,8 +20,8 @@ from paradl_bench.spec.storage import decode_json, read_json
 GHOST_FILE = "ghost.json"
 GhostPhase = Literal["FW", "BW", "BW_input", "BW_weight"]
 """``BW_input`` and ``BW_weight`` where a schedule runs the parts of backward by themselves."""
-_MOST = 0.95
-"""Of iterations, that the host takes so long at most: the upper end of a 90% interval."""
+_MOST = 95
+"""Per cent of iterations, that the host takes so long at most: the upper end of a 90% interval."""
 
 
 class GhostSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,10 +191,7 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Ranks that wait for each other wait for whichever the host holds up, as each iteration's slowest rank tells.
         """
-        of_iterations = sorted(self.host_iteration_s) or [self.host_s or 0.0]
-        place = _MOST * (len(of_iterations) - 1)
-        low, high = of_iterations[math.floor(place)], of_iterations[math.ceil(place)]
-        return low + (high - low) * (place % 1)
+        return float(np.percentile(self.host_iteration_s or (self.host_s or 0.0,), _MOST))
 
     @property
     def overhead(self) -> float:

@@ -326,7 +326,8 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     unit alone).
 
     Attributes:
-        kernel: the compute that ran beside (``conv2d``, ``linear``, ...).
+        ranks: of the group. rank: among all ranks, of whom each group has as many.
+        kernel: the compute that ran beside (``conv2d``, ``linear``, ...), or ``ghosts`` in its place.
         compute_alone_s, compute_beside_s: seconds a kernel call.
         communication_alone_s, communication_beside_s: seconds a collective.
     """

@@ -22,7 +22,7 @@ from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, diff
 from paradl_bench.slurm import submission
 from paradl_bench.slurm.chain import chain_of
 from paradl_bench.slurm.estimate import Estimate, Work
-from paradl_bench.slurm.request import OPERATIONS, CalibrationRequest, operations_of
+from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.script import Folders, script_of
 from paradl_bench.slurm.site import Site, TimeLimits, read_site
 from paradl_bench.spec.errors import UserError
@@ -470,37 +470,7 @@ def test_a_hang_timeout_leaves_room_for_the_iterations_of_a_large_model() -> Non
     assert all("--hang-timeout 77 " in text for name, text in jobs_of(stated).items() if name[:4] in ("runs", "laye"))
 
 
-@pytest.mark.parametrize(
-    ("strategies", "device", "halos", "in_flight"),
-    [
-        (("serial", "data"), "cpu", False, False),
-        (("filter", "pipeline", "d2p4"), "cpu", False, False),
-        (("data", "spatial"), "cpu", True, True),
-        (("d2s2x2",), "cpu", True, True),
-        (("d4f2",), "cpu", False, True),
-        (("d4c2",), "cuda", False, False),
-        (("spatial",), "cuda", True, False),
-    ],
-)
-def test_sweeps_measure_what_strategies_wait_for(
-    strategies: tuple[str, ...], device: str, halos: bool, in_flight: bool
-) -> None:
-    operations = operations_of(strategies)
-    assert operations.split(",") == [*OPERATIONS, *(["exchange"] if halos else [])]
-    gpus = {"gpus_per_node": 4, "nccl_tests": "/opt/nccl-tests"} if device == "cuda" else {"ranks_per_node": 4}
-    site = msgspec.convert({"device": device, **gpus}, Site)
-    request = msgspec.structs.replace(REQUEST, strategies=strategies, operations=operations)
-    jobs = chain_of(request, site, Estimate(request=request, site=site, works=None))
-    sweeps = [task.words for job in jobs for task in job.tasks if "collectives" in task.words]
-    assert len(sweeps) == 2 * (1 + (device == "cuda"))
-    for words in sweeps:
-        by_tool = "--tool" in words
-        asked = str(words[words.index("--ops") + 1]).split(",")
-        # nccl-tests have no program for halos, and no compute or gradients beside what they time.
-        assert ("exchange" in asked) == (halos and not by_tool)
-        assert ("--beside-all-reduce" in words) == (in_flight and not by_tool)
-
-
-def test_operations_that_were_asked_for_are_swept_and_no_others(tmp_path: Path) -> None:
-    assert plan(tmp_path, "--strategies", "spatial", "--ops", "all_reduce").returncode == 0
-    assert "--ops all_reduce --sizes" in (tmp_path / "out/scripts/sweep-1.sbatch").read_text()
+def test_operations_that_are_given_go_before_those_that_strategies_need(tmp_path: Path) -> None:
+    for options, operations in (((), "send_recv,exchange"), (("--ops", "all_reduce"), "--ops all_reduce")):
+        done = plan(tmp_path, "--strategies", "spatial", "--dry-run", *options)
+        assert f"{operations} --sizes" in done.stdout, done.stderr
