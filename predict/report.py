@@ -353,7 +353,8 @@ def _findings(report: Report) -> list[str]:
         *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
         *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
         *_activity_line(report),
-        *map(_outlier_line, report.outliers),
+        *(_outlier_line("outside its interval", outlier) for outlier in report.outliers),
+        *(_outlier_line("far off, though inside its interval", outlier) for outlier in report.far_off),
         *map(_unfit_line, report.did_not_fit),
         *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
         *(f"extrapolated: {line}" for line in beyond),
@@ -388,10 +389,13 @@ def _unfit_line(unfit: Unfit) -> str:
     )
 
 
-def _outlier_line(outlier: Outlier) -> str:
+def _outlier_line(what: str, outlier: Outlier) -> str:
     direction = "more" if outlier.phase_difference_s > 0 else "less"
+    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
+    shared = outlier.shares_memory and outlier.phase == "WU"
+    why = "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
     return (
-        f"outside its interval: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {outlier.error:+.1%} "
+        f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {outlier.error:+.1%} "
         f"(noise floor {outlier.noise_floor:.1%}); most of it is {outlier.phase}, predicted "
-        f"{format_seconds(abs(outlier.phase_difference_s))} {direction} than measured"
+        f"{format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{why if shared else ''}"
     )

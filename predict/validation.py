@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from predict.interval import WORST_OVERLAP
 from predict.memory_validation import memory_pair
 from predict.prediction import Prediction, Predictor
 from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
-from predict.validation_report import EVALUATORS, PREDICTOR, Outlier, Pair, PhasePair, Report, Unfit
+from predict.validation_report import EVALUATORS, FAR_OFF, PREDICTOR, Outlier, Pair, PhasePair, Report, Rerun, Unfit
 from predict.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
 from predict.workload import Point, evaluators
 
@@ -62,6 +62,7 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         for evaluator in EVALUATORS
         if predictors.covers(run, evaluator)
     )
+    simulated = list(pairs_of(pairs, PREDICTOR))
     strategies = tuple(dict.fromkeys(run.description.strategy for run in runs))
     known = [name for name in EVALUATORS if any(pair.evaluator == name for pair in pairs)]
     return Report(
@@ -71,12 +72,9 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
             strategy: scores_by_evaluator([p for p in pairs if p.strategy == strategy]) for strategy in strategies
         },
         overall={name: overall_score(list(pairs_of(pairs, name))) for name in known},
-        reruns={
-            strategy: rerun
-            for strategy in strategies
-            if (rerun := rerun_of([run for run in runs if run.description.strategy == strategy])) is not None
-        },
-        outliers=tuple(_outlier(pair) for pair in pairs_of(pairs, PREDICTOR) if not pair.covered),
+        reruns=_reruns(runs, strategies),
+        outliers=tuple(_outlier(pair) for pair in simulated if not pair.covered),
+        far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
         notes=(
             *notes,
             *_emulated([*runs, *unfit]),
@@ -86,6 +84,11 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
         did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
         repeated=repeated_of(pairs),
     )
+
+
+def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:
+    found = {name: rerun_of([run for run in runs if run.description.strategy == name]) for name in strategies}
+    return {name: rerun for name, rerun in found.items() if rerun is not None}
 
 
 def _unfit(run: Run, prediction: Prediction) -> Unfit:
@@ -289,4 +292,5 @@ def _outlier(pair: Pair) -> Outlier:
         noise_floor=pair.noise_floor,
         phase=pair.explained_by,
         phase_difference_s=phase.predicted_s - phase.measured_s,
+        shares_memory=pair.ranks > 1 and pair.backend != "nccl" and not pair.emulated,
     )

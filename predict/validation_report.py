@@ -10,6 +10,8 @@ from predict.memory_validation import MemoryPair, MemoryScore
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
 EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf")
+FAR_OFF = 0.1
+"""Errors from which on a run's worst phase is told even where its interval, being wide, holds."""
 
 
 class PhasePair(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +163,11 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose median lies outside the interval, and the phase that explains most of the error."""
+    """A run that is far off, or whose median lies outside the interval, and the phase that explains most of the error.
+
+    Attributes:
+        shares_memory: whether several ranks computed on CPUs, and so from one host's memory.
+    """
 
     run: str
     model: str
@@ -171,6 +177,7 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: float
     phase: str
     phase_difference_s: float
+    shares_memory: bool = False
 
 
 class Unfit(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +205,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategies: by strategy, then by evaluator.
         overall: by evaluator.
+        outliers: outside of their intervals. far_off: inside, by errors of more than :data:`FAR_OFF`.
         reruns: by strategy: what a prediction can reach at best on this machine.
         repeated: configurations that ran more than once, in the order of the runs.
         notes: runs that were skipped or incomplete, and differences of environment that were accepted.
@@ -213,3 +221,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     did_not_fit: tuple[Unfit, ...] = ()
     repeated: tuple[Repeated, ...] = ()
+    far_off: tuple[Outlier, ...] = ()

@@ -186,6 +186,29 @@ def test_error_has_a_sign_and_the_phase_that_explains_it_is_named(profile: Path,
     assert outlier.phase_difference_s == pytest.approx(-0.5 * parts["BW"])
 
 
+def test_runs_that_are_far_off_are_told_even_where_their_interval_holds(tmp_path: Path) -> None:
+    profile = tmp_path / "wide.json"
+    write_profile(profile, make_profile(model_times=model_times(CHAIN, common_sd=0.2)))
+    runs = [
+        run_like(tmp_path / f"{strategy}-{factor}", strategy, 8, factor=factor, slow="WU", **more)
+        for strategy, more in (("serial", {}), ("d2", {"backend": "gloo"}))
+        for factor in (1.0, 1.5, 3.0, 6.0, 40.0)
+    ]
+    report = validate(profile, runs)
+    pairs = {pair.run: pair for pair in report.pairs if pair.evaluator == "simulate"}
+    held = {run: pair.covered for run, pair in pairs.items() if abs(pair.error) > 0.1}
+    assert {outlier.run for outlier in report.far_off} == {run for run, covered in held.items() if covered}
+    assert {outlier.run for outlier in report.outliers} == {pair.run for pair in pairs.values() if not pair.covered}
+    assert report.far_off
+    assert len(held) > len(report.far_off)
+    lines = markdown(report).split("## Findings")[1].splitlines()
+    told = [line for line in lines if line.startswith("- far off, though inside its interval")]
+    assert len(told) == len(report.far_off)
+    assert all("most of it is WU" in line for line in told)
+    # Of ranks that share a host's memory alone.
+    assert {"d2" in line for line in lines if "whose bandwidth may change" in line} == {True}
+
+
 def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
     fast, slow = (1.0, 2.0, 3.0, 1.0), (2.0, 3.0, 1.0, 1.5)
     rows = [[fast, slow] * 3, [slow, fast] * 3]
