@@ -24,6 +24,11 @@ SERIAL_BATCH = 8
 SUBJECTS = {"3x64x64": ("resnet18", "mobilenet_v2"), "3x32x32": ("vgg11",)}
 ITERATIONS = {"resnet18": 40, "mobilenet_v2": 40, "vgg11": 16}
 WARMUP = 3
+ROUNDS = 3
+"""Everything is measured so often, minutes apart: a run is of a later minute, and what a shared host gives changes by
+then. Blocks of one measurement are seconds apart and do not tell; three measurements are the fewest that do."""
+BLOCKS = 2
+"""Of a measurement in each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +55,13 @@ class Step:
 
 def steps(output: Path) -> list[Step]:
     """The loop's commands, writing below ``output``."""
-    profile, layers = str(output / "profile.json"), [str(output / name) for name, _ in _layer_directories()]
+    profile = str(output / "profile.json")
+    measured = [str(directory) for directory in _measurements(output)]
     runs = [str(output / f"train-{model}-{strategy}") for _, model, strategy in _runs()]
     return [
         Step("What this machine has", "paradl_bench", ("doctor",)),
-        *_layer_steps(output),
-        Step(
-            "Collectives between two ranks, alone, beside compute and behind it",
-            "paradl_bench",
-            _sweep_arguments(output),
-        ),
-        Step(
-            "Fit one profile",
-            "calibrate",
-            ("fit", *layers, str(output / "collectives"), "-o", profile, "--force"),
-        ),
+        *(step for number in range(1, ROUNDS + 1) for step in _round_of_measurements(output, number)),
+        Step("Fit one profile", "calibrate", ("fit", *measured, "-o", profile, "--force")),
         *_prediction_steps(output, profile),
         *_training_steps(output),
         Step(
@@ -75,32 +72,47 @@ def steps(output: Path) -> list[Step]:
     ]
 
 
-def _sweep_arguments(output: Path) -> tuple[str, ...]:
-    """The collectives that data parallelism issues, from batch norm's counters to a third of vgg11's largest bucket."""
+def _measurements(output: Path) -> list[Path]:
+    """Directories of all rounds' measurements."""
+    names = [*(name for name, _ in _layer_directories()), "collectives"]
+    return [output / f"{name}-r{number}" for name in names for number in range(1, ROUNDS + 1)]
+
+
+def _round_of_measurements(output: Path, number: int) -> list[Step]:
+    """Layers of all models, then collectives."""
+    repeated = ("--blocks", str(BLOCKS))
+    return [
+        *(
+            Step(
+                f"Layer times of {arguments[0].replace(',', ' and ')}, batch {arguments[2]}, {arguments[4]} at once"
+                f" (round {number} of {ROUNDS})",
+                "paradl_bench",
+                ("layers", *arguments, *repeated, "-o", str(output / f"{name}-r{number}")),
+            )
+            for name, arguments in _layer_directories()
+        ),
+        Step(
+            f"Collectives between two ranks, alone, beside compute and behind it (round {number} of {ROUNDS})",
+            "paradl_bench",
+            (*_sweep_arguments(), *repeated, "--seed", str(number - 1), "-o", str(output / f"collectives-r{number}")),
+        ),
+    ]
+
+
+def _sweep_arguments() -> tuple[str, ...]:
+    """The collectives that data parallelism issues, from batch norm's counters to vgg11's largest bucket."""
     sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4"
-    beside = ("--beside-compute", "--behind-compute")
-    return ("collectives", *sweep.split(), *beside, "-o", str(output / "collectives"))
+    return ("collectives", *sweep.split(), "--beside-compute", "--behind-compute")
 
 
 def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:
-    """Directory and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
+    """Name and arguments of each layer profile: the serial batch on one rank, half of it on two at once."""
     found: list[tuple[str, tuple[str, ...]]] = []
     for shape, models in SUBJECTS.items():
         for ranks in (1, 2):
             arguments = (",".join(models), "--batch", str(SERIAL_BATCH // ranks), "--ranks-on-host", str(ranks))
             found.append((f"layers-{models[0]}-{ranks}", (*arguments, "--input-shape", shape, "--isolated", "none")))
     return found
-
-
-def _layer_steps(output: Path) -> list[Step]:
-    return [
-        Step(
-            f"Layer times of {arguments[0].replace(',', ' and ')}, batch {arguments[2]}, {arguments[4]} at once",
-            "paradl_bench",
-            ("layers", *arguments, "-o", str(output / name)),
-        )
-        for name, arguments in _layer_directories()
-    ]
 
 
 def _runs() -> list[tuple[str, str, str]]:
