@@ -118,6 +118,9 @@ def _row(
 ) -> None:
     words = line.split()
     if not words or whole(words[0]) is None:
+        # Between tables stands prose; nothing of it is numbers throughout.
+        if table.columns and len(words) > 1 and all(decimal(word) is not None for word in words):
+            result.drop(number, line, "its first column is no size")
         return
     why = _refusal(table, line) or _why_not(table, words, options)
     if why is not None:

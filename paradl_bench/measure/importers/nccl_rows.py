@@ -42,6 +42,8 @@ _LARGEST_DELTA = {"fp16": 1e-2, "fp32": 1e-5, "fp64": 1e-12}
 """By dtype: what nccl-tests 2.4 to 2.12 allows of difference, a rank but the first."""
 _SAME_NAME = {"bytes": "size", "N": "count", "op": "redop", "res": "error", "cputime": "cpu_time", "#wrong": "wrong"}
 _TIMES = ("time", "cpu_time")
+_OTHER_ENTRIES = {"N/A", "sum", "prod", "max", "min", "avg", "mulsum", "none", "nan", "-nan", "inf"}
+_NUMBER_LIKE = re.compile(r"[+-]?[0-9]\w*(?:\.\w*)?(?:[+-][0-9]+)?", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -216,6 +218,21 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
 def looks_like_a_row(tokens: list[str]) -> bool:
     """Whether a line begins as a row does: two whole numbers and a type."""
     return len(tokens) >= 3 and whole(tokens[0]) is not None and whole(tokens[1]) is not None and is_word(tokens[2])
+
+
+def begins_as_a_row(tokens: list[str]) -> bool:
+    """Whether a line inside a table begins as a row does, torn or damaged as it is: a number, then entries."""
+    if not tokens or not _NUMBER_LIKE.fullmatch(tokens[0]):
+        return False
+    entries = sum(map(is_entry, tokens))
+    # Of a damaged row most entries are whole; prose has words.
+    return entries == len(tokens) or (2 * entries >= len(tokens) >= 4 and is_entry(tokens[1]))
+
+
+def is_entry(text: str) -> bool:
+    """Whether the text may stand in a row: a number, a type, a reduction, N/A."""
+    number = text.rstrip("*")
+    return decimal(number) is not None or number.isdigit() or text in DTYPES or text in _OTHER_ENTRIES
 
 
 def is_word(text: str) -> bool:

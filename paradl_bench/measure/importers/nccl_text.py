@@ -13,8 +13,18 @@ from dataclasses import dataclass, field
 from paradl_bench.measure.importers.failures import FAILURE
 from paradl_bench.measure.importers.importer import Dropped
 from paradl_bench.measure.importers.nccl_operations import programs_named
-from paradl_bench.measure.importers.nccl_rows import Buffers, Layout, Row, layout_of, looks_like_a_row, parse_row
-from paradl_bench.measure.importers.numbers_read import decimal, whole
+from paradl_bench.measure.importers.nccl_rows import (
+    DTYPES,
+    Buffers,
+    Layout,
+    Row,
+    begins_as_a_row,
+    is_entry,
+    layout_of,
+    looks_like_a_row,
+    parse_row,
+)
+from paradl_bench.measure.importers.numbers_read import whole
 
 _LABEL = re.compile(r"^\s*(?:\[\d{1,6},\d{1,6}\]<std(?:out|err)>:|\d{1,6}: )")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -31,6 +41,7 @@ _START = re.compile(r"# Collective test starting: (\S{1,100})")
 _TEST_VERSION = re.compile(r"# nccl-tests version (\S{1,40})(?:.*nccl-library=(\d{1,9}))?")
 _RCCL_VERSION = re.compile(r"rccl-tests: Version (\S{1,80})")
 _LIBRARY = re.compile(r"\b(?:N|R)CCL version (\d[\w.+-]{0,40})|compiled with NCCL (\d{1,3}\.\d{1,3})")
+_CLOSING = ("# Out of bounds values", "# Avg bus bandwidth")
 _OPENING = (
     "# nThread",
     "# Collective test starting",
@@ -58,6 +69,7 @@ class Run:
         programs: collectives whose program a command line above the table names.
         stated: the one that the program itself names; None in older generations.
         failure: the first line that says that a rank died; None without.
+        closed: whether what stands below a table was seen.
     """
 
     line: int
@@ -72,6 +84,7 @@ class Run:
     dropped: list[Dropped] = field(default_factory=list)
     failure: str | None = None
     out_of_bounds: int | None = None
+    closed: bool = False
 
     @property
     def begun(self) -> bool:
@@ -135,10 +148,9 @@ class _Reader:
         host = noise.split(":")[0]
         words = [*before.split(), _without_host(host, {rank.host for rank in self.run.ranks})]
         tokens = [word for word in words if word]
-        if looks_like_a_row(tokens):
+        # A host's name may begin with a digit: alone it is no row.
+        if looks_like_a_row(tokens) or (not self._go_on(tokens) and before.strip() and self._torn(tokens)):
             self._row(number, line, tokens)
-        else:
-            self._go_on(tokens)
 
     def _heading(self, number: int, line: str) -> None:
         text = line.lstrip()
@@ -158,7 +170,11 @@ class _Reader:
         tokens = line.split()
         if looks_like_a_row(tokens):
             self._row(number, line, tokens)
-        elif not self._go_on(tokens):
+        elif self._go_on(tokens):
+            return
+        elif self._torn(tokens):
+            self._row(number, line, tokens)
+        else:
             named = programs_named(line)
             if named and self.run.begun:
                 self._next_run(number)
@@ -168,11 +184,19 @@ class _Reader:
 
     def _go_on(self, tokens: list[str]) -> bool:
         """Add the rest of a row that was cut; whether the words are one."""
-        if self.cut is None or not tokens or not _only_numbers(tokens):
+        if self.cut is None or not tokens or not all(map(is_entry, tokens)):
+            return False
+        columns = len(self.run.layout.columns) if self.run.layout else 0
+        # A row has one type: this is another row, though a damaged one.
+        if _has_type(tokens) and (_has_type(self.cut.tokens) or len(tokens) >= columns):
             return False
         cut, self.cut = self.cut, None
         self._row(cut.line, cut.text, [*cut.tokens, *tokens])
         return True
+
+    def _torn(self, tokens: list[str]) -> bool:
+        """Whether the words, no whole row's, are one that was torn or damaged: only inside a table."""
+        return self.run.layout is not None and not self.run.closed and begins_as_a_row(tokens)
 
     def _row(self, number: int, text: str, tokens: list[str]) -> None:
         self._lose_cut("another row follows it")
@@ -208,8 +232,8 @@ def _without_host(glued: str, hosts: set[str]) -> str:
     return match.group() if match else ""
 
 
-def _only_numbers(tokens: list[str]) -> bool:
-    return all(decimal(token.rstrip("*")) is not None or token == "N/A" for token in tokens)
+def _has_type(tokens: list[str]) -> bool:
+    return any(token in DTYPES for token in tokens)
 
 
 def _read_heading(run: Run, text: str) -> None:
@@ -233,6 +257,7 @@ def _read_heading(run: Run, text: str) -> None:
         run.versions["rccl-tests"] = version.group(1)
     if text.startswith("# nThread"):
         run.settings |= {name: int(value) for name, value in _SETTINGS.findall(text)}
+    run.closed = run.closed or text.startswith(_CLOSING)
     bounds = re.match(r"# Out of bounds values : (\d{1,12}) ", text + " ")
     if bounds:
         run.out_of_bounds = whole(bounds.group(1))

@@ -1,0 +1,67 @@
+"""Damaged files of other tools: what is lost is counted, once, and what is whole is kept."""
+
+from __future__ import annotations
+
+import pytest
+from recorded_logs import DATA
+
+from paradl_bench.measure.importers.catalog import importers
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
+from paradl_bench.measure.importers.nccl_tests import read
+
+
+def reasons(held: Imported) -> dict[int, str]:
+    return {item.line: item.why for item in held.dropped}
+
+
+def table_of_eight(*rows: str, after: str = "") -> LogFile:
+    """A table of all_reduce on 8 ranks of one host: eight good rows, and what else is given."""
+    lines = ["# nThread 1 nGpus 8 warmup iters: 5 iters: 20 validation: 0"]
+    lines += [f"#   Rank {rank:2} Pid {rank + 1} on n01 device {rank:2} [0x00] Example A100" for rank in range(8)]
+    lines.append("#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error")
+    for size in (2**power for power in range(10, 18)):
+        time = 30 + size / 1000
+        half = f"{time:.2f} {size / time / 1e3:.2f} {1.75 * size / time / 1e3:.2f} 0e+00"
+        lines.append(f"{size} {size // 4} float sum {half} {half}")
+    return LogFile(
+        path="eight.log", content="\n".join([*lines, *rows, "# Out of bounds values : 0 OK", after]).encode()
+    )
+
+
+_TIMES = "75.00 13.98 24.47 0e+00"
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept", "dropped"),
+    [
+        ((f"1048576.5 262144 float sum {_TIMES} {_TIMES}", f"1e6 250000 float sum {_TIMES} {_TIMES}"), 8, [19, 20]),
+        (("9" * 150, f"{'9' * 30} {'9' * 29} float sum 1e300 0 0 0 1e300 0 0 0"), 8, [19, 20]),
+        ((f"1048576 262144 fl@at sum {_TIMES} {_TIMES}",), 8, [19]),
+        # Torn where a word begins, and put together; inside of a word, and lost, once.
+        (("1048576    n01:1:2 [0] NCCL INFO x", f"262144 float sum {_TIMES} {_TIMES}"), 9, []),
+        (("1048576 262144 n01:1:2 [0] NCCL INFO x", f"float sum {_TIMES} {_TIMES}"), 9, []),
+        (("1048576 262144 flon01:1:2 [0] NCCL INFO x", f"at sum {_TIMES} {_TIMES}"), 8, [19]),
+        (("1048576 262144 float sum 7n01:1:2 [0] NCCL INFO x", f"5.00 13.98 24.47 0e+00 {_TIMES}"), 8, [19]),
+        # A row that was cut off, and a damaged one behind it.
+        (("2097152 524288 float sum", f"1e6 250000 float sum {_TIMES} {_TIMES}"), 8, [19, 20]),
+        (
+            ("3 ranks were slow in this run", "0f1c2d:1:2 [0] NCCL INFO x", "2 n01 warnings", "# 4 8 16", "done 8"),
+            8,
+            [],
+        ),
+    ],
+)
+def test_torn_and_damaged_rows_of_a_table_are_counted_once_and_prose_is_not(
+    rows: tuple[str, ...], kept: int, dropped: list[int]
+) -> None:
+    held = read(table_of_eight(*rows, after="4 8\n16"), ImportOptions())
+    assert (held.rows, sorted(reasons(held))) == (kept, dropped)
+
+
+def test_a_damaged_size_of_imb_is_counted() -> None:
+    text = (DATA / "imb-mpi1-2021.log").read_text()
+    row = next(line for line in text.split("\n") if line.split()[:2] == ["4096", "640"])
+    damaged = text.replace(row, row.replace("4096", "4.1e3"), 1)
+    held = importers()["imb"].read(LogFile(path="x", content=damaged.encode()), ImportOptions(level="node"))
+    assert [why for why in reasons(held).values() if why == "its first column is no size"]
+    assert held.rows + len(held.dropped) == 15
