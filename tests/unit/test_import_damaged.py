@@ -65,3 +65,26 @@ def test_a_damaged_size_of_imb_is_counted() -> None:
     held = importers()["imb"].read(LogFile(path="x", content=damaged.encode()), ImportOptions(level="node"))
     assert [why for why in reasons(held).values() if why == "its first column is no size"]
     assert held.rows + len(held.dropped) == 15
+
+
+@pytest.mark.parametrize(
+    "row", ["1048576 7 float sum " + f"{_TIMES} {_TIMES}", f"1048576 262144 float sum 75.00 13.98 42.47 0e+00 {_TIMES}"]
+)
+def test_a_row_that_contradicts_the_others_is_dropped_alone(row: str) -> None:
+    held = read(table_of_eight(row), ImportOptions(operation="all_reduce"))
+    assert held.rows == 8
+    assert reasons(held) == {
+        19: "unlike the other rows: sizes, counts and bandwidths are not those of all_reduce on 8 ranks"
+    }
+
+
+def test_a_table_most_of_whose_rows_contradict_is_refused_whole() -> None:
+    damaged = [f"{size} 7 float sum {_TIMES} {_TIMES}" for size in (2**power for power in range(18, 27))]
+    held = read(table_of_eight(*damaged), ImportOptions(operation="all_reduce"))
+    assert (held.rows, len(held.dropped)) == (0, 17)
+    # Small messages fit any number of ranks, and don't outvote the large ones.
+    text = table_of_eight().content.decode()
+    lines = [line for line in text.split("\n") if "Rank  7" not in line]
+    small = [f"{size} {size // 4} float sum 30.00 0.00 0.00 0e+00 30.00 0.00 0.00 0e+00" for size in range(4, 64, 4)]
+    log = LogFile(path="seven.log", content="\n".join([*lines, *small]).encode())
+    assert read(log, ImportOptions(operation="all_reduce")).rows == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paradl_bench.measure.importers.failures import refusal
 from paradl_bench.measure.importers.importer import Imported, ImportOptions
@@ -12,8 +12,10 @@ from paradl_bench.measure.importers.nccl_operations import (
     Kind,
     kinds_called,
     kinds_of_layout,
+    odd_rows,
     operation_in_name,
     ranks_that_fit,
+    suggested_ranks,
 )
 from paradl_bench.measure.importers.nccl_rows import Half, Row
 from paradl_bench.spec.measurement import CollectiveSamples
@@ -49,25 +51,22 @@ class Sweep:
 
 def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library: str, tool: str, path: str) -> None:
     """Add a table's rows as measurements, or drop them with the reason."""
-    why_not = _refusal(sweep, options)
-    kind, ranks = None, 0
-    if why_not is None:
-        found = identify(sweep, options, path)
-        if isinstance(found, str):
-            why_not = found
-        else:
-            kind, ranks = found
-            why_not = _level_refusal(sweep, options, ranks)
-    if why_not is not None or kind is None:
+    resolved = _resolved(sweep, options, path)
+    if isinstance(resolved, str):
         for row in sweep.rows:
-            result.drop(row.line, row.text, why_not or "unknown")
+            result.drop(row.line, row.text, resolved)
         return
-    level = level_of(sweep, options, ranks)
+    kind, ranks, odd = resolved
+    for row in odd:
+        result.drop(row.line, row.text, f"unlike the other rows: {_contradiction(kind.name, (ranks,))}")
     if sweep.calls is None and options.iterations is None:
         _note(result, f"{path} line {sweep.line}: how many iterations a time is the mean of is not said; taken as 1")
     if kind.name == "send_recv":
         _note(result, f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")
+    level = level_of(sweep, options, ranks)
     for row in sweep.rows:
+        if row in odd:
+            continue
         records = _records(result, row, kind, ranks, options)
         result.rows += bool(records)
         result.collectives += [
@@ -90,6 +89,22 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
             )
             for half in records
         ]
+
+
+def _resolved(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int, list[Row]] | str:
+    """The collective, its ranks and rows that are not of it, or in words why none is taken."""
+    why_not = _refusal(sweep, options)
+    if why_not is not None:
+        return why_not
+    odd: list[Row] = []
+    found = identify(sweep, options, path)
+    if isinstance(found, str):
+        few = _without_odd_rows(sweep, options, path)
+        if few is None:
+            return found
+        (found, odd) = few
+    kind, ranks = found
+    return _level_refusal(sweep, options, ranks) or (kind, ranks, odd)
 
 
 def _note(result: Imported, text: str) -> None:
@@ -143,6 +158,29 @@ def identify(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, int
     if listed:
         return _contradiction(" or ".join(sorted({kind.name for kind in unnamed})) or "any collective", listed)
     return "neither the log nor its numbers say how many ranks: give --ranks"
+
+
+def _without_odd_rows(sweep: Sweep, options: ImportOptions, path: str) -> tuple[tuple[Kind, int], list[Row]] | None:
+    """The collective of all but a few rows, which contradict the others, and these; None where there is none.
+
+    A table whose rows agree with each other but not with what is told of it has no odd rows.
+    """
+    listed = sweep.ranks or ((options.ranks,) if options.ranks else ())
+    told = sweep.stated or options.operation
+    kinds = kinds_called(told) if told is not None else kinds_of_layout(sweep.rows, sweep.columns)
+    if any(ranks_that_fit(kind, sweep.rows, ()) for kind in kinds):
+        return None
+    fewest: list[Row] | None = None
+    for kind in kinds:
+        for ranks in sorted(set(listed) or suggested_ranks(kind, sweep.rows)):
+            odd = odd_rows(kind, sweep.rows, ranks)
+            if odd and (fewest is None or len(odd) < len(fewest)):
+                fewest = odd
+    if fewest is None:
+        return None
+    rest = replace(sweep, rows=[row for row in sweep.rows if row not in fewest])
+    found = identify(rest, options, path)
+    return None if isinstance(found, str) else (found, fewest)
 
 
 def _only(kinds: Sequence[Kind], sweep: Sweep, listed: Sequence[int]) -> tuple[Kind, int] | None:

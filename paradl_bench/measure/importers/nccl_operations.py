@@ -138,13 +138,38 @@ def _suggested(kind: Kind, rows: Sequence[Row]) -> set[int]:
     return set(range(first, min(last, first + 1024) + 1))
 
 
+def odd_rows(kind: Kind, rows: Sequence[Row], ranks: int) -> list[Row] | None:
+    """The few rows that are not of this collective on so many ranks; None where they are not few.
+
+    Rows of small messages, whose bandwidths print as next to 0, fit any: where bandwidths contradict, only rows whose
+    bandwidths tell ranks apart weigh against them.
+    """
+    telling = [row for row in rows if row.size_bytes > 0 and row.count > 0]
+    misfits = [row for row in telling if not _fits(kind, row, ranks)]
+    contradicting = [row for row in misfits if _has_shape(kind, row, ranks)]
+    fitting = [row for row in telling if _fits(kind, row, ranks)]
+    weighty = [row for row in fitting if not _has_ratio(1.05 * kind.bus_factor(ranks), row)]
+    few = len(misfits) < len(fitting) and (not contradicting or len(contradicting) < len(weighty))
+    return misfits if few else None
+
+
+def suggested_ranks(kind: Kind, rows: Sequence[Row]) -> set[int]:
+    """Rank counts that the numbers of rows suggest."""
+    return _suggested(kind, [row for row in rows if row.size_bytes > 0 and row.count > 0])
+
+
 def _fits(kind: Kind, row: Row, ranks: int) -> bool:
+    return _has_shape(kind, row, ranks) and _has_ratio(kind.bus_factor(ranks), row)
+
+
+def _has_shape(kind: Kind, row: Row, ranks: int) -> bool:
     part = row.count * row.element_bytes
     if row.size_bytes != part * (ranks if kind.parted else 1):
         return False
-    if row.root not in ("", "-1") and whole_rank(row.root) >= ranks:
-        return False
-    factor = kind.bus_factor(ranks)
+    return row.root in ("", "-1") or whole_rank(row.root) < ranks
+
+
+def _has_ratio(factor: float, row: Row) -> bool:
     return all(
         abs(half.busbw.value - factor * half.algbw.value)
         <= 1.02 * (half.busbw.rounding + factor * half.algbw.rounding) + 1e-9
