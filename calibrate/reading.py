@@ -36,6 +36,7 @@ from paradl_bench.spec.measurement import (
     INTERFERENCE_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
+    NOT_WHOLE,
     CollectiveSamples,
     CopySamples,
     Environment,
@@ -117,6 +118,7 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
             command = " ".join(manifest.command_line)
             notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
         notes += _torn(directory, manifest)
+        notes += [note for file in manifest.imported for note in file.notes if NOT_WHOLE in note]
         if manifest.kind == "collectives" and not manifest.imported:
             sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
             pace = sweep_pace(sweeps, read_host_records(directory), _behind(directory))

@@ -52,8 +52,9 @@ def _formats() -> str:
 @click.option(
     "--keep",
     multiple=True,
-    type=click.Choice(["empty", "wrong", "failed"]),
-    help="Take rows that are refused otherwise: empty messages, wrong results, rows of a run in which a rank failed."
+    type=click.Choice(["empty", "wrong", "failed", "incomplete"]),
+    help="Take what is refused otherwise: empty messages, wrong results, rows of a run in which a rank failed,"
+    " networks without the layers whose rows were dropped."
     " May be given several times.",
 )
 @click.option("--cluster", metavar="NAME", help="Stands for the hosts: runs on unlike nodes of one cluster are alike.")

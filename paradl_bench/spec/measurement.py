@@ -104,6 +104,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found
 
 
+NOT_WHOLE = "is not whole"
+"""Stands in an imported file's note on a network that lacks layers; profiles keep that note."""
+
+
 class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of another tool that a measurement directory was made of.
 

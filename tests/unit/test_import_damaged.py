@@ -8,6 +8,8 @@ from recorded_logs import DATA
 from paradl_bench.measure.importers.catalog import importers
 from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.measure.importers.nccl_tests import read
+from paradl_bench.measure.importers.writing import read_files
+from paradl_bench.spec.errors import UserError
 
 
 def reasons(held: Imported) -> dict[int, str]:
@@ -88,3 +90,36 @@ def test_a_table_most_of_whose_rows_contradict_is_refused_whole() -> None:
     small = [f"{size} {size // 4} float sum 30.00 0.00 0.00 0e+00 30.00 0.00 0.00 0e+00" for size in range(4, 64, 4)]
     log = LogFile(path="seven.log", content="\n".join([*lines, *small]).encode())
     assert read(log, ImportOptions(operation="all_reduce")).rows == 0
+
+
+_ITERATION = "0 data 12 0 0 0\n1 conv1 300 500 90 400\n2 fc 80 150 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("paradl-net", "CONV_1|3x8x8|3x6x3x3|6x8x8|nan\nFC|6x8x8|6x12x8x8|12x1x1|0.1\n", "line 1: a shape or"),
+        ("paradl-net", "FC|6x8x8|6x12x8x8|12x1x1|0.1\nFOO|3x8x8|3x6x3x3|6x8x8|1\n", "line 2: no layer: names"),
+        ("pipedream", "node1 -- A -- forward_compute_time=1.0, backward_compute_time=1.0, activation_size=8.0,"
+         " parameter_size=0.000\nnode2 -- B -- forward_comp", "line 2: neither a node nor an edge"),
+        ("ssgd-trace", _ITERATION.replace("300", "nan"), "line 2: a time is no number"),
+        ("ssgd-trace", _ITERATION + "3 fc2 8 1", "line 4: 4 of 6 columns"),
+    ],
+)  # fmt: skip
+def test_a_network_without_all_of_its_layers_is_refused_unless_asked_for(name: str, text: str, why: str) -> None:
+    log = LogFile(path="a.txt", content=text.encode())
+    with pytest.raises(UserError, match=why) as refused:
+        read_files(importers()[name], [log], ImportOptions(batch=4))
+    assert str(refused.value).endswith("mend the file, or give --keep incomplete")
+    kept = ImportOptions(batch=4, keep=frozenset({"incomplete"}))
+    (found,) = read_files(importers()[name], [log], kept)
+    assert "is not whole" in found.held.notes[-1]
+
+
+def test_a_torn_iteration_of_several_leaves_the_network_whole() -> None:
+    text = _ITERATION.replace("300", "nan") + _ITERATION + _ITERATION
+    log = LogFile(path="a.txt", content=text.encode())
+    ((held),) = (file.held for file in read_files(importers()["ssgd-trace"], [log], ImportOptions(batch=4)))
+    assert [layer.name for layer in held.networks[0].layers] == ["1.conv1", "2.fc"]
+    assert {len(record.samples_s) for record in held.layers} == {2}
+    assert [item.line for item in held.dropped] == [1, 2, 3]

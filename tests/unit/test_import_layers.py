@@ -188,7 +188,8 @@ def test_a_layer_that_takes_longer_than_any_is_dropped() -> None:
 
 
 def test_the_papers_platform_is_a_cluster_file(tmp_path: Path) -> None:
-    done = run("import", "paradl-net", str(DATA / "tiny.net"), str(DATA / "cluster.plat"), "-o", str(tmp_path / "out"))
+    files = [str(DATA / name) for name in ("tiny.net", "cluster.plat")]
+    done = run("import", "paradl-net", *files, "--keep", "incomplete", "-o", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     cluster = msgspec.yaml.decode((tmp_path / "out" / "cluster-cluster.yaml").read_bytes(), type=Cluster)
     assert cluster.memory_bytes_per_rank == 16e9
@@ -198,10 +199,17 @@ def test_the_papers_platform_is_a_cluster_file(tmp_path: Path) -> None:
 
 def test_imported_layer_times_are_kept_in_a_profile_that_says_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run("import", "pipedream", str(DATA / "pipedream-toy.graph.txt"), "--batch", "64", "-o", str(out))
+    arguments = ["import", "pipedream", str(DATA / "pipedream-toy.graph.txt"), "--batch", "64", "-o", str(out)]
+    done = run(*arguments)
+    assert isinstance(done.exception, UserError)
+    assert "toy.graph.txt line 5: a time or size is no number; without it the network is not whole" in str(
+        done.exception
+    )
+    done = run(*arguments, "--keep", "incomplete")
     assert done.exit_code == 0, done.output
     profile = fit_profile([out], command_line=("calibrate",), force=False)
     assert len(profile.layer_times) == 8
+    assert any("is not whole: rows of layers were dropped, line 5 first" in note for note in profile.notes)
     assert any("predict takes them as none" in note for note in profile.notes)
     assert profile.cluster.memory_bytes_per_rank is None
 

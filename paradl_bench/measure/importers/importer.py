@@ -32,7 +32,7 @@ _HALF_PAIR = re.compile(
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 
-Keep = Literal["empty", "wrong", "failed"]
+Keep = Literal["empty", "wrong", "failed", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ class ImportOptions:
         ranks, level, operation, library, iterations: of collectives, where the file does not say.
         ranks_per_node: the most of them that share a host, likewise.
         model, batch, dtype: of layers.
-        keep: rows to take all the same: ``empty`` messages, ``wrong`` results, those of a run that ``failed``.
+        keep: rows to take all the same: ``empty`` messages, ``wrong`` results, those of a run that ``failed``;
+            networks that are ``incomplete``, since rows of their layers were dropped.
     """
 
     ranks: int | None = None
@@ -114,6 +115,7 @@ class Imported:
         variables: of the environment, where the file holds them.
         batches: reading a mini-batch inside of training.
         notes: in words, what cannot be used and why.
+        lost_layers: those of the dropped rows without which a network is not whole.
     """
 
     rows: int = 0
@@ -133,6 +135,7 @@ class Imported:
     variables: dict[str, str] = field(default_factory=dict)
     command_lines: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lost_layers: list[Dropped] = field(default_factory=list)
 
     def drop(self, line: int, text: str, why: str) -> None:
         """Count a row that was not taken."""
@@ -140,6 +143,11 @@ class Imported:
         if len(shown) > SHOWN_CHARACTERS:
             shown = shown[:SHOWN_CHARACTERS] + "..."
         self.dropped.append(Dropped(line=line, text=shown, why=why))
+
+    def drop_layer(self, line: int, text: str, why: str) -> None:
+        """Count a row that was not taken, without which the network is not whole."""
+        self.drop(line, text, why)
+        self.lost_layers.append(self.dropped[-1])
 
 
 class Importer:

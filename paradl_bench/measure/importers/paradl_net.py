@@ -103,7 +103,7 @@ def _read_network(log: LogFile, lines: list[tuple[int, list[str], str]], options
             continue
         row = _row(fields, {row.name for row in rows})
         if isinstance(row, str):
-            result.drop(number, line, row)
+            result.drop_layer(number, line, row)
         else:
             rows.append(row)
             result.rows += 1

@@ -52,15 +52,19 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
         match = _NODE.match(line)
         if match:
             node = _node(match)
-            if isinstance(node, str) or node.name in nodes:
-                result.drop(number, line, node if isinstance(node, str) else "this node was described before")
+            if isinstance(node, str):
+                result.drop_layer(number, line, node)
+                continue
+            if node.name in nodes:
+                result.drop(number, line, "this node was described before")
                 continue
             nodes[node.name] = node
             result.rows += 1
         elif edge := _EDGE.fullmatch(line):
             edges.append((edge.group(1), edge.group(2)))
         elif line.strip():
-            result.drop(number, line, "neither a node nor an edge")
+            lost = result.drop_layer if line.lstrip().startswith("node") else result.drop
+            lost(number, line, "neither a node nor an edge")
     if not nodes:
         raise UserError(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
     if options.batch is None:

@@ -7,6 +7,7 @@ Layer 0 is ``data``, with the time of reading the mini-batch in the forward colu
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
@@ -78,13 +79,26 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     return result
 
 
+@dataclass(slots=True)
+class _Block:
+    """Rows of one iteration, by line; ``torn``: lines of it that are none."""
+
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)
+    torn: list[tuple[int, str, str]] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[tuple[str, str, str], ...]:
+        """Number, name and size of every layer."""
+        return tuple((words[0], words[1], words[5]) for _, words in self.rows)
+
+
 def read_layers(log: LogFile, result: Imported) -> list[TracedLayer]:
     """Layers with one value an iteration; a block that lacks a layer, or a torn last one, is dropped whole.
 
     Raises:
         UserError: the file holds no layer.
     """
-    blocks: list[list[tuple[int, list[str]]]] = []
+    blocks: list[_Block] = []
     previous = None
     for number, line in enumerate(log.text.split("\n"), start=1):
         words = line.split()
@@ -92,15 +106,15 @@ def read_layers(log: LogFile, result: Imported) -> list[TracedLayer]:
             previous = None if not words else previous
             continue
         why = _why_not(words)
-        if why is not None:
-            result.drop(number, line, why)
-            continue
-        place = int(words[0])
-        if previous is None or place <= previous:
-            blocks.append([])
-        blocks[-1].append((number, words))
-        previous = place
-    if not blocks:
+        place = whole(words[0])
+        if not blocks or (place is not None and (previous is None or place <= previous)):
+            blocks.append(_Block())
+        previous = previous if place is None else place
+        if why is None:
+            blocks[-1].rows.append((number, words))
+        else:
+            blocks[-1].torn.append((number, line, why))
+    if not any(block.rows for block in blocks):
         raise UserError(f"{log.path} holds no layer of an S-SGD trace: lines of {HEADER[2:]}")
     return _aligned(blocks, result)
 
@@ -117,22 +131,26 @@ def _why_not(words: list[str]) -> str | None:
     return None
 
 
-def _aligned(blocks: list[list[tuple[int, list[str]]]], result: Imported) -> list[TracedLayer]:
-    first = blocks[0]
+def _aligned(blocks: list[_Block], result: Imported) -> list[TracedLayer]:
+    untorn = [block for block in blocks if block.rows and not block.torn]
+    # Without a whole iteration nothing says which layers there are: what is left may lack some.
+    model = Counter(block.shape for block in untorn or [block for block in blocks if block.rows]).most_common(1)[0][0]
     layers = [
-        TracedLayer(number=int(words[0]), name=words[1], size_bytes=int(decimal(words[5]) or 0)) for _, words in first
+        TracedLayer(number=int(number), name=name, size_bytes=int(decimal(size) or 0)) for number, name, size in model
     ]
     for block in blocks:
-        same = [(words[0], words[1], words[5]) for _, words in block] == [(w[0], w[1], w[5]) for _, w in first]
-        if not same:
-            for number, words in block:
-                result.drop(number, " ".join(words), "its iteration has not the layers and sizes of the first one")
+        for torn in block.torn:
+            (result.drop if untorn else result.drop_layer)(*torn)
+        if block.shape != model:
+            for number, words in block.rows:
+                result.drop(number, " ".join(words), "its iteration has not the layers and sizes of the others")
             continue
-        result.rows += len(block)
-        for layer, (_, words) in zip(layers, block, strict=True):
+        result.rows += len(block.rows)
+        for layer, (_, words) in zip(layers, block.rows, strict=True):
             layer.forward_s.append((decimal(words[2]) or 0.0) * 1e-6)
             layer.backward_s.append((decimal(words[3]) or 0.0) * 1e-6)
             layer.exchange_s.append((decimal(words[4]) or 0.0) * 1e-6)
+    result.dropped.sort(key=lambda item: item.line)
     return layers
 
 

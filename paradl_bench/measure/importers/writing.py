@@ -22,6 +22,7 @@ from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     DROPPED_FILE,
     LAYERS_FILE,
+    NOT_WHOLE,
     SCHEMA_VERSION,
     TRACE_FILE,
     CollectiveSamples,
@@ -65,7 +66,8 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
     """Read every file by one importer.
 
     Raises:
-        UserError: a file is none of the format, two files are equal, or a log does not say where its ranks were.
+        UserError: a file is none of the format, two files are equal, a log does not say where its ranks were, or a
+            network lacks layers and is not to be kept so.
     """
     seen: dict[str, str] = {}
     found = []
@@ -76,8 +78,24 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
         held = importer.read(log, options)
         if any(not record.level for record in held.collectives):
             raise UserError(f"{log.path} does not say whether ranks shared a host: give --level node, or system")
+        if held.networks and held.lost_layers:
+            _check_whole(log, held, options)
         found.append(FileRead(log=log, held=held))
     return found
+
+
+def _check_whole(log: LogFile, held: Imported, options: ImportOptions) -> None:
+    first, count = held.lost_layers[0], len(held.lost_layers)
+    if "incomplete" not in options.keep:
+        raise UserError(
+            f"{log.path} line {first.line}: {first.why}; without it the network is not whole"
+            f"{f' ({count} such lines)' if count > 1 else ''}: mend the file, or give --keep incomplete"
+        )
+    names = ", ".join(network.name for network in held.networks)
+    held.notes.append(
+        f"{log.path}: {names} {NOT_WHOLE}: rows of layers were dropped, line {first.line} first ({count} in all);"
+        " what is predicted of it lacks them"
+    )
 
 
 def summarise(importer: Importer, files: Sequence[FileRead]) -> ImportSummary:
