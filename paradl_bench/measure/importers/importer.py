@@ -6,6 +6,7 @@ here, once: seconds and bytes come out.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -32,6 +33,14 @@ _HALF_PAIR = re.compile(
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 
+# A UTF-16 mark is the beginning of a UTF-32 one. Shells of Windows write either behind ">".
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 Keep = Literal["empty", "wrong", "failed", "incomplete"]
 
 
@@ -78,8 +87,9 @@ class LogFile:
 
     @property
     def text(self) -> str:
-        """As UTF-8; bytes that are none become replacement characters."""
-        return self.content.decode("utf-8", errors="replace")
+        """As UTF-8, or what a byte order mark says; bytes that are none become replacement characters."""
+        encoding = next((name for mark, name in _MARKS if self.content.startswith(mark)), "utf-8")
+        return self.content.decode(encoding, errors="replace")
 
     @property
     def json_text(self) -> str:

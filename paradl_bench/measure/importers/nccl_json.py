@@ -20,9 +20,9 @@ _PRECISION = 0.5e-6
 _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "SLURM_JOB", "SLURM_N")
 
 
-def is_report(content: bytes) -> bool:
-    """Whether the bytes begin as a report does; text logs begin otherwise."""
-    return content.lstrip()[:1] == b"{"
+def is_report(text: str) -> bool:
+    """Whether the text begins as a report does; text logs begin otherwise."""
+    return text.lstrip()[:1] == "{"
 
 
 def read_report(log: LogFile, options: ImportOptions) -> Imported:

@@ -17,7 +17,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     Raises:
         UserError: the file holds no table of nccl-tests.
     """
-    if is_report(log.content):
+    if is_report(log.text):
         return read_report(log, options)
     return read_text(log, options, library="nccl", tool="nccl-tests")
 
