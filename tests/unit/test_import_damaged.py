@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from recorded_logs import DATA
 
@@ -123,3 +125,72 @@ def test_a_torn_iteration_of_several_leaves_the_network_whole() -> None:
     assert [layer.name for layer in held.networks[0].layers] == ["1.conv1", "2.fc"]
     assert {len(record.samples_s) for record in held.layers} == {2}
     assert [item.line for item in held.dropped] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "bytes_a_second"),
+    [
+        ("BANDWIDTH|12.5e9|bytes/s", 12.5e9),
+        ("BANDWIDTH|12.5|GB/s", 12.5e9),
+        ("BANDWIDTH|12.5|GBps", 12.5e9),
+        ("BANDWIDTH|1|MiB/s", 2**20),
+        ("BANDWIDTH|100|Gbit/s", 12.5e9),
+        ("BANDWIDTH|100|Gb/s", 12.5e9),
+        ("BANDWIDTH|7|", 7.0),
+    ],
+)
+def test_a_platforms_units_are_read(line: str, bytes_a_second: float) -> None:
+    log = LogFile(path="a.plat", content=f"{line}\nMEM_PER_NODE|16|GiB\nLATENCY|2|us\nMAX_NODE|4|\n".encode())
+    held = importers()["paradl-net"].read(log, ImportOptions())
+    (cluster,) = held.clusters
+    assert cluster.levels[0].beta_s_per_byte == pytest.approx(1 / bytes_a_second)
+    assert cluster.levels[0].alpha_s == pytest.approx(2e-6)
+    assert (cluster.memory_bytes_per_rank, held.dropped) == (16 * 2**30, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("BANDWIDTH|12.5|furlongs", "the unit of BANDWIDTH, 'furlongs', is not known: bytes/s, KB/s"),
+        ("BANDWIDTH|12.5|GB", "the unit of BANDWIDTH, 'GB', is not known"),
+        ("BANDWIDTH|foo|GB/s", "the value of BANDWIDTH is no number from 0 on"),
+        ("BANDWIDTH|-1|GB/s", "the value of BANDWIDTH is no number from 0 on"),
+        ("BANDWITH|1|GB/s", "no KEY|value|unit with a key of"),
+    ],
+)
+def test_a_platform_without_bandwidth_makes_no_cluster_and_says_what_was_wrong(line: str, why: str) -> None:
+    log = LogFile(path="a.plat", content=f"LATENCY|2e-6|s\n{line}\n".encode())
+    held = importers()["paradl-net"].read(log, ImportOptions())
+    assert held.clusters == []
+    assert reasons(held)[2].startswith(why)
+    assert held.notes == ["a.plat: no cluster is made of it: no BANDWIDTH above 0 could be read"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("nccl-tests", "nccl-tests-2.17.log"),
+        ("nccl-tests", "nccl-tests-2.19-report.json"),
+        ("osu", "osu-7.4.log"),
+        ("imb", "imb-mpi1-2021.log"),
+        ("kineto", "kineto-rank2.json"),
+        ("ssgd-trace", "ssgd-alexnet.txt"),
+        ("pipedream", "pipedream-toy.graph.txt"),
+        ("paradl-net", "tiny.net"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+    ],
+)
+def test_a_byte_order_mark_says_how_a_file_is_encoded(name: str, file: str, mark: bytes, encoding: str) -> None:
+    options = ImportOptions(batch=4, ranks=4, level="node")
+    content = (DATA / file).read_bytes()
+    marked = mark + content.decode().encode(encoding)
+    plain, held = (importers()[name].read(LogFile(path=file, content=each), options) for each in (content, marked))
+    assert held == plain

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
@@ -25,6 +26,8 @@ from paradl_bench.spec.network import Attribute, Layer, Network, Tensor
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
 _LONGEST_S = 1e9
 """Sums over a network have to stay finite."""
+_SMALLEST_BANDWIDTH = 1e-290
+_LARGEST = 1e300
 _HEADS = ("Dataset", "Input", "Model")
 _KIND = re.compile(r"(CONV|FC|BNORM|RELU|MPOOL|APOOL|ADD|DROPOUT)")
 _SPLIT_LAYERS = re.compile(r"\s*\d{1,9}\s+\S{1,80}\s*\|\s*[01]\s*")
@@ -67,30 +70,100 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
     result = Imported()
     values: dict[str, float] = {}
     for number, fields, line in lines:
-        value = decimal(fields[1]) if len(fields) > 1 else None
-        if fields[0] not in _PLATFORM_KEYS or value is None or value < 0:
-            result.drop(number, line, f"no KEY|value|unit with a key of {', '.join(_PLATFORM_KEYS)}")
+        value = _platform_value(fields)
+        if isinstance(value, str):
+            result.drop(number, line, value)
             continue
         values[fields[0]] = value
         result.rows += 1
+    if "NODE_SPEED" in values:
+        result.notes.append(f"{log.path}: NODE_SPEED is not used; layer times are measured, not derived from FLOP/s")
+    if values.get("BANDWIDTH", 0.0) <= _SMALLEST_BANDWIDTH:
+        result.notes.append(f"{log.path}: no cluster is made of it: no BANDWIDTH above 0 could be read")
+        return result
+    result.clusters.append(_cluster(log, values, options))
+    return result
+
+
+def _platform_value(fields: list[str]) -> float | str:
+    """A value in bytes, seconds and their quotient, or in words why it is none."""
+    key = fields[0]
+    if key not in _PLATFORM_KEYS:
+        return f"no KEY|value|unit with a key of {', '.join(_PLATFORM_KEYS)}"
+    value = decimal(fields[1]) if len(fields) > 1 else None
+    if value is None or value < 0:
+        return f"the value of {key} is no number from 0 on"
+    unit = fields[2] if len(fields) > 2 else ""
+    if key not in _UNITS or not unit:
+        return value
+    factor = _UNITS[key](unit)
+    if factor is None:
+        return f"the unit of {key}, {unit[:40]!r}, is not known: {_UNITS_SHOWN[key]}"
+    return min(value * factor, _LARGEST)
+
+
+def _bytes_of(unit: str) -> float | None:
+    """Bytes that a unit of memory is: ``GB`` 1e9, ``GiB`` 2**30."""
+    match = _MEMORY_UNIT.fullmatch(unit)
+    if match is None or match["bit"]:
+        return None
+    return _prefix(match)
+
+
+def _bytes_a_second(unit: str) -> float | None:
+    """Bytes a second that a unit of bandwidth is; ``Gb/s``, ``Gbit/s`` and ``Gbps`` are bits."""
+    match = _MEMORY_UNIT.fullmatch(re.sub(r"(?:/s(?:ec|econd)?|ps)$", "", unit))
+    if match is None or not re.search(r"(?:/s(?:ec|econd)?|ps)$", unit):
+        return None
+    return _prefix(match) / (8 if match["bit"] else 1)
+
+
+def _prefix(match: re.Match[str]) -> float:
+    power = " kmgt".index((match["prefix"] or " ").lower())
+    return float((1024 if match["binary"] else 1000) ** power)
+
+
+def _seconds_of(unit: str) -> float | None:
+    return {
+        "s": 1.0,
+        "sec": 1.0,
+        "seconds": 1.0,
+        "ms": 1e-3,
+        "us": 1e-6,
+        "\u00b5s": 1e-6,
+        "\u03bcs": 1e-6,
+        "ns": 1e-9,
+    }.get(unit)
+
+
+# A lone small b is a bit, as in Gb/s.
+_MEMORY_UNIT = re.compile(r"(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?:B|[Bb]ytes?|(?P<bit>b|[Bb]its?))")
+_UNITS: dict[str, Callable[[str], float | None]] = {
+    "MEM_PER_NODE": _bytes_of,
+    "BANDWIDTH": _bytes_a_second,
+    "LATENCY": _seconds_of,
+}
+_UNITS_SHOWN = {
+    "MEM_PER_NODE": "bytes, KB, MB, GB, TB, KiB, MiB, GiB, TiB are",
+    "BANDWIDTH": "bytes/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s, Gbit/s are",
+    "LATENCY": "s, ms, us, ns are",
+}
+
+
+def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> Cluster:
     each = max(1, round(min(values.get("GPU_PER_NODE", 1.0), 1e6)))
     ranks = max(1, round(min(values.get("MAX_NODE", 1.0), 1e9))) * each
-    bandwidth, memory = values.get("BANDWIDTH", 0.0), values.get("MEM_PER_NODE", 0.0) / each
+    memory = values.get("MEM_PER_NODE", 0.0) / each
     level = Level(
         name=options.level or "system",
         ranks=ranks,
         alpha_s=values.get("LATENCY"),
-        beta_s_per_byte=1 / bandwidth if bandwidth > 1e-290 else None,
+        beta_s_per_byte=1 / values["BANDWIDTH"],
     )
     name = log.name.rsplit(".", 1)[0] or "platform"
     # The file has one network; inside a node there may be another, which it says nothing of.
     inner = (Level(name="node", ranks=each),) if each > 1 and level.name != "node" and each <= ranks else ()
-    result.clusters.append(
-        Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory if memory > 0 else None)
-    )
-    if "NODE_SPEED" in values:
-        result.notes.append(f"{log.path}: NODE_SPEED is not used; layer times are measured, not derived from FLOP/s")
-    return result
+    return Cluster(name=name, levels=(*inner, level), memory_bytes_per_rank=memory if memory > 0 else None)
 
 
 def _read_network(log: LogFile, lines: list[tuple[int, list[str], str]], options: ImportOptions) -> Imported:
