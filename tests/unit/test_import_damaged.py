@@ -194,3 +194,27 @@ def test_a_byte_order_mark_says_how_a_file_is_encoded(name: str, file: str, mark
     marked = mark + content.decode().encode(encoding)
     plain, held = (importers()[name].read(LogFile(path=file, content=each), options) for each in (content, marked))
     assert held == plain
+
+
+_OSU = "# OSU MPI Allreduce Latency Test v5.7\n# Size  Avg Latency(us)  Min Latency(us)  Max Latency(us)  Iterations\n"
+_IMB = "# Benchmarking Allreduce\n# #processes = 4\n#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]\n"
+_NODE = "{} -- A -- forward_compute_time={}, backward_compute_time=1.0, activation_size=8.0, parameter_size=0.000\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "why"),
+    [
+        ("osu", _OSU + "8 5 4 6 10\n16 1e300 4 1e300 10\n", 4, "no call takes that long"),
+        ("osu", _OSU + "8 5 4 6 10\n16 50 60 40 10\n", 4, "its least time is above its largest"),
+        ("imb", _IMB + "8 10 4 6 5\n16 10 4 1e300 5\n", 5, "no call takes that long"),
+        ("imb", _IMB + "8 10 4 6 5\n16 10 6 4 5\n", 5, "its least time is above its largest"),
+        ("ssgd-trace", _ITERATION + _ITERATION.replace("500", "1e300"), 5, "no layer takes that long"),
+        ("pipedream", _NODE.format("node1", 1) + _NODE.format("node2", 1e15), 2, "no layer takes that long"),
+        ("pipedream", _NODE.format("node1", 1) + "\tnode1 -- node9\n", 2, "no node9 is described"),
+    ],
+)
+def test_what_cannot_be_is_dropped_with_its_line(name: str, text: str, line: int, why: str) -> None:
+    log = LogFile(path="a.txt", content=text.encode())
+    held = importers()[name].read(log, ImportOptions(batch=4, ranks=4, level="node"))
+    assert reasons(held)[line] == why
+    assert held.rows > 0

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
@@ -190,6 +190,14 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
         return "no bytes were sent; --keep empty takes it all the same"
     if _time_us(values) <= 0:
         return "no time above 0"
+    return _implausible(values, options)
+
+
+def _implausible(values: dict[str, str], options: ImportOptions) -> str | None:
+    if _time_us(values) * 1e-6 > LONGEST_S:
+        return "no call takes that long"
+    if (decimal(values.get("t_min[usec]", "")) or 0.0) > _time_us(values):
+        return "its least time is above its largest"
     if (decimal(values.get("defects", "0")) or 0.0) > 0 and "wrong" not in options.keep:
         return "wrong results; --keep wrong takes it all the same"
     return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paradl_bench.measure.importers.failures import refusal
-from paradl_bench.measure.importers.importer import Imported, ImportOptions
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, ImportOptions
 from paradl_bench.measure.importers.nccl_operations import (
     Kind,
     kinds_called,
@@ -221,6 +221,8 @@ def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOption
         return "wrong results; --keep wrong takes it all the same"
     if half.seconds <= 0:
         return "a time of 0"
+    if max([half.seconds, *(time for each in half.samples_s for time in each)]) > LONGEST_S:
+        return "no call takes that long"
     expected = row.size_bytes * kind.moved(ranks) / half.seconds / 1e9
     slack = half.algbw.rounding * 1.02 + expected * (half.rounding_s / half.seconds) * 1.05 + expected * 1e-5
     if abs(expected - half.algbw.value) > slack:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.errors import UserError
@@ -193,6 +193,11 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
         return "no bytes were sent; --keep empty takes it all the same"
     if _time_us(values) <= 0:
         return "no time above 0"
+    if _time_us(values) * 1e-6 > LONGEST_S:
+        return "no call takes that long"
+    least, largest = decimal(values.get("Min Latency(us)", "")), decimal(values.get("Max Latency(us)", ""))
+    if least is not None and largest is not None and least > largest:
+        return "its least time is above its largest"
     if values.get("Validation") == "Fail" and "wrong" not in options.keep:
         return "wrong results; --keep wrong takes it all the same"
     iterations = values.get("Iterations")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
@@ -24,8 +24,6 @@ from paradl_bench.spec.measurement import LayerSamples
 from paradl_bench.spec.network import Attribute, Layer, Network, Tensor
 
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
-_LONGEST_S = 1e9
-"""Sums over a network have to stay finite."""
 _SMALLEST_BANDWIDTH = 1e-290
 _LARGEST = 1e300
 _HEADS = ("Dataset", "Input", "Model")
@@ -203,7 +201,7 @@ def _row(fields: list[str], names: set[str]) -> NetLine | str:
     seconds = decimal(fields[4]) if len(fields) == 5 and fields[4] else 0.0
     if None in shapes or seconds is None or seconds < 0:
         return "a shape or the time is no number"
-    if seconds > _LONGEST_S:
+    if seconds > LONGEST_S:
         return "no layer takes that long"
     x, w, y = (shape for shape in shapes if shape is not None)
     if kind.group() in ("CONV", "FC") and len(w) < 2:

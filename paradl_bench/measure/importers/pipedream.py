@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples, PhaseName
@@ -48,6 +48,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     result = Imported(device="cuda")
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str]] = []
+    edge_lines: list[tuple[int, str]] = []
     for number, line in enumerate(log.text.split("\n"), start=1):
         match = _NODE.match(line)
         if match:
@@ -62,11 +63,16 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             result.rows += 1
         elif edge := _EDGE.fullmatch(line):
             edges.append((edge.group(1), edge.group(2)))
+            edge_lines.append((number, line))
         elif line.strip():
             lost = result.drop_layer if line.lstrip().startswith("node") else result.drop
             lost(number, line, "neither a node nor an edge")
     if not nodes:
         raise UserError(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
+    for (source, target), (number, line) in zip(edges, edge_lines, strict=True):
+        unknown = next((name for name in (source, target) if name not in nodes), None)
+        if unknown is not None:
+            result.drop(number, line, f"no {unknown} is described")
     if options.batch is None:
         raise UserError(f"{log.path}: times are of a mini-batch whose size PipeDream does not write: give --batch")
     model = options.model or log.name.split(".")[0] or "pipedream"
@@ -109,6 +115,8 @@ def _node(match: re.Match[str]) -> _Node | str:
     numbers = [*times, *sizes, parameters]
     if any(number is None or not 0 <= number < _MAX_BYTES for number in numbers):
         return "a time or size is no number"
+    if any(time is not None and time * 1e-3 > LONGEST_S for time in times):
+        return "no layer takes that long"
     activation = sum(size for size in sizes if size is not None)
     return _Node(
         name=match.group(1),

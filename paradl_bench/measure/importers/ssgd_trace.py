@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
@@ -128,6 +128,8 @@ def _why_not(words: list[str]) -> str | None:
         return "the number of the layer or its size is no count"
     if any(time is None or time < 0 for time in times):
         return "a time is no number"
+    if any(time is not None and time * 1e-6 > LONGEST_S for time in times):
+        return "no layer takes that long"
     return None
 
 
