@@ -218,3 +218,16 @@ def test_what_cannot_be_is_dropped_with_its_line(name: str, text: str, line: int
     held = importers()[name].read(log, ImportOptions(batch=4, ranks=4, level="node"))
     assert reasons(held)[line] == why
     assert held.rows > 0
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n\n  "])
+def test_reports_behind_each_other_in_one_file_are_all_read(between: str) -> None:
+    report = (DATA / "nccl-tests-2.19-report.json").read_text().strip()
+    one = read(LogFile(path="a.json", content=report.encode()), ImportOptions())
+    both = read(LogFile(path="a.json", content=(report + between + report).encode()), ImportOptions())
+    assert (both.rows, len(both.collectives)) == (2 * one.rows, 2 * len(one.collectives))
+    # Results are numbered through.
+    assert len({record.source for record in both.collectives}) == 2 * len({record.source for record in one.collectives})
+    assert both.ranks_per_host == one.ranks_per_host
+    torn = LogFile(path="a.json", content=(report + between + report[: report.rindex('"in_place"')]).encode())
+    assert read(torn, ImportOptions()).rows == one.rows

@@ -17,6 +17,7 @@ from paradl_bench.spec.errors import UserError
 _COLUMNS = ("size", "count", "type", "redop", "root")
 _PRECISION = 0.5e-6
 """Numbers are printed with six decimals."""
+_SPACE = re.compile(r"\s*")
 _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "SLURM_JOB", "SLURM_N")
 
 
@@ -26,19 +27,32 @@ def is_report(text: str) -> bool:
 
 
 def read_report(log: LogFile, options: ImportOptions) -> Imported:
-    """Read a report; one that breaks off, because its run did, gives the rows up to there.
+    """Read one report or several; one that breaks off, because its run did, gives the rows up to there.
 
     Raises:
         UserError: the file is no report.
     """
-    report, broken = _decode(log)
+    found = Imported(device="cuda")
+    count = ranks_per_host = 0
+    for report, broken in _reports(log):
+        results = _add_report(found, report, broken, count, log, options)
+        count, ranks_per_host = count + results, max(ranks_per_host, found.ranks_per_host)
+    found.ranks_per_host = ranks_per_host
+    if not (found.rows or found.dropped):
+        raise UserError(f"{log.path} holds no result of nccl-tests")
+    return found
+
+
+def _add_report(
+    found: Imported, report: dict[str, Any], broken: bool, before: int, log: LogFile, options: ImportOptions
+) -> int:
+    """Add one report, behind so many results of others; gives the number of its own."""
     results, config = report.get("results"), report.get("config")
     if not isinstance(results, list) or not isinstance(config, dict):
         raise UserError(f"{log.path} is no report of nccl-tests: it has no config and results")
-    found = Imported(device="cuda")
     _describe(found, report, config)
     rows: list[Row] = []
-    for number, entry in enumerate(results, start=1):
+    for number, entry in enumerate(results, start=before + 1):
         row = _row(entry, number)
         if isinstance(row, str):
             found.drop(number, json.dumps(entry), f"result {number}: {row}")
@@ -47,20 +61,33 @@ def read_report(log: LogFile, options: ImportOptions) -> Imported:
     if rows:
         sweep = _sweep(report, config, rows, results, broken, found.ranks_per_host)
         add_sweep(found, sweep, options, library="nccl", tool="nccl-tests", path=log.path)
-    if not (found.rows or found.dropped):
-        raise UserError(f"{log.path} holds no result of nccl-tests")
+    return len(results)
+
+
+def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
+    """Every report of the file, as several runs append them, and whether it breaks off: the last one may."""
+    text = log.json_text
+    decoder = json.JSONDecoder()
+    found: list[tuple[dict[str, Any], bool]] = []
+    place = _behind_space(text, 0)
+    while place < len(text):
+        begin = place
+        try:
+            report, place = decoder.raw_decode(text, begin)
+            place = _behind_space(text, place)
+        except (ValueError, RecursionError):
+            return [*found, (_torn(log, text[begin:]), True)]
+        if not isinstance(report, dict):
+            raise UserError(f"{log.path} is no report of nccl-tests: no JSON object")
+        if place < len(text) and text[place] != "{":
+            return [*found, (_torn(log, text[begin:]), True)]
+        found.append((report, False))
     return found
 
 
-def _decode(log: LogFile) -> tuple[dict[str, Any], bool]:
-    text = log.json_text
-    try:
-        report = json.loads(text)
-    except (ValueError, RecursionError):
-        return _torn(log, text), True
-    if not isinstance(report, dict):
-        raise UserError(f"{log.path} is no report of nccl-tests: no JSON object")
-    return report, False
+def _behind_space(text: str, place: int) -> int:
+    match = _SPACE.match(text, place)
+    return match.end() if match else place
 
 
 def _torn(log: LogFile, text: str) -> dict[str, Any]:
