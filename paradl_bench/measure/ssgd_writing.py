@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.measure.importers.ssgd_trace import DATA_LAYER, HEADER
+from paradl_bench.measure.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     LAYERS_FILE,
@@ -38,25 +39,41 @@ def trace_lines(
         directory: a measurement of layers, in situ, on one rank.
         network: that directory's own.
         batch: which of its local batches; may be left out where it has one.
-        sweep: a measurement of all_reduce, which gives the exchanges; without it they are 0, as on one device.
-        io_s: reading a mini-batch, the forward time of the layer ``data``.
+        sweep: a measurement of all_reduce, which gives the exchanges; without it they are what the directory's own
+            trace had, else 0, as on one device.
+        io_s: reading a mini-batch, the forward time of the layer ``data``; 0: what the directory's own trace had.
 
     Raises:
         UserError: no such times, several batches, or a gradient outside the sizes that were swept.
     """
-    times = _times(_records(directory, network.name, batch))
-    exchange = _Exchange(sweep)
+    records = _records(directory, network.name, batch)
+    times = _times(records)
+    exchange = _Exchange(sweep, directory)
     rows, iterations = _rows(network, times, exchange)
+    reading = _reading(directory, network.name, records[0].batch, io_s)
     lines = [HEADER]
     for iteration in range(iterations):
-        lines.append(f"0\t{DATA_LAYER}\t{io_s * _MICRO:.6g}\t0\t0\t0")
+        lines.append(f"0\t{DATA_LAYER}\t{reading[iteration % len(reading)] * _MICRO:.9g}\t0\t0\t0")
         lines += [
             f"{row.number}\t{row.name}\t{row.fw_s[iteration] * _MICRO:.9g}\t{row.bw_s[iteration] * _MICRO:.9g}"
-            f"\t{row.exchange_s * _MICRO:.9g}\t{row.size_bytes}"
+            f"\t{row.exchange_s[iteration] * _MICRO:.9g}\t{row.size_bytes}"
             for row in rows
         ]
         lines.append("")
-    return lines, _notes(sweep, io_s)
+    return lines, _notes(any(row.exchange_s.any() for row in rows), max(reading))
+
+
+def _reading(directory: Path, model: str, batch: int, io_s: float) -> list[float]:
+    """Seconds of reading a mini-batch, one an iteration or one for all."""
+    path = directory / BATCHES_FILE
+    if io_s or not path.exists():
+        return [io_s]
+    held = [
+        record
+        for record in read_records(directory, BATCHES_FILE, BatchSamples)
+        if (record.stage, record.model, record.batch) == ("io", model, batch)
+    ]
+    return [value for record in sorted(held, key=lambda record: record.block) for value in record.samples_s] or [io_s]
 
 
 def _records(directory: Path, model: str, batch: int | None) -> list[LayerSamples]:
@@ -78,13 +95,13 @@ def _records(directory: Path, model: str, batch: int | None) -> list[LayerSample
 
 
 class _Row(NamedTuple):
-    """A layer: seconds of each iteration, of its exchange, and the bytes exchanged."""
+    """A layer: seconds of each iteration and of its exchanges, and the bytes exchanged."""
 
     number: int
     name: str
     fw_s: NDArray[np.float64]
     bw_s: NDArray[np.float64]
-    exchange_s: float
+    exchange_s: NDArray[np.float64]
     size_bytes: int
 
 
@@ -99,7 +116,13 @@ def _rows(network: Network, times: Times, exchange: _Exchange) -> tuple[list[_Ro
         shared |= set(layer.parameters)
         backward = times.get((layer.name, "BW"), np.zeros(iterations))
         name = "_".join(layer.name.split())
-        rows.append(_Row(number, name, times[layer.name, "FW"], backward, exchange.seconds_of(size), size))
+        place = number
+        traced = layer.attributes.get("number")
+        if layer.kind == TRACED_KIND and isinstance(traced, int):
+            # Imported from a trace, where the number is a column of its own.
+            name, place = str(layer.attributes.get("name", name)), traced
+        exchanges = exchange.of(name, size, iterations)
+        rows.append(_Row(place, name, times[layer.name, "FW"], backward, exchanges, size))
     return rows, iterations
 
 
@@ -114,13 +137,15 @@ def _times(records: Sequence[LayerSamples]) -> Times:
 
 
 class _Exchange:
-    """Seconds of an all-reduce by its bytes: straight between the sizes swept, refused outside."""
+    """Seconds of exchanges: of a sweep by their bytes, straight between sizes and refused outside, else as traced."""
 
-    def __init__(self, sweep: Path | None) -> None:
+    def __init__(self, sweep: Path | None, directory: Path) -> None:
         self.sweep = sweep
+        self.traced: dict[tuple[str, int], list[float]] = {}
         self.sizes: list[int] = []
         self.seconds: list[float] = []
         if sweep is None:
+            self._read_traced(directory)
             return
         read_manifest(sweep)
         calls: dict[int, list[float]] = {}
@@ -136,6 +161,21 @@ class _Exchange:
         self.sizes = sorted(calls)
         self.seconds = [float(np.median(calls[size])) for size in self.sizes]
 
+    def _read_traced(self, directory: Path) -> None:
+        if not (directory / COLLECTIVES_FILE).exists():
+            return
+        for record in read_records(directory, COLLECTIVES_FILE, CollectiveSamples):
+            if record.tool == "ssgd-trace":
+                layer = record.source.rpartition(":")[2]
+                self.traced.setdefault((layer, record.message_bytes), []).extend(record.samples_s[0])
+
+    def of(self, layer: str, message_bytes: int, iterations: int) -> NDArray[np.float64]:
+        """Seconds of a layer's exchange, one an iteration."""
+        traced = self.traced.get((layer, message_bytes), [])
+        if message_bytes and len(traced) >= iterations:
+            return np.array(traced[:iterations])
+        return np.full(iterations, self.seconds_of(message_bytes))
+
     def seconds_of(self, message_bytes: int) -> float:
         if self.sweep is None or message_bytes == 0:
             return 0.0
@@ -147,9 +187,9 @@ class _Exchange:
         return float(np.interp(message_bytes, self.sizes, self.seconds))
 
 
-def _notes(sweep: Path | None, io_s: float) -> list[str]:
+def _notes(exchanged: bool, io_s: float) -> list[str]:
     notes = ["the time between layers and the weight update have no place in a trace"]
-    if sweep is None:
+    if not exchanged:
         notes.append("exchanges are 0, as on one device: --sweep DIR gives them")
     if io_s == 0:
         notes.append("reading a mini-batch is 0: --io-seconds gives it")

@@ -246,6 +246,23 @@ def test_layer_times_are_written_as_a_trace_that_reads_back_the_same(tmp_path: P
     assert sizes[fc_bytes] == pytest.approx(2 * 3 * 2e-5 + 2 * 3 / 4 * fc_bytes * 1e-9, rel=1e-3)
 
 
+def test_a_trace_that_is_imported_and_written_again_is_the_same(tmp_path: Path) -> None:
+    first = "\n".join((DATA / "ssgd-alexnet.txt").read_text().split("\n")[:13]) + "\n"
+    options = ("--batch", "32", "--ranks", "4", "--level", "node", "--model", "alexnet")
+    for again in ("a", "b"):
+        (tmp_path / f"{again}.txt").write_text(first)
+        done = run("import", "ssgd-trace", str(tmp_path / f"{again}.txt"), *options, "-o", str(tmp_path / again))
+        assert done.exit_code == 0, done.output
+        written = tmp_path / f"{again}.written.txt"
+        done = run("export", "ssgd-trace", str(tmp_path / again), "-o", str(written))
+        assert done.exit_code == 0, done.output
+        assert "--sweep" not in done.output
+        assert "--io-seconds" not in done.output
+        rows = [line.split() for line in written.read_text().split("\n")[1:] if line]
+        assert rows == [line.split() for line in first.split("\n")[1:] if line]
+        first = written.read_text()
+
+
 def test_every_line_of_the_public_profiles_and_traces_is_read() -> None:
     folder = public_data()
     for path in sorted((folder / "pipedream-layers").glob("*.txt")):

@@ -18,6 +18,8 @@ from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, Phase
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor
 
 DATA_LAYER = "data"
+TRACED_KIND = "ssgd"
+"""Of layers, whose attributes have the trace's own number and name."""
 HEADER = "# id name forward_us backward_us comm_us size_bytes"
 _COLUMNS = 6
 
@@ -176,7 +178,7 @@ def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> N
         layers.append(
             Layer(
                 name=name,
-                kind="ssgd",
+                kind=TRACED_KIND,
                 attributes={"name": layer.name, "number": layer.number},
                 inputs=(layers[-1].name,) if layers else ("input",),
                 parameters=held,
