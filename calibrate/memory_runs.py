@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.memory_factors import MemoryMeasure, MemoryRun
-from calibrate.reading import unlike
+from calibrate.reading import unlike_nearest
 from paradl_bench.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.memory.paradl import has_papers_row
 from paradl_bench.spec.errors import UserError
@@ -90,7 +90,7 @@ def _read(directory: Path) -> tuple[Manifest, TrainingRun | None]:
 
 
 def _check_alike(directory: Path, environment: Environment, known: Sequence[Environment], *, force: bool) -> list[str]:
-    found = min((unlike(other, environment) for other in known), key=len, default=[])
+    found = unlike_nearest(known, environment)
     if not found:
         return []
     more = f" and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""

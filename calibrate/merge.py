@@ -23,7 +23,7 @@ from calibrate.kernel_files import copy_archive
 from calibrate.memory_factors import MemoryRun
 from calibrate.memory_fit import fit_memory
 from calibrate.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
-from calibrate.reading import same_work, unlike
+from calibrate.reading import same_work, unlike_nearest
 from calibrate.roofline_fit import merged_devices
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
@@ -121,7 +121,7 @@ def _check_alike(profiles: Sequence[Profile], names: Sequence[str], *, force: bo
     first = profiles[0].environments
     for profile, name in zip(profiles[1:], names[1:], strict=True):
         # Layers and collectives record settings of their own: each is held against the one that it is most like.
-        found = [min((unlike(one, other) for one in first), key=len) for other in profile.environments if first]
+        found = [unlike_nearest(first, other) for other in profile.environments if first]
         worst = max(found, key=len, default=[])
         if not worst:
             continue

@@ -37,6 +37,7 @@ from paradl_bench.spec.measurement import (
     ITERATIONS_FILE,
     LAYERS_FILE,
     NOT_WHOLE,
+    UNKNOWN_DEVICE,
     CollectiveSamples,
     CopySamples,
     Environment,
@@ -56,6 +57,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 _SHOWN_DIFFERENCES = 3
 _IN_RECORDS = {f"settings.{name}" for name in ("dtype", "tf32_matmul", "tf32_cudnn", "cudnn_benchmark")}
 """What records say themselves, so that unlike ones do not mix."""
+_TORCH = "torch"
+"""A version that all programs of this project record, and other tools do not."""
 _COMPILER = "compiler"
 """A setting of what was compiled; records say whether."""
 
@@ -179,9 +182,9 @@ def _check_alike(directories: Sequence[Path], manifests: Sequence[Manifest], *, 
 
 
 def _differences(one: Manifest, other: Manifest) -> list[str]:
-    """What makes two measurements unlike; between kinds, a setting that only one of them has makes none."""
+    """What makes two measurements unlike; between kinds or programs, what only one of them records makes none."""
     mine, theirs = one.environment, other.environment
-    if one.kind != other.kind:
+    if one.kind != other.kind or (_TORCH in mine.versions) != (_TORCH in theirs.versions):
         return unlike(mine, theirs)
     if (_COMPILER in mine.settings) != (_COMPILER in theirs.settings):
         mine, theirs = (
@@ -192,13 +195,27 @@ def _differences(one: Manifest, other: Manifest) -> list[str]:
 
 
 def unlike(one: Environment, other: Environment) -> list[str]:
-    """What makes environments of measurements of two kinds unlike; a setting that only one records makes none."""
-    shared = one.settings.keys() & other.settings.keys()
+    """What makes environments of measurements of two kinds unlike; what only one records makes none.
+
+    Layers know no version of MPI, sweeps of MPI none of torch, and a program that says nothing of a device runs on one.
+    """
+    names = {one.device_name, other.device_name}
     one, other = (
-        msgspec.structs.replace(each, settings={key: each.settings[key] for key in sorted(shared)})
+        msgspec.structs.replace(
+            each,
+            device_name=UNKNOWN_DEVICE if UNKNOWN_DEVICE in names else each.device_name,
+            versions={key: each.versions[key] for key in sorted(one.versions.keys() & other.versions.keys())},
+            settings={key: each.settings[key] for key in sorted(one.settings.keys() & other.settings.keys())},
+        )
         for each in (one, other)
     )
     return [text for text in one.differences(other) if text.split(" ")[0] not in _IN_RECORDS]
+
+
+def unlike_nearest(known: Iterable[Environment], other: Environment) -> list[str]:
+    """What makes an environment unlike the one of several that it is most like, of those that tell most of the same."""
+    told = [(-len(each.versions.keys() & other.versions.keys()), unlike(each, other)) for each in known]
+    return min(told, key=lambda found: (found[0], len(found[1])), default=(0, []))[1]
 
 
 def _source(directory: Path, manifest: Manifest, environment: int) -> Source:

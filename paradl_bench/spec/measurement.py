@@ -41,6 +41,9 @@ INTERFERENCE_FILE = "interference.jsonl"
 TRACE_FILE = "trace.jsonl"
 DROPPED_FILE = "dropped.jsonl"
 
+UNKNOWN_DEVICE = "unknown"
+"""Name of a device that a log or a tool does not tell."""
+
 MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""

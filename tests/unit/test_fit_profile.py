@@ -23,6 +23,7 @@ from paradl_bench.spec.storage import append_lines
 
 COMMAND = ("calibrate", "fit", "...")
 SMALL = CollectivesSpec(operations=("all_reduce",), sizes=(1024, 16384, 262144, 4194304), blocks=3, calls=4)
+OTHER = dataclasses.replace(SMALL, operations=("broadcast",))
 TOY_AND_WIDE = (network(), network("wide", 32))
 
 
@@ -95,6 +96,26 @@ def test_unlike_environments_are_refused_unless_forced(tmp_path: Path, change: d
     assert named in merged.notes[0]
     assert len(merged.environments) == 2
     assert [source.environment for source in merged.sources] == [0, 1]
+
+
+def test_what_a_tool_does_not_know_is_no_reason_to_refuse_its_sweep(tmp_path: Path) -> None:
+    of_mpi = {
+        "versions": {"python": ENVIRONMENT.versions["python"], "mpi": "Open MPI v4.1.4"},
+        "settings": {"tool": "imb"},
+    }
+    layers = write_layers(tmp_path / "layers")
+    gloo = write_collectives(tmp_path / "gloo", SMALL)
+    mpi = write_collectives(tmp_path / "mpi", OTHER, environment=elsewhere(device_name="unknown", **of_mpi))
+    assert fit(layers, gloo, mpi).notes == fit(layers, gloo).notes
+    other_python = {**of_mpi, "versions": {"python": "3.12.0", "mpi": "Open MPI v4.1.4"}}
+    for index, change in enumerate(
+        ({**of_mpi, "hostname": "node2"}, {**of_mpi, "device_name": "Other CPU"}, other_python)
+    ):
+        there = write_collectives(tmp_path / f"other{index}", OTHER, environment=elsewhere(**change))
+        with pytest.raises(UserError, match="unlike environments"):
+            fit(layers, there)
+        with pytest.raises(UserError, match="unlike environments"):
+            fit(gloo, there)
 
 
 def test_what_does_not_change_a_kernel_is_no_reason_to_refuse(tmp_path: Path) -> None:

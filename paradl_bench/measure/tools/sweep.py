@@ -32,6 +32,7 @@ from paradl_bench.spec.measurement import (
     COLLECTIVES_FILE,
     MANIFEST_NAME,
     SCHEMA_VERSION,
+    UNKNOWN_DEVICE,
     Environment,
     Manifest,
     read_manifest,
@@ -124,7 +125,7 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
         created_utc=now_utc(),
         environment=Environment(
             device="cuda" if request.tool.backend == "nccl" else "cpu",
-            device_name="unknown",
+            device_name=UNKNOWN_DEVICE,
             device_count=1,
             memory_bytes=host_memory_bytes() if request.tool.backend == "mpi" else 0,
             hostname=cluster_or_host(),
