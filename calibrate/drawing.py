@@ -74,7 +74,7 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     _mark_regimes(above, below, operation, fits)
     _label(above, below, points)
     first = fits[0]
-    above.set_title(f"{first.library} {first.operation}, level {first.level}: {_words(fits)}", fontsize=11)
+    above.set_title(f"{first.library} {first.operation}, level {first.level}: {_words(fits)}", fontsize=11, wrap=True)
     figure.savefig(path, dpi=130)
     return path
 

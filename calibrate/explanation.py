@@ -217,18 +217,21 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{fit.library} {fit.operation}, level {fit.level}, {fit.regime}: error at sizes not fitted on",
-            command=f"{_sweep(profile, fit)} --sizes {sizes}:1.4 {_output(fit)}-sizes",
+            # Regimes of one fit are swept apart, and one directory holds one sweep.
+            command=f"{_sweep(profile, fit)} --sizes {sizes}:1.4 {_output(fit)}-{spell_size(fit.bytes_range[0])}",
             size=fit.held_out_relative_error,
         )
     for (library, level, ranks), fits in groups.items():
         worst = max(fits, key=lambda fit: fit.block_relative_sd)
-        yield Weakness(
-            kind="inaccurate",
-            text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}; "
-            "more blocks, on a quieter machine, differ less",
-            command=f"{_sweep(profile, worst)} --blocks 10 {_output(worst)}-again",
-            size=worst.block_relative_sd,
-        )
+        # A log of single blocks tells nothing of how they differ.
+        if worst.block_relative_sd:
+            yield Weakness(
+                kind="inaccurate",
+                text=f"{library}, level {level}: blocks of calls differ from each other, most of {worst.operation}; "
+                "more blocks, on a quieter machine, differ less",
+                command=f"{_sweep(profile, worst)} --blocks 10 {_output(worst)}-again",
+                size=worst.block_relative_sd,
+            )
         alone = sorted({fit.operation for fit in fits if fit.held_out_ranks_relative_error is None})
         if alone:
             listed = ",".join(alone)
@@ -244,7 +247,7 @@ def _sweep(profile: Profile, fit: CommunicationFit) -> str:
 
 
 def _output(fit: CommunicationFit) -> str:
-    return f"-o collectives-{fit.library}-{fit.operation}-{fit.ranks_range[1]}"
+    return f"-o collectives-{fit.library}-{fit.operation}-{fit.ranks_range[1]}-{fit.level}"
 
 
 def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
@@ -254,7 +257,8 @@ def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
     count = 2 * ranks
     if level == NODE and most and count > most:
         count, level = (ranks // 2, level) if ranks >= 4 else (count, "system")
-    return f"{sweep_command(profile, fit.library, count, level)} --ops {listed} -o collectives-{fit.library}-{count}"
+    place = f"collectives-{fit.library}-{listed.replace(',', '-')}-{count}-{level}"
+    return f"{sweep_command(profile, fit.library, count, level)} --ops {listed} -o {place}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:

@@ -190,7 +190,7 @@ def _print_communication(profile: Profile, console: Console) -> None:
             f"{fit.residual_relative_median:.1%}",
             f"{fit.held_out_relative_error:.1%}",
             "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
-            f"±{fit.block_relative_sd:.1%}",
+            f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
         )
     console.print(table)
     console.print(

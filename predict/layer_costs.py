@@ -190,7 +190,7 @@ class LayerCosts:
             estimate.source,
             estimate.sd_s,
             estimate.batch_sd_s,
-            remarks=batch_remark("compute", knots, batch),
+            remarks=(*batch_remark("compute", knots, batch), *_of_single_samples(series[measured])),
         )
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
@@ -428,6 +428,13 @@ class Roofline:
 def _own_sd(time: LayerTime) -> float:
     """Of a further block of time, relative; layers' own add up in quadrature."""
     return time.block_relative_sd * next_block_stretch(time.blocks, of_many=True)
+
+
+def _of_single_samples(times: Mapping[int, LayerTime]) -> tuple[Remark, ...]:
+    if all(time.time.samples > 1 for time in times.values()):
+        return ()
+    text = "layers have one sample each (imported?): how far they vary is not known, the interval does not cover it"
+    return (Remark(text, False),)
 
 
 def _unlike_settings(layer: Layer, other: Layer) -> int:

@@ -198,6 +198,12 @@ def test_a_backward_that_was_not_seen_inside_the_iteration_takes_no_time() -> No
     assert (found.seconds, found.source) == (0.0, Source.MEASURED)
 
 
+def test_times_of_one_sample_are_said_to_have_an_unknown_spread() -> None:
+    once = [msgspec.structs.replace(t, time=msgspec.structs.replace(t.time, samples=1)) for t in layer_times(CHAIN)]
+    assert "how far they vary is not known" in lines(cost(make_profile(layer_times=tuple(once))))
+    assert not lines(cost(make_profile()))
+
+
 def test_times_of_the_operation_alone_stand_in_and_their_parts_add_up() -> None:
     alone = [
         msgspec.structs.replace(time, mode="isolated", phase=phase)

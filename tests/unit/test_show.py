@@ -46,6 +46,31 @@ def test_suggested_commands_are_taken_by_the_program() -> None:
             assert "," not in command.split(" -o ")[1]
 
 
+def test_suggested_commands_write_to_a_directory_each() -> None:
+    """A directory holds one sweep: another one's command is refused there."""
+    first, *_ = CASE.communication
+    regimes = [
+        msgspec.structs.replace(first, level=level, bytes_range=size, held_out_relative_error=0.2)
+        for level in ("node", "system")
+        for size in ((64, 1024), (1024, 65536))
+    ]
+    pieces: Profile = msgspec.structs.replace(CASE, communication=(*CASE.communication[1:], *regimes))
+    for profile in (CASE, pieces):
+        commands = dict.fromkeys(weakness.command for weakness in weaknesses(profile))
+        places = [command.split(" -o ")[1] for command in commands if " -o " in command]
+        assert len(set(places)) == len(places)
+
+
+def test_differences_between_blocks_that_nobody_knows_are_no_weakness() -> None:
+    def told(block_sd: float) -> list[str]:
+        fits = [msgspec.structs.replace(fit, block_relative_sd=block_sd) for fit in CASE.communication]
+        profile: Profile = msgspec.structs.replace(CASE, communication=tuple(fits))
+        return [weakness.text for weakness in weaknesses(profile) if "blocks of calls" in weakness.text]
+
+    assert told(0.01)
+    assert not told(0.0)
+
+
 def test_sizes_are_spelt_as_they_are_read() -> None:
     for size, text in ((2**26, "64M"), (3 * 2**30, "3G"), (16, "16"), (1536, "1536"), (3072, "3K")):
         assert spell_size(size) == text
