@@ -27,7 +27,7 @@ _SEARCHED = {
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), metavar="K", help="Strategies to show.")
 @click.option(
     "--predictions",
-    default=40,
+    default=60,
     show_default=True,
     type=click.IntRange(1),
     metavar="N",

@@ -6,14 +6,15 @@ micro-batches, t what is sent over a cut, and X_i the last backward with the exc
 
     E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
     iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...
+    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i],  u_i all that i sends of a micro-batch
     X_i = max(b_i + last bucket, backward until the first bucket is full + all buckets)
 
-Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, and
-exchanges one bucket after the other: no schedule that keeps the two halves of backward together is faster. One that
-parts them sends back before the second half, and takes the first maximum alone. What is left
-out only adds: interference, waiting within a schedule, latency behind compute. It is an estimate where shards were not
-measured, which may keep more or less of a layer's efficiency than their share of its FLOPs. Where mini-batches are read
-and copied, the closed form of that makes an iteration of these seconds.
+Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, sends
+one message after the other, both ways, and exchanges one bucket after the other: no schedule that keeps the two halves
+of backward together is faster. One that parts them sends back before the second half: of the second maximum it takes
+forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency behind compute.
+It is an estimate where shards were not measured, which may keep more or less of a layer's efficiency than their share
+of its FLOPs. Where mini-batches are read and copied, the closed form of that makes an iteration of these seconds.
 
 Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
 together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
@@ -250,8 +251,12 @@ class Estimates:
         exchanged = exchanges.seconds(work.backward, which)
         of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
         first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
-        # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here.
-        found = np.where(rows.in_parts[:, None], of_ranks, np.maximum(of_ranks, first))
+        # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
+        # the way back is that of the messages alone.
+        parted = (in_front + rows.turns[:, None] * forward.sum(axis=1) + _before(sent)).max(axis=1) + update[:, 0]
+        found = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
+        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, rows)
+        found = np.maximum(found, sending.max(axis=1)[:, None])
         # Under ZeRO's first stage each rank broadcasts what it changed after the update.
         return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
 
@@ -284,16 +289,25 @@ class Estimates:
         return self._cuts[key]
 
     def _transfers(self, cut: Cut, rows: _Rows) -> Floats:
-        """Seconds of what each rank but the last sends of a micro-batch; of shape (rows, ranks)."""
-        ranks = cut.key[0]
-        found = np.zeros((len(rows.turns), ranks))
-        if ranks > 1:
-            # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
-            parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
-            first, row = alike(rows.samples, parts, rows.sent)
-            sizes = rows.samples[first, None] * cut.sent_bytes[: ranks - 1] / parts[first, None]
-            found[:, :-1] = self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row]
-        return found
+        """Seconds of what each rank but the last sends forward of a micro-batch at first; of shape (rows, ranks)."""
+        return np.pad(self._crossing(cut, rows, cut.key[0] - 1), ((0, 0), (0, 1)))
+
+    def _sent_each_turn(self, cut: Cut, rows: _Rows) -> Floats:
+        """Seconds of all that each rank sends of a micro-batch, of each of its stages and both ways; as above."""
+        crossing = self._crossing(cut, rows, len(cut.bounds) - 2)
+        # Each stage but the last sends forward what the next one reads, and that one as much of gradients back.
+        of_stages = np.pad(crossing, ((0, 0), (0, 1))) + np.pad(crossing, ((0, 0), (1, 0)))
+        return np.asarray(of_stages.reshape(len(rows.turns), -1, cut.key[0]).sum(axis=1))
+
+    def _crossing(self, cut: Cut, rows: _Rows, count: int) -> Floats:
+        """Seconds of a micro-batch's message over each of the first cuts; of shape (rows, count)."""
+        if not count:
+            return np.zeros((len(rows.turns), 0))
+        # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
+        parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
+        first, row = alike(rows.samples, parts, rows.sent)
+        sizes = rows.samples[first, None] * cut.sent_bytes[:count] / parts[first, None]
+        return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row])
 
     def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
         """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""

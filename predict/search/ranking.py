@@ -1,10 +1,11 @@
 """From estimates of all candidates to exact predictions of those that may be the best.
 
-Candidates are predicted in the order of their estimates, corrected by what those of the same mesh turned out to be over
-theirs; a candidate is done with when its estimate, uncorrected, is not below the best prediction. Beside those that may
-be the best, each of the strategies next in order is predicted with its best settings by estimate, up to as many rows as
-were asked for. Then come some that hold less than any so far: of those than which none is faster, by estimate, and as
-small, a few from the fastest to the smallest.
+Candidates are predicted in the order of their estimates, corrected by what others turned out to be over theirs
+(:class:`~predict.search.corrections.Corrections`), first those that differ in more than the size of buckets, then what
+lies next to the best; a candidate is done with when its estimate, uncorrected, is not below the best prediction. Beside
+those that may be the best, each of the strategies next in order is predicted with its best settings by estimate, up to
+as many rows as were asked for. Then come some that hold less than any so far: of those than which none is faster, by
+estimate, and as small, a few from the fastest to the smallest.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from predict.memory_estimate import EstimatedMemory
 from predict.prediction import Prediction, Predictor
 from predict.scaling_band import Timed
 from predict.search.chances import steps
+from predict.search.corrections import Corrections, next_to
 from predict.search.estimate import Estimates
 from predict.search.memory_bound import MemoryBounds, tensors_within
 from predict.search.shared_work import SharedWorks
-from predict.search.space import Space
+from predict.search.space import Space, alike
 from predict.workload import Point
 
+_REFINING = 3
+"""One of so many predictions goes to settings next to the best ones'."""
 _LEAN = 4
 """Candidates that hold less than any before, at most."""
 _LEAN_WALKS = 8
@@ -95,7 +99,8 @@ class Ranker:
         self._bounds, self._plan_of = memory_bounds.bytes(), memory_bounds.plan_of
         self._mesh_of = space.mesh_of[space.strategy]
         self._waiting = np.isfinite(self._estimates)
-        self._factors = np.ones(len(space.meshes))
+        self._corrections = Corrections(space)
+        _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
         self._memory: dict[int, EstimatedMemory] = {}
         self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
         self._done: list[Exact] = []
@@ -110,8 +115,11 @@ class Ranker:
             UserError: nothing fits; the message says what needs least.
         """
         self._rule_out_by_bound()
-        reserve = min(self._rows, self._most // 2)
-        while len(self._done) < self._most - reserve and self._next(predictor, self._may_be_best()):
+        tried = self._most - min(self._rows, self._most // 2)
+        # What estimates leave out may favour settings next to those that they do: the best ones' are gone through.
+        while len(self._done) < tried - tried // _REFINING and self._next(predictor, self._unlike_any()):
+            advance()
+        while len(self._done) < tried and (self._refine(predictor) or self._next(predictor, self._may_be_best())):
             advance()
         self._done.sort(key=lambda each: each.timed.iteration_s)
         while len(self._done) < self._most and self._strategies() < self._rows:
@@ -143,6 +151,27 @@ class Ranker:
         known = {int(self._space.strategy[each.candidate]) for each in self._done}
         return np.asarray(self._waiting & ~np.isin(self._space.strategy, list(known)))
 
+    def _unlike_any(self) -> NDArray[np.bool_]:
+        """Those that may be the best and differ from all predictions in more than the size of buckets."""
+        known = np.zeros(int(self._row.max(initial=0)) + 1, bool)
+        known[self._row[[each.candidate for each in self._done]]] = True
+        return np.asarray(self._may_be_best() & ~known[self._row])
+
+    def _refine(self, predictor: Predictor) -> bool:
+        """Predict what differs in one setting from the best of a strategy, the best strategy first; false if none."""
+        may_be_best = self._may_be_best()
+        seen: set[int] = set()
+        for each in sorted(self._done, key=lambda done: done.timed.iteration_s):
+            strategy = int(self._space.strategy[each.candidate])
+            if strategy in seen:
+                continue
+            seen.add(strategy)
+            chosen = np.zeros(len(may_be_best), bool)
+            chosen[next_to(self._space, each.candidate)] = True
+            if self._next(predictor, chosen & may_be_best):
+                return True
+        return False
+
     def _strategies(self) -> int:
         return len({int(self._space.strategy[each.candidate]) for each in self._done})
 
@@ -153,7 +182,7 @@ class Ranker:
                 chosen = chosen & np.isin(self._plan_of, list(self._memory))
             if not chosen.any():
                 return False
-            corrected = np.where(chosen, self._estimates * self._factors[self._mesh_of], np.inf)
+            corrected = np.where(chosen, self._corrections.of(self._estimates), np.inf)
             candidate = int(np.argmin(corrected))
             if self._predict(predictor, candidate):
                 return True
@@ -175,10 +204,7 @@ class Ranker:
         self._waiting[candidate] = False
         mesh = int(self._mesh_of[candidate])
         estimate = float(self._estimates[candidate])
-        ratios = [
-            each.timed.iteration_s / each.estimate_s for each in self._done if self._mesh_of[each.candidate] == mesh
-        ]
-        self._factors[mesh] = min([*ratios, timed.iteration_s / estimate])
+        self._corrections.learn(candidate, estimate, timed.iteration_s)
         layers = space.meshes[mesh].shared, prediction.local_batch // int(space.micro_batches[candidate])
         self._done.append(Exact(candidate, prediction, timed, estimate, layers))
         return True

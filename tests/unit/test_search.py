@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
-from search_cases import asked, exactly, found, profile_of
+from search_cases import LEVELS, asked, exactly, found, profile_of
 
 from calibrate.profile import write_profile
+from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Collective, PlanSettings
@@ -78,6 +79,23 @@ def test_the_best_is_that_of_predicting_every_candidate(profile: Path, ranks: in
     best = answer["rows"][0]["prediction"]
     assert best["iteration_s"] == pytest.approx(min(times.values()), rel=1e-12)
     assert searched["predicted"] < len(space)
+
+
+@pytest.mark.parametrize(
+    ("slower", "ranks", "batch"), [(1, 8, 16), (30, 8, 16), (30, 8, 64), (100, 8, 64), (100, 16, 64)]
+)
+def test_few_predictions_find_the_best_where_messages_outweigh_compute(
+    tmp_path: Path, slower: float, ranks: int, batch: int
+) -> None:
+    """Estimates leave out what schedules wait for, which is most of an iteration there."""
+    network = make_network((64, 512, 256, 512, 32, 256, 256, 64))
+    levels = [msgspec.structs.replace(level, alpha_s=level.alpha_s * slower) for level in LEVELS]
+    write_profile(tmp_path / "p.json", profile_of(network, cluster=Cluster(name="slow", levels=tuple(levels))))
+    asked_for = ("--ranks", str(ranks), "--batch", str(batch), "--caps", "1,25")
+    few, all_of_them = (found(tmp_path / "p.json", *asked_for, "--predictions", most) for most in ("40", "600"))
+    assert all_of_them["searched"][0]["open"] == 0
+    best, least = (answer["rows"][0]["prediction"]["iteration_s"] for answer in (few, all_of_them))
+    assert best == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.parametrize(
