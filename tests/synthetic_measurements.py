@@ -275,10 +275,10 @@ def _collective(
     generator: np.random.Generator,
     ends_with: str,
 ) -> CollectiveSamples:
-    # One rank takes exactly the call's time; the others less (or, where the faster side counts, more).
-    sides = 2 if ends_with == "fastest" else ranks
-    factors = 1 - 0.3 * generator.random((sides, len(calls))) * (-1 if ends_with == "fastest" else 1)
-    factors[generator.integers(sides)] = 1.0
+    # One rank takes exactly the call's time, where a message is received its receiver; the others less.
+    sides = 2 if ends_with == "receiver" else ranks
+    factors = 1 - 0.3 * generator.random((sides, len(calls)))
+    factors[-1 if ends_with == "receiver" else generator.integers(sides)] = 1.0
     return CollectiveSamples(
         library=spec.library,
         tool=spec.tool,
