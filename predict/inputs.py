@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from calibrate.profile import LayerTime, ModelTime, Profile
+from paradl_bench.layers.check import check_layers
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.kernel_settings import flag_of
@@ -31,21 +32,28 @@ def read_cluster(path: Path) -> ClusterFile:
     return cluster
 
 
-def choose_network(profile: Profile, model: str, path: Path | None) -> Network:
+def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path | None = None) -> Network:
     """The network of a model: from a file, else as profiled.
 
+    Args:
+        profile_path: of the profile, for messages.
+
     Raises:
-        UserError: the profile does not hold the model (names those it holds), or the file describes another one.
+        UserError: the profile does not hold the model (names those it holds), the file describes another one, or a
+            layer is not as its kind needs it.
     """
     if path is not None:
         network = read_network(path)
         if network.name != model:
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
+        check_layers(network, f"network {path}")
         return network
     if model not in profile.network:
         known = unknown_choice("model", model, profile.network) if profile.network else "the profile holds no model"
         raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
-    return profile.network[model]
+    network = profile.network[model]
+    check_layers(network, f"{'the profile' if profile_path is None else f'profile {profile_path}'}, network {model!r}")
+    return network
 
 
 def of_kernel_settings(profile: Profile, label: str) -> Profile:

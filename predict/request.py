@@ -72,7 +72,7 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         UserError: a file is unreadable, or the profile lacks what is chosen.
     """
     profile = read_profile(options["profile"])
-    network = choose_network(profile, options["model"], options["network"])
+    network = choose_network(profile, options["model"], options["network"], options["profile"])
     optimizer, dtype, kernel_settings = _measured_choices(profile, network, options)
     cluster: Path | None = options["cluster"]
     return CostModel(

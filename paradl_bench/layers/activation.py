@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import IN_PLACE, TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -38,7 +39,7 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
     name = str(attributes["function"])
     function: Any = getattr(F, name, None) or getattr(torch, name)
     settings: dict[str, Any] = {}
-    if attributes["in_place"] and name not in ("gelu", "sigmoid", "tanh", "softplus"):
+    if attributes.get("in_place", False) and name not in ("gelu", "sigmoid", "tanh", "softplus"):
         settings["inplace"] = True
     if "approximate" in attributes:
         settings["approximate"] = attributes["approximate"]
@@ -47,7 +48,7 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 
 def saves(layer: Layer) -> Saved:
     """What the derivative is taken from (torch's derivatives.yaml)."""
-    function, in_place = layer.attributes["function"], layer.attributes["in_place"]
+    function, in_place = layer.attributes["function"], layer.attributes.get("in_place", False)
     if function in _DERIVED_FROM_OUTPUT or (in_place and function in _EITHER):
         return Saved(output=True)
     return Saved(elements=layer.input_elements) if in_place else Saved(inputs=True)
@@ -60,7 +61,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     settings = {"function": str(layer.attributes["function"])}
     if "approximate" in layer.attributes:
         settings["approximate"] = str(layer.attributes["approximate"])
-    in_place = int(bool(layer.attributes["in_place"]))
+    in_place = int(bool(layer.attributes.get("in_place", False)))
     return Operands({"batch": batch, "elements": layer.output_elements, "in_place": in_place}, settings)
 
 
@@ -77,6 +78,7 @@ KIND = LayerKind(
     name="activation",
     functions=_FUNCTIONS,
     facts=facts,
+    attributes={"function": TEXT, "in_place": IN_PLACE},
     build=build,
     by_position=always,
     by_element=always,

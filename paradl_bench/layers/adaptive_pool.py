@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import SHAPE, per_dim
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.layers.operand_sizes import spatial, spatial_of
 from paradl_bench.spec.network import Attribute, Layer
+
+_FUNCTIONS = tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3))
 
 
 def facts(call: Call) -> Facts:
@@ -64,8 +67,10 @@ def autocast(attributes: Mapping[str, Attribute], device: str) -> Cast:
 
 KIND = LayerKind(
     name="adaptive_pool",
-    functions=tuple(f"adaptive_{way}_pool{dims}d" for way in ("avg", "max") for dims in (1, 2, 3)),
+    functions=_FUNCTIONS,
     facts=facts,
+    reads_dims=1,
+    attributes={"function": per_dim(*_FUNCTIONS), "output": SHAPE},
     build=build,
     by_channel=always,
     saves=saves,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import COUNT, TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -64,6 +65,7 @@ KIND = LayerKind(
     name="addmm",
     functions=("addmm",),
     facts=facts,
+    attributes={"out_features": COUNT, "weights": TEXT},
     build=build,
     splits_backward=True,
     saves=inputs_saved,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import FLAG, SHARE, TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, lowered, per_sample
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -77,6 +78,7 @@ KIND = LayerKind(
     name="attention",
     functions=("scaled_dot_product_attention",),
     facts=facts,
+    attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE},
     build=build,
     saves=saves,
     operands=operands,

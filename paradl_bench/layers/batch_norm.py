@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import FLAG
 from paradl_bench.layers.kind import BUFFER, Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -78,6 +79,8 @@ KIND = LayerKind(
     name="batch_norm",
     functions=("batch_norm",),
     facts=facts,
+    reads_dims=1,
+    attributes={"affine": FLAG, "training": FLAG, "running": FLAG},
     build=build,
     by_position=always,
     by_channel=always,

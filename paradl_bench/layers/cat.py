@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import DIM, TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, nothing_saved
 from paradl_bench.layers.operand_sizes import round_dims
 from paradl_bench.spec.network import Attribute, Layer
@@ -59,6 +60,7 @@ KIND = LayerKind(
     name="cat",
     functions=("cat", "concat", "stack"),
     facts=facts,
+    attributes={"function": TEXT, "dim": DIM},
     build=build,
     by_position=by_position,
     saves=nothing_saved,

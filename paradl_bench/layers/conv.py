@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import COUNT, COUNTS, FLAG, PADDING, or_default
 from paradl_bench.layers.kind import (
     Call,
     Facts,
@@ -68,7 +69,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     if windows is None:
         return None
     in_channels, out_channels = layer.input_shapes[0][0], layer.output_shape[0]
-    groups, bias = layer.attributes["groups"], layer.attributes["bias"]
+    groups, bias = layer.attributes.get("groups", 1), layer.attributes.get("bias", len(layer.parameters) > 1)
     kernel = layer.attributes["kernel"]
     assert isinstance(kernel, tuple)
     assert isinstance(groups, int)
@@ -103,6 +104,16 @@ KIND = LayerKind(
     name="conv",
     functions=("conv1d", "conv2d", "conv3d"),
     facts=facts,
+    reads_dims=1,
+    attributes={
+        "kernel": COUNTS,
+        "stride": or_default(COUNTS),
+        "padding": or_default(PADDING),
+        "dilation": or_default(COUNTS),
+        "groups": or_default(COUNT),
+        "out_channels": or_default(COUNT),
+        "bias": or_default(FLAG),
+    },
     build=build,
     splits_backward=True,
     windows=windows_of,

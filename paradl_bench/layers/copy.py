@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paradl_bench.layers.attributes import TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, nothing_saved
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -27,6 +28,7 @@ KIND = LayerKind(
     name="copy",
     functions=("contiguous", "clone", "pad", "roll", "to", "float", "type_as", "repeat", "swapaxes"),
     facts=facts,
+    attributes={"function": TEXT},
     by_position=by_position,
     by_element=by_position,
     saves=nothing_saved,

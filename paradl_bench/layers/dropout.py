@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import FLAG, IN_PLACE, SHARE, TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -44,7 +45,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     if layer.attributes["function"] != "dropout":
         return None
     drops = int(bool(layer.attributes["training"] and layer.attributes["p"]))
-    in_place = int(bool(layer.attributes["in_place"]))
+    in_place = int(bool(layer.attributes.get("in_place", False)))
     sizes = {"batch": batch, "elements": layer.output_elements, "drops": drops, "in_place": in_place}
     return Operands(sizes, {"function": "dropout"})
 
@@ -60,6 +61,7 @@ KIND = LayerKind(
     name="dropout",
     functions=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
     facts=facts,
+    attributes={"function": TEXT, "training": FLAG, "in_place": IN_PLACE, "p": SHARE},
     build=build,
     by_position=always,
     by_element=always,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import IN_PLACE, TEXT
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -71,7 +72,7 @@ def operands(layer: Layer, batch: int) -> Operands | None:
     settings = {"function": str(layer.attributes["function"])}
     if "exponent" in layer.attributes:
         settings["exponent"] = str(float(str(layer.attributes["exponent"])))
-    in_place = int(bool(layer.attributes["in_place"]))
+    in_place = int(bool(layer.attributes.get("in_place", False)))
     sizes = {"batch": batch, "elements": larger, "smaller_elements": smaller, "tensors": len(shapes)}
     return Operands({**sizes, "in_place": in_place}, settings)
 
@@ -112,6 +113,7 @@ KIND = LayerKind(
         "minimum",
     ),
     facts=facts,
+    attributes={"function": TEXT, "in_place": IN_PLACE},
     build=build,
     by_position=always,
     by_element=always,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from paradl_bench.layers.attributes import Need
 from paradl_bench.spec.network import Attribute, Layer
 from paradl_bench.spec.partition import Window
 from paradl_bench.spec.registry import discover
@@ -147,6 +148,9 @@ class LayerKind:
         facts: attributes and FLOPs of a call.
         build: from attributes, a function of (inputs, parameters) that runs the operation with torch (imported inside);
             None where it can't be run alone.
+        attributes: what readers of a layer need of its attributes, by name; networks of a file are held to it.
+        reads_dims: how many dims a sample has at least in what is read first; None of a kind that may read parameters
+            alone.
         splits_backward: whether input and weight gradient are two kernels, which zero-bubble schedules need apart.
         view: moves no data: costs a call, but no bytes.
         windows: from attributes, what an output position reads along each spatial dim; None for a kind without windows.
@@ -170,6 +174,8 @@ class LayerKind:
     functions: tuple[str, ...]
     facts: Callable[[Call], Facts]
     build: Callable[[Mapping[str, Attribute]], Callable[[list[Any], list[Any]], Any]] | None = None
+    attributes: Mapping[str, Need] = field(default_factory=dict, hash=False)
+    reads_dims: int | None = None
     splits_backward: bool = False
     view: bool = False
     windows: Callable[[Mapping[str, Attribute]], tuple[Window, ...]] | None = None
@@ -206,12 +212,16 @@ def kind_of_function() -> dict[str, LayerKind]:
 
 
 def windows_of(attributes: Mapping[str, Attribute]) -> tuple[Window, ...]:
-    """Windows of a convolution or pooling from its kernel, stride, padding and dilation, one a spatial dim."""
-    kernel, stride, dilation = (attributes[name] for name in ("kernel", "stride", "dilation"))
+    """Windows of a convolution or pooling from its kernel, stride, padding and dilation, one a spatial dim.
+
+    Networks that say nothing but the kernel have its windows step by 1, without padding or dilation.
+    """
+    kernel = attributes["kernel"]
     assert isinstance(kernel, tuple)
+    stride, dilation = (attributes.get(name, (1,) * len(kernel)) for name in ("stride", "dilation"))
     assert isinstance(stride, tuple)
     assert isinstance(dilation, tuple)
-    padding = attributes["padding"]
+    padding = attributes.get("padding", (0,) * len(kernel))
     if padding == "same":
         # torch puts the odd one behind.
         padding = tuple(step * (size - 1) // 2 for size, step in zip(kernel, dilation, strict=True))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import COUNT, FLAG, or_default
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Operands, TensorArgument, inputs_saved, lowered
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -34,7 +35,7 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 def operands(layer: Layer, batch: int) -> Operands | None:
     """``batch`` is the rows multiplied at once: samples, times tokens where a sample has several."""
     *rows, in_features = layer.input_shapes[0]
-    out_features, bias = layer.output_shape[-1], bool(layer.attributes["bias"])
+    out_features, bias = layer.output_shape[-1], bool(layer.attributes.get("bias", len(layer.parameters) > 1))
     return Operands(
         {
             "batch": batch * math.prod(rows),
@@ -59,6 +60,8 @@ KIND = LayerKind(
     name="linear",
     functions=("linear",),
     facts=facts,
+    reads_dims=1,
+    attributes={"out_features": or_default(COUNT), "bias": or_default(FLAG)},
     build=build,
     splits_backward=True,
     saves=inputs_saved,

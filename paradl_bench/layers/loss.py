@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from paradl_bench.layers.attributes import TEXT, or_default
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Saved
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -16,7 +17,7 @@ def facts(call: Call) -> Facts:
 
 def saves(layer: Layer) -> Saved:
     """Cross-entropy keeps the logarithms of the probabilities, which are a tensor of its own."""
-    if layer.attributes["function"] == "cross_entropy":
+    if layer.attributes.get("function", "cross_entropy") == "cross_entropy":
         return Saved(elements=math.prod(layer.input_shapes[0]))
     return Saved(inputs=True)
 
@@ -30,6 +31,8 @@ KIND = LayerKind(
     name="loss",
     functions=("cross_entropy", "nll_loss", "mse_loss"),
     facts=facts,
+    reads_dims=0,
+    attributes={"function": or_default(TEXT)},
     saves=saves,
     autocast=autocast,
 )

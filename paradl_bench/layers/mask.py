@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paradl_bench.layers.attributes import TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, Saved
 from paradl_bench.spec.network import Layer
 
@@ -29,6 +30,7 @@ KIND = LayerKind(
     name="mask",
     functions=("gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", *_CHOOSING),
     facts=facts,
+    attributes={"function": TEXT},
     by_position=lambda attributes: attributes["function"] not in ("tril", "triu"),
     saves=saves,
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import COUNTS_IF_KNOWN, FLAG, TEXT
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -37,11 +38,9 @@ def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]
 def saves(layer: Layer) -> Saved:
     """Inputs, with mean and deviation of each row or group; what local response normalisation keeps is not known."""
     function, size = layer.attributes["function"], layer.attributes["size"]
-    if function == "group_norm":
-        assert isinstance(size, int)
+    if function == "group_norm" and isinstance(size, int):
         return Saved(inputs=True, elements=2 * size)
-    if function == "layer_norm":
-        assert isinstance(size, tuple)
+    if function == "layer_norm" and isinstance(size, tuple):
         return Saved(inputs=True, elements=2 * layer.input_elements // math.prod(size))
     return Saved(inputs=True, output=True)
 
@@ -88,6 +87,7 @@ KIND = LayerKind(
     name="norm",
     functions=("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm"),
     facts=facts,
+    attributes={"function": TEXT, "size": COUNTS_IF_KNOWN, "affine": FLAG},
     build=build,
     saves=saves,
     operands=operands,

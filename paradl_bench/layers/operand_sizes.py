@@ -24,7 +24,7 @@ def spatial_of(prefix: str, sizes: Mapping[str, int], dims: int) -> tuple[int, .
 
 def window_sizes(layer: Layer) -> dict[str, int] | None:
     """Extents read and written, kernel, stride, padding and dilation; None where both ends are padded unlike."""
-    padding = layer.attributes["padding"]
+    padding = layer.attributes.get("padding")
     windows = windows_of(layer.attributes)
     if padding == "same" and any(window.dilation * (window.kernel - 1) % 2 for window in windows):
         return None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import COUNTS, FLAG, PADDING, TEXT
 from paradl_bench.layers.kind import (
     Call,
     Cast,
@@ -105,6 +106,15 @@ KIND = LayerKind(
     name="pool",
     functions=("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
     facts=facts,
+    reads_dims=1,
+    attributes={
+        "function": TEXT,
+        "kernel": COUNTS,
+        "stride": COUNTS,
+        "padding": PADDING,
+        "dilation": COUNTS,
+        "ceil_mode": FLAG,
+    },
     build=build,
     by_channel=always,
     windows=windows_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import DIMS, FLAG, TEXT
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, TensorArgument, nothing_saved
 from paradl_bench.layers.operand_sizes import round_dims
 from paradl_bench.spec.network import Attribute, Layer
@@ -60,6 +61,7 @@ KIND = LayerKind(
     name="reduction",
     functions=("mean", "sum"),
     facts=facts,
+    attributes={"function": TEXT, "dim": DIMS, "keepdim": FLAG},
     build=build,
     saves=nothing_saved,
     operands=operands,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paradl_bench.layers.attributes import DIM, TEXT
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, TensorArgument, output_saved
 from paradl_bench.layers.operand_sizes import round_dims
 from paradl_bench.spec.network import Attribute, Layer
@@ -49,6 +50,7 @@ KIND = LayerKind(
     name="softmax",
     functions=("softmax", "log_softmax"),
     facts=facts,
+    attributes={"function": TEXT, "dim": DIM},
     build=build,
     saves=output_saved,
     operands=operands,

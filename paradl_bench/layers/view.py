@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paradl_bench.layers.attributes import TEXT
 from paradl_bench.layers.kind import Call, Facts, LayerKind, as_tuple, nothing_saved
 from paradl_bench.spec.network import Attribute, Layer
 
@@ -78,6 +79,7 @@ KIND = LayerKind(
         "unflatten", "getitem", "t", "narrow", "select", "unbind", "detach", "view_as", "expand_as", "movedim",
     ),
     facts=facts,
+    attributes={"function": TEXT},
     view=True,
     saves=nothing_saved,
     passes_gradient=passes_gradient,

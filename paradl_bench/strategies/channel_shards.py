@@ -84,9 +84,11 @@ class SplitLayers(NamedTuple):
 
 def channels_of(layer: Layer) -> tuple[int, int, int]:
     """Filters, input channels and groups of a convolution; features of a fully connected layer, as one group."""
+    attributes = layer.attributes
     if layer.kind == "linear":
-        return _number(layer.attributes["out_features"]), layer.input_shapes[0][-1], 1
-    return _number(layer.attributes["out_channels"]), layer.input_shapes[0][0], _number(layer.attributes["groups"])
+        return _number(attributes.get("out_features", layer.output_shape[-1])), layer.input_shapes[0][-1], 1
+    filters = _number(attributes.get("out_channels", layer.output_shape[0]))
+    return filters, layer.input_shapes[0][0], _number(attributes.get("groups", 1))
 
 
 def _number(value: object) -> int:
@@ -162,7 +164,7 @@ def _reasons_against(network: Network) -> dict[int, str | None]:
             continue
         if not layer.parameters or not set(layer.parameters) <= known:
             found[index] = "its weight is no trained parameter"
-        elif len(layer.parameters) != 1 + bool(layer.attributes["bias"]):
+        elif len(layer.parameters) != 1 + bool(layer.attributes.get("bias", len(layer.parameters) > 1)):
             found[index] = "its weight is computed"
         elif any(used[name] > 1 for name in layer.parameters):
             found[index] = "it shares a parameter with another layer"

@@ -334,3 +334,67 @@ def test_an_exchange_over_nodes_is_priced_at_their_levels(predict: Caller) -> No
         assert result.code == 2
         assert said in result.err
         assert len(result.err.strip().splitlines()) == 1
+
+
+def _with_layer(predict: Caller, index: int, **changes: object) -> Path:
+    """A network file of the profile's chain with one layer changed."""
+    network = make_network()
+    layers = list(network.layers)
+    layers[index] = msgspec.structs.replace(layers[index], **changes)
+    path = predict.folder / "changed.json"
+    path.write_bytes(encode_pretty(msgspec.structs.replace(network, layers=tuple(layers))))
+    return path
+
+
+_CONV = {"kernel": [3], "stride": [1], "padding": [1], "dilation": [1], "groups": 1, "out_channels": 4, "bias": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "message"),
+    [
+        ("conv", {"stride": [1]}, "of kind conv lacks the attribute 'kernel', a list of whole numbers from 1"),
+        ("conv", {**_CONV, "groups": 0}, "has 0 for the attribute 'groups', which has to be a whole number from 1"),
+        ("conv", {**_CONV, "stride": [0]}, "has (0,) for the attribute 'stride'"),
+        ("conv", {**_CONV, "padding": "both"}, "has 'both' for the attribute 'padding'"),
+        ("conv", _CONV, "differs in spatial dims: kernel 1"),
+        ("pool", {"function": "max_pool1d", "kernel": 2}, "has 2 for the attribute 'kernel'"),
+        ("activation", {"in_place": False}, "lacks the attribute 'function', a text"),
+        ("activation", {"function": "relu", "in_place": "no"}, "has 'no' for the attribute 'in_place'"),
+        ("elementwise", {}, "lacks the attribute 'function'"),
+        ("view", {}, "lacks the attribute 'function'"),
+        ("loss", {"function": 1}, "has 1 for the attribute 'function'"),
+        ("linear", {"out_features": "8"}, "has '8' for the attribute 'out_features'"),
+        ("adaptive_pool", {"function": "adaptive_pool", "output": [1]}, "one of adaptive_avg_pool1d"),
+        ("norm", {"function": "layer_norm", "size": [0], "affine": True}, "has (0,) for the attribute 'size'"),
+    ],
+)
+def test_a_layer_that_is_not_as_its_kind_needs_it_is_named(
+    predict: Caller, kind: str, attributes: dict[str, object], message: str
+) -> None:
+    path = _with_layer(predict, 0, kind=kind, attributes=attributes)
+    result = predict("--strategy", "serial", "--batch", "8", "--network", str(path))
+    assert result.code == 2
+    assert result.err.startswith(f"predict: error: network {path}: layer 'fc0' of kind {kind} ")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_network_of_no_layers_and_a_layer_that_reads_nothing_are_refused(predict: Caller) -> None:
+    path = predict.folder / "empty.json"
+    path.write_bytes(
+        encode_pretty(msgspec.structs.replace(make_network(), layers=(), parameters=(), gradient_order=()))
+    )
+    result = predict("--strategy", "d2", "--batch", "8", "--network", str(path))
+    assert result.code == 2
+    assert f"network {path}: it has no layers" in result.err
+    path = _with_layer(predict, 0, input_shapes=())
+    result = predict("--strategy", "serial", "--batch", "8", "--network", str(path))
+    assert result.code == 2
+    assert "has () for input_shapes" in result.err
+
+
+def test_a_profile_whose_layers_do_not_say_whether_they_run_in_place_is_predicted(predict: Caller) -> None:
+    committed = Path(__file__).parents[1] / "data" / "profile-v5.json"
+    chosen = ("--model", "toy", "--no-channels-last", "--strategy", "serial", "--batch", "8")
+    result = predict.bare("--from-profile", str(committed), *chosen)
+    assert result.code == 0, result.err
