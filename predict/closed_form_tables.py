@@ -224,7 +224,7 @@ class ClosedFormTables:
             planner.check(self._model.network, strategy, settings)
             plan = planner.plan(self._model.network, strategy, settings)
             form = PipelineClosedForm(plan)
-            self._stages[ranks, samples] = form.of_micro_batch(self._model.price(plan, congested=False).costs.seconds)
+            self._stages[ranks, samples] = form.of_micro_batch(self._model.price(plan, as_swept=True).costs.seconds)
         return self._stages[ranks, samples]
 
     def _form(self, kind: str) -> _Form:

@@ -183,11 +183,12 @@ class CostModel:
         ranks = strategy.ranks
         return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
 
-    def price(self, plan: Plan, *, congested: bool = True) -> PricedPlan:
+    def price(self, plan: Plan, *, as_swept: bool = False) -> PricedPlan:
         """Costs of all works of a plan.
 
         Args:
-            congested: collectives take what congestion adds to the median iteration; else their usual time.
+            as_swept: communication takes what a sweep measures, as closed forms have it: neither what congestion adds
+                to the median iteration, nor what compute before a call does.
 
         Raises:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
@@ -196,8 +197,8 @@ class CostModel:
         if self.proportional:
             self._layers.share_out(_shares(self.network, plan))
         place = self._place_of(plan)
-        priced, remarks = self._on_device(plan, place), Remarks()
-        if congested:
+        priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
+        if not as_swept:
             priced, added = with_congestion(priced)
             remarks.add(*added)
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
@@ -308,9 +309,9 @@ class CostModel:
             remarks=tuple(remark for group in groups.values() for part in group for remark in part.cost.remarks),
         )
 
-    def _on_device(self, plan: Plan, place: Place) -> list[Priced]:
+    def _on_device(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
-        priced = self._works.of_plan(plan, place)
+        priced = self._works.of_plan(plan, place, as_swept=as_swept)
         parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
         return self._slept(plan.works, parts)
 

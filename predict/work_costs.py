@@ -67,14 +67,17 @@ class WorkCosts:
         self._operations = _counts_between(self.serial.works, times)
         self._updated_elements = sum(work.elements for work in self.serial.works if isinstance(work, WeightUpdate))
 
-    def of_plan(self, plan: Plan, place: Place) -> list[Priced]:
+    def of_plan(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks.
+
+        Args:
+            as_swept: no communication stands behind compute, or beside an all-reduce.
 
         Raises:
             UserError: a work that the profile has nothing for; the message names the command that would measure it.
         """
         about, counts = self._about(plan, place)
-        calls = calls_of(plan)
+        calls = [ALONE_ON_ITS_STREAM] * len(plan.works) if as_swept else calls_of(plan)
         return [
             self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
         ]

@@ -73,7 +73,7 @@ def _shared(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload
         roles=(builder.build("rank", point.strategy.ranks),),
         works=tuple(builder.works),
     )
-    priced = model.price(plan, congested=False)
+    priced = model.price(plan, as_swept=True)
     priced.remarks.add(*flat_exchange(point.settings))
     times = {phase: np.zeros(len(plan.works)) for phase in ("FW", "BW", "GE", "WU")}
     for term in form:
@@ -118,7 +118,7 @@ def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workl
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
     settings = lock_step_settings(point.settings)
     plan = planner.plan(model.network, point.strategy, settings)
-    priced, form = model.price(plan, congested=False), PipelineClosedForm(plan)
+    priced, form = model.price(plan, as_swept=True), PipelineClosedForm(plan)
     share = plan.micro_batches / (len(plan.roles) + plan.micro_batches - 1)
 
     def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:

@@ -21,6 +21,7 @@ from paradl_bench.spec.plan import Collective, HaloExchange, Phase, PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from predict.behind_compute import works_behind_compute
+from predict.closed_form_tables import ClosedFormTables
 from predict.communication_costs import Call, CommunicationCosts
 from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
@@ -147,10 +148,10 @@ def profile_of(*entries: BehindCompute) -> Profile:
     return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), behind_compute=entries)
 
 
-def predicted(strategy: str, *entries: BehindCompute, batch: int = 8) -> Prediction:
+def predicted(strategy: str, *entries: BehindCompute, batch: int = 8, evaluator: str = "simulate") -> Prediction:
     model = CostModel(profile=profile_of(*entries), network=NETWORK)
     asked = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
-    return Predictor(model, evaluator_named("simulate")).predict(asked)
+    return Predictor(model, evaluator_named(evaluator)).predict(asked)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,23 @@ def test_a_halo_exchange_takes_the_latency_once_and_a_pipeline_each_message() ->
     assert late.iteration_s - plain.iteration_s == pytest.approx(halos * ADDED_S, rel=1e-6)
     # Two micro-batches: the first message of forward and the last of backward can't be hidden behind compute.
     assert predicted("p2", measured("send_recv")).iteration_s - predicted("p2").iteration_s >= 2 * ADDED_S - 1e-9
+
+
+@pytest.mark.parametrize("strategy", ["p2", "s2", "f2", "c2", "d2"])
+def test_closed_forms_leave_it_out(strategy: str) -> None:
+    measured_all = [measured(operation) for operation in ("send_recv", "all_gather", "all_reduce")]
+    late, plain = (predicted(strategy, *entries, evaluator="paradl") for entries in (measured_all, ()))
+    assert late.iteration_s == plain.iteration_s
+
+
+def test_tables_of_closed_forms_leave_it_out() -> None:
+    late, plain = (
+        ClosedFormTables(CostModel(profile=profile_of(*entries), network=NETWORK)).iteration_s(
+            "pipeline", batch=8, ranks=2
+        )
+        for entries in ([measured("send_recv")], ())
+    )
+    assert late == plain
 
 
 def test_data_parallelism_stays_as_it_is() -> None:
