@@ -8,7 +8,6 @@ What copies gradients does so for real, on the host that emulates, and stays as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +16,7 @@ from calibrate.profile import Profile
 from paradl_bench.spec.emulation import GHOSTS
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Between, Compute, WeightUpdate, Work
+from paradl_bench.spec.units import LARGEST_FACTOR
 from predict.assembly import Priced
 from predict.costs import Remark
 from predict.model_costs import Spread
@@ -80,5 +80,7 @@ def check_dilation(dilate: float | None) -> None:
     Raises:
         UserError: not finite, or not positive.
     """
-    if dilate is not None and not 0 < dilate < math.inf:
-        raise UserError(f"--dilate {dilate:g} has to be a positive number: 20 sleeps twenty times as long")
+    if dilate is not None and not 0 < dilate <= LARGEST_FACTOR:
+        raise UserError(
+            f"--dilate {dilate:g} has to be a positive number up to {LARGEST_FACTOR:g}: 20 sleeps twenty times as long"
+        )

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from calibrate.input_side import InputSide, InputTime, h2d_seconds, io_seconds
 from calibrate.profile import Profile
 from paradl_bench.layers.autocast import kept_dtype
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import InputCopy, InputRead
+from paradl_bench.spec.units import check_bounds
 from predict.assembly import Priced, assemble
 from predict.costs import Cost, Costs, Remark, Source
 from predict.input_closed_form import PRESETS, Fetch, Preset
@@ -61,13 +63,15 @@ def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptio
     """The options of the command line.
 
     Raises:
-        UserError: some were given to an evaluator that does not know the input side.
+        UserError: some were given to an evaluator that does not know the input side, or are no seconds.
     """
     # 0 seconds is something that was given.
     given = {name: options[name] for name in _OF_INPUT if options.get(name) is not None and options[name] is not False}
     if given and evaluator_name not in _KNOWN_BY:
         first, known = _OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
         raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
+    for name in ("io_seconds", "h2d_seconds"):
+        check_bounds(given.get(name), _OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
     return InputOptions(
         preset=given.get("preset", InputOptions().preset),
         prefetch=given.get("prefetch"),

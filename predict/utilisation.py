@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.units import LARGEST_FACTOR, check_bounds
 from predict.what_if_device import Peak
 from predict.workload import Point
 
@@ -69,7 +69,6 @@ def check_price(price: float | None) -> None:
     """Refuse a price that is none.
 
     Raises:
-        UserError: it is not finite, or negative.
+        UserError: it is not finite, negative, or beyond what anything costs.
     """
-    if price is not None and not (math.isfinite(price) and price >= 0):
-        raise UserError(f"--price {price:g}: a rank-hour costs a finite number, at least 0")
+    check_bounds(price, "--price", "a rank-hour costs a finite number", most=LARGEST_FACTOR)

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.units import MAX_SWEEP_POINTS, parse_count, parse_counts, parse_ranks
+from paradl_bench.spec.units import LARGEST_FACTOR, MAX_SWEEP_POINTS, parse_count, parse_counts, parse_ranks
 from predict.what_if_hardware import Hardware
 
 FACTORS = ("bandwidth", "latency", "peak-flops", "memory-bandwidth")
 COUNTS = ("ranks", "batch")
 OF_LEVELS = ("bandwidth", "latency")
 DEFAULT_POINTS = 9
-_LARGEST_FACTOR = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +168,6 @@ def _factor(text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 1 / _LARGEST_FACTOR <= value <= _LARGEST_FACTOR:
+    if not 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR:
         raise UserError(f"{where}: {text.strip()!r} is no factor between 1e-9 and 1e9 on what was measured")
     return value

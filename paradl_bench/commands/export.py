@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network, read_network
+from paradl_bench.spec.units import check_bounds
 from paradl_bench.terminal import refuse_overwrite, write_output
 
 
@@ -17,7 +19,7 @@ from paradl_bench.terminal import refuse_overwrite, write_output
 @click.option("--model", metavar="NAME", help="Which model, where DIR holds several.")
 @click.option("--batch", type=click.IntRange(1), help="Which local batch, where DIR holds several.")
 @click.option("--sweep", metavar="DIR", type=click.Path(path_type=Path), help="All-reduce times for the exchanges.")
-@click.option("--io-seconds", default=0.0, type=click.FloatRange(min=0), help="Reading one mini-batch.")
+@click.option("--io-seconds", default=0.0, type=float, help="Reading one mini-batch.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="- for standard output.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def COMMAND(  # noqa: N802
@@ -33,6 +35,7 @@ def COMMAND(  # noqa: N802
     """Write layer times that DIR holds as an S-SGD trace: forward, backward and exchange of every layer."""
     from paradl_bench.measure.ssgd_writing import trace_lines
 
+    check_bounds(io_seconds, "--io-seconds", "seconds are a finite number", most=LONGEST_S)
     refuse_overwrite(output, force=force)
     network = _network(directory, model)
     lines, notes = trace_lines(directory, network, batch=batch, sweep=sweep, io_s=io_seconds)

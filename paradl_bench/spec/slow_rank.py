@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Plan
+from paradl_bench.spec.units import LARGEST_FACTOR
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +20,8 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rank: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor has to be finite and at least 1, not {self.factor}")
+        if not 1 <= self.factor <= LARGEST_FACTOR:
+            raise ValueError(f"factor has to be from 1 to {LARGEST_FACTOR:g}, not {self.factor}")
         if self.rank < 0:
             raise ValueError(f"rank has to be 0 or more, not {self.rank}")
 
@@ -64,5 +63,5 @@ def parse_slow_rank(text: str) -> SlowRank:
         return SlowRank(factor=float(factor), rank=int(rank) if at else 0)
     except ValueError:
         raise UserError(
-            f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3: a factor of at least 1, a rank from 0 on"
+            f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3: a factor from 1 to {LARGEST_FACTOR:g}, a rank from 0 on"
         ) from None

@@ -26,6 +26,8 @@ _SUFFIX_SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 36
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKMGT]?)(i?)(bit|B)/s")
 MAX_COUNT = 2**63 - 1
 MAX_SWEEP_POINTS = 4096
+LARGEST_FACTOR = 1e9
+"""By which a time that was measured may be stretched, and what a rank-hour may cost."""
 
 
 def parse_size(text: str) -> int:
@@ -192,6 +194,20 @@ def parse_duration(text: str, where: str) -> float:
     if not 0 < seconds < math.inf:
         raise UserError(f"{where}: {text.strip()!r} is no time; write 10us, 40ms, 90s, 10m or 1.5h")
     return seconds
+
+
+def check_bounds(value: float | None, where: str, right: str, *, least: float = 0.0, most: float) -> None:
+    """Hold an option's number to bounds, inside of which what is computed from it stays finite.
+
+    Args:
+        where: names the option in the error. right: what the number is of, for the error. most: the largest that is.
+
+    Raises:
+        UserError: it is no number, smaller or larger.
+    """
+    # Neither is NaN, which click's ranges let pass.
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{where} {value:g}: {right} from {least:g} to {most:g}")
 
 
 def parse_bandwidth(text: str, where: str) -> float:

@@ -398,3 +398,28 @@ def test_a_profile_whose_layers_do_not_say_whether_they_run_in_place_is_predicte
     chosen = ("--model", "toy", "--no-channels-last", "--strategy", "serial", "--batch", "8")
     result = predict.bare("--from-profile", str(committed), *chosen)
     assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("evaluator", ["simulate", "dag"])
+@pytest.mark.parametrize("option", ["--io-seconds", "--h2d-seconds"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e308", "-1"])
+def test_seconds_that_are_none_are_refused(predict: Caller, evaluator: str, option: str, value: str) -> None:
+    result = predict("--strategy", "d2", "--batch", "8", "--evaluator", evaluator, option, value)
+    assert result.code == 2
+    assert result.err == f"predict: error: {option} {float(value):g}: seconds are a finite number from 0 to 1e+09\n"
+    assert not result.out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--slow-rank", "--slow-rank: '1e308' is no FACTOR[@RANK], as 1.5 or 1.5@3: a factor from 1 to 1e+09"),
+        ("--price", "--price 1e+308: a rank-hour costs a finite number from 0 to 1e+09"),
+        ("--dilate", "--dilate 1e+308 has to be a positive number up to 1e+09"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused(predict: Caller, option: str, message: str) -> None:
+    result = predict("--strategy", "d2", "--batch", "8", option, "1e308")
+    assert result.code == 2
+    assert result.err.startswith(f"predict: error: {message}")
+    assert result.err.count("\n") == 1
