@@ -43,6 +43,7 @@ from predict.costs import Cost, Remark, Source
 from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+_SWEPT_BACKENDS = (*DEFAULT_BACKENDS.values(), "mpi")
 
 
 class CommunicationCost(NamedTuple):
@@ -377,7 +378,11 @@ def _choose_backend(profile: Profile, backend: str | None) -> str:
     measured = sorted({fit.library for fit in profile.communication})
     if backend is not None:
         if backend not in measured:
-            raise unknown_choice("backend", backend, measured or ["none: the profile holds no collectives"])
+            unknown = unknown_choice("backend", backend, measured or ["none: the profile holds no collectives"])
+            if backend not in _SWEPT_BACKENDS:
+                raise unknown
+            command = f"paradl-bench collectives --ranks N --backend {backend} -o DIR"
+            raise UserError(f"{unknown}; measure its collectives: {command}, then calibrate fit")
         return backend
     by_device = DEFAULT_BACKENDS.get(profile.devices[0].kind, "gloo") if profile.devices else "gloo"
     return measured[0] if len(measured) == 1 else by_device

@@ -16,7 +16,9 @@ import numpy as np
 
 from calibrate.blocks import next_block_stretch
 from calibrate.profile import ModelTime, Profile
-from paradl_bench.spec.errors import UserError
+from paradl_bench.layers.autocast import TRAINED_DTYPES
+from paradl_bench.layers.kernel_shape import OPTIMIZERS
+from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD, Summary
 from predict.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
@@ -65,6 +67,8 @@ class ModelCosts:
         self._shards = [time for time in profile.shard_times if time.dtype == dtype]
         self._rank_spreads: dict[int, RankSpread] = {}
         if profile.model_times and not self._times:
+            if dtype not in TRAINED_DTYPES:
+                raise unknown_choice("dtype", dtype, {*TRAINED_DTYPES, *(time.dtype for time in profile.model_times)})
             raise UserError(
                 f"the profile holds no iterations in {dtype}; measure some: "
                 f"paradl-bench layers {network.name} --batch N --dtype {dtype} -o DIR"
@@ -111,6 +115,8 @@ class ModelCosts:
         updated = [time for time in self._times if time.optimizer == self._optimizer]
         if not updated:
             measured = ", ".join(sorted({time.optimizer for time in self._times}))
+            if self._optimizer not in OPTIMIZERS:
+                raise unknown_choice("optimizer", self._optimizer, {*OPTIMIZERS, *measured.split(", ")})
             raise UserError(
                 f"the profile holds no weight update by {self._optimizer!r}, only by {measured}; measure it: "
                 f"paradl-bench layers {self._network.name} --optimizer {self._optimizer} --batch {batch} -o DIR"

@@ -16,6 +16,8 @@ AUTOCAST_DTYPES = ("bf16",)
 """Dtypes that are trained in by autocast."""
 KEPT_DTYPE = "fp32"
 """What parameters, gradients, optimizer state and input are under autocast."""
+TRAINED_DTYPES = (KEPT_DTYPE, *AUTOCAST_DTYPES)
+"""Dtypes that can be measured and trained in."""
 
 
 def is_autocast(dtype: str) -> bool:

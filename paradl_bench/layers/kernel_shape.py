@@ -17,6 +17,8 @@ from paradl_bench.spec.network import DTYPE_BYTES, Layer
 _INDEX_BYTES = 8
 # FLOPs an element, tensors read and written. SGD has momentum: v = mu v + g, p -= lr v.
 _UPDATES = {"sgd": (4, 5), "adam": (12, 7)}
+OPTIMIZERS = tuple(_UPDATES)
+"""Optimizers that can be measured and trained with."""
 
 
 def kernel_shape(layer: Layer, stage: KernelStage, batch: int, dtype: str) -> KernelShape | None:

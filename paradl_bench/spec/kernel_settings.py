@@ -80,11 +80,12 @@ def settings_of_label(label: str) -> KernelSettings:
     return settings
 
 
-def choose_label(given: Mapping[str, bool | None], measured: Iterable[str]) -> str:
+def choose_label(given: Mapping[str, bool | None], measured: Iterable[str], model: str = "MODEL") -> str:
     """The label among those measured that has what was given, on or off.
 
     Args:
         given: by setting; None where nobody said.
+        model: whose iterations they are, for the command that would measure some.
 
     Raises:
         UserError: none of them has, or several do; the message lists them as options.
@@ -102,7 +103,9 @@ def choose_label(given: Mapping[str, bool | None], measured: Iterable[str]) -> s
         return fitting[0]
     asked = " ".join(flag_of(name) if value else f"--no-{flag_of(name)[2:]}" for name, value in wanted.items())
     if not fitting:
-        raise UserError(f"the profile holds no iterations with {asked}; it holds {_spelled(labels)}")
+        on = "".join(f"{flag_of(name)} " for name, value in wanted.items() if value)
+        command = f"measure some: paradl-bench layers {model} --batch N {on}-o DIR, then calibrate fit"
+        raise UserError(f"the profile holds no iterations with {asked}; it holds {_spelled(labels)}; {command}")
     raise UserError(f"the profile holds iterations {_spelled(fitting)}: say which by these options, or --no-...")
 
 
