@@ -26,6 +26,8 @@ LETTER_OF_KIND: dict[AxisKind, str] = {
 }
 KIND_OF_LETTER: dict[str, AxisKind] = {letter: kind for kind, letter in LETTER_OF_KIND.items()}
 
+MAX_DEGREE = 10**9 - 1
+"""Of an axis, as strategies are written."""
 _AXIS = re.compile(r"(?:z([0-3]))?([dsfcpt])([0-9]{1,9}(?:x[0-9]{1,9}){0,2})")
 _DISTSIM = re.compile(r"^([0-9]{1,9})M([0-9]{1,9})P([0-9]{1,9})D$", re.IGNORECASE)
 _EXPECTED = "write d4, f8, c4, s2x2, p4, t4, nested from the outermost as d4f4, z3d8 for ZeRO stage 3, or serial"

@@ -11,6 +11,7 @@ import msgspec
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import KernelSettings, flag_of
 from paradl_bench.spec.plan import bucket_limits
+from paradl_bench.spec.strategy import MAX_DEGREE
 from paradl_bench.spec.units import parse_counts, parse_ranks, parse_size
 from predict.bucket_advice import parse_caps
 from predict.cost_model import CostModel
@@ -126,6 +127,11 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
         try:
+            if ranks > MAX_DEGREE:
+                raise UserError(f"--ranks {ranks}: predict search takes at most {MAX_DEGREE}, as strategies do")
+            # Said once, and before candidates are refused each for a reason of its own.
+            if model.cluster is not None:
+                model.cluster.level_of(ranks)
             computed_in = model.dtype, model.kernel_settings
             space = find_space(model.network, settings, ranks, caps, recomputed, computed_in)
             predictor = Predictor(

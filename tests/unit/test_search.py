@@ -310,6 +310,7 @@ def test_the_best_is_predicted_with_the_input_that_is_stated(profile: Path) -> N
         (("--ranks", "2", "--batch", "8", "--preset", "naive"), "the profile holds no input of this model to read"),
         (("--ranks", "2", "--batch", "8", "--io-seconds", "1", "--preset", "x"), "--preset x: choices are naive,"),
         (("--ranks", "2", "--batch", "8,16"), "takes one mini-batch"),
+        (("--ranks", "9223372036854775807", "--batch", "8"), "predict search takes at most 999999999, as strategies"),
         (("--ranks", "2", "--batch", "8", "--memory", "lots"), "--memory: size 'lots' does not parse"),
         (
             ("--ranks", "2", "--batch", "8", "--memory", "1KiB"),
@@ -325,6 +326,13 @@ def test_mistakes_are_said_in_one_line(profile: Path, options: tuple[str, ...], 
     assert isinstance(result.exception, UserError), result.output
     assert said in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_a_cluster_that_is_too_small_is_the_reason_that_is_said(profile: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("name: small\nlevels: [{name: node, ranks: 4}]\n")
+    result = asked(profile, "--ranks", "8", "--batch", "16", "--cluster", str(cluster))
+    assert str(result.exception) == "8 ranks do not fit cluster 'small', which holds 4"
 
 
 @pytest.mark.parametrize("text", ["d8", "d4f2", "f2d4", "d2p2f2", "f2p2d2", "p2d2f2", "d2f4", "d32"])
