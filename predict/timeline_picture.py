@@ -113,7 +113,7 @@ def _rows_of_work(role: RoleTimeline, labels: tuple[str, ...], edges: Floats, *,
     names, amounts = _with_parts(role, edges, names, amounts)
     waited_for = _collectives(role)
     amounts[_WAITING] = np.diff(exposed_until(role.on(Stream.COMPUTE), waited_for, edges))
-    row = _drawn(labels[0], amounts, edges, {**names, _WAITING: "waits for a collective"})
+    row = _drawn(labels[0], amounts, edges, {**names, _WAITING: "waits for a collective"}, "idle")
     yield row._replace(
         letters=_numbered(role, row.letters, edges),
         meanings={**row.meanings, " ".join(f"{mark}1" for mark in _marks(role)): "of micro-batch 1"},
@@ -143,13 +143,19 @@ def _with_parts(
     )
 
 
-def _drawn(label: str, amounts: Mapping[str, Floats], edges: Floats, names: Mapping[str, str]) -> _Drawn:
-    """The letter of what took most of each column, nothing included."""
+def _drawn(
+    label: str,
+    amounts: Mapping[str, Floats],
+    edges: Floats,
+    names: Mapping[str, str],
+    nothing: str = "nothing in this row",
+) -> _Drawn:
+    """The letter of what took most of each column, ``nothing`` included: where others have rows, they may be busy."""
     letters = [_IDLE, *amounts]
     idle = np.diff(edges) - sum(amounts.values(), start=np.zeros(len(edges) - 1))
     most = np.argmax(np.stack([idle, *amounts.values()]), axis=0)
     found = "".join(letters[index] for index in most.tolist())
-    meanings = {letter: names.get(letter, "idle") for letter in (*names, _IDLE) if letter in found}
+    meanings = {letter: names.get(letter, nothing) for letter in (*names, _IDLE) if letter in found}
     return _Drawn(label, found, meanings)
 
 

@@ -262,6 +262,9 @@ def test_the_picture_of_data_parallelism_known_by_hand() -> None:
     timeline = with_seconds("d2", a_second_a_layer)
     assert timeline.iteration_s == pytest.approx(6.0)
     assert drawn(timeline, 24) == ["ffffffffbbbbbbbb........", "............GGGGGGGGGGGG"]
+    # Ranks that wait for an exchange are not idle, which the table says of them.
+    assert ". nothing in this row" in draw(timeline, 24).legend
+    assert ". idle" in draw(with_seconds("p2", a_second_a_layer, micro_batches=2), 40).legend
 
 
 def test_what_takes_a_twentieth_of_a_column_shows_in_small_letters() -> None:
