@@ -97,7 +97,7 @@ def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | 
     buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
     return Fusion(
         rule=rule,
-        buffer_bytes=default.buffer_bytes if buffer is None else parse_size(buffer),
+        buffer_bytes=default.buffer_bytes if buffer is None else parse_size(buffer, "--fusion-buffer"),
         timeout_s=default.timeout_s if timeout is None else parse_duration(timeout, "--fusion-timeout"),
     )
 

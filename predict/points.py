@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,17 @@ class Points(NamedTuple):
 
     points: tuple[Point, ...]
     left_out: tuple[str, ...]
+
+
+def left_out_lines(refused: Sequence[tuple[Strategy, UserError]]) -> tuple[str, ...]:
+    """Each reason once, before the strategies that it holds for, unless it names all of them."""
+    strategies: dict[str, dict[str, None]] = {}
+    for strategy, error in refused:
+        strategies.setdefault(str(error), {})[str(strategy)] = None
+    return tuple(
+        reason if set(names) <= set(re.findall(r"\w+", reason)) else f"{reason} (so not {', '.join(names)})"
+        for reason, names in strategies.items()
+    )
 
 
 def expand_points(
@@ -50,7 +62,7 @@ def expand_points(
             f"the degrees of {strategies} are fixed: leave --ranks out, or name a kind that ranks can set, as data"
         )
     points: list[Point] = []
-    refused: list[UserError] = []
+    refused: list[tuple[Strategy, UserError]] = []
     for batch in parse_counts(batches, "--batch"):
         for text in texts:
             for strategy, global_batch in _configurations(text, batch, counts, scaling):
@@ -59,10 +71,10 @@ def expand_points(
                     planner_for(strategy).check(network, strategy, point.settings)
                     points.append(point)
                 except UserError as error:
-                    refused.append(error)
+                    refused.append((strategy, error))
     if not points:
-        raise refused[0]
-    return Points(tuple(dict.fromkeys(points)), tuple(dict.fromkeys(map(str, refused))))
+        raise refused[0][1]
+    return Points(tuple(dict.fromkeys(points)), left_out_lines(refused))
 
 
 def _configurations(text: str, batch: int, counts: Sequence[int], scaling: Scaling) -> list[tuple[Strategy, int]]:

@@ -12,13 +12,14 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import KernelSettings, choose_label
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings, bucket_limits, library_blocks, ranks_per_node
+from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import parse_layers, parse_recompute
 from paradl_bench.strategies.axis_planner import refuse_unused
 from predict.cost_model import CostModel
 from predict.input_terms import input_options
 from predict.inputs import choose_measured, choose_network, read_cluster
 from predict.osf import fusion_options
-from predict.points import expand_points
+from predict.points import expand_points, left_out_lines
 from predict.prediction import Prediction, Predictor
 from predict.scaling_band import Timed
 from predict.slow_rank import slow_rank_option
@@ -57,7 +58,9 @@ def read_request(options: Mapping[str, Any]) -> Request:
     chosen = expand_points(
         model.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
     )
-    refuse_unused(settings(1), [point.strategy for point in chosen.points])
+    refuse_unused(
+        settings(1), [point.strategy for point in chosen.points], *(("split",) if options["split"] is not None else ())
+    )
     refuse_without_pipeline(options["stages"], chosen.points)
     points = chosen.points
     if options["stages"] == _MEASURED:
@@ -117,16 +120,16 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
         price_per_rank_hour=options.get("price"),
     )
     found: list[tuple[Prediction, Timed]] = []
-    refused: list[UserError] = []
+    refused: list[tuple[Strategy, UserError]] = []
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
         except UserError as error:
-            refused.append(error)
+            refused.append((point.strategy, error))
     if not found:
-        raise refused[0]
+        raise refused[0][1]
     predictions, timed = zip(*found, strict=True)
-    return Predicted(predictions, timed, tuple(dict.fromkeys((*request.left_out, *map(str, refused)))))
+    return Predicted(predictions, timed, tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused)))))
 
 
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
@@ -166,5 +169,5 @@ def _measured_choices(profile: Profile, network: Network, options: Mapping[str, 
     return (
         choose_measured("optimizer", options["optimizer"], [time.optimizer for time in times], "sgd"),
         dtype,
-        choose_label(given, [time.kernel_settings for time in measured]),
+        choose_label(given, [time.kernel_settings for time in measured], network.name),
     )

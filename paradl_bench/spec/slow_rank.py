@@ -63,5 +63,6 @@ def parse_slow_rank(text: str) -> SlowRank:
         return SlowRank(factor=float(factor), rank=int(rank) if at else 0)
     except ValueError:
         raise UserError(
-            f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3: a factor from 1 to {LARGEST_FACTOR:g}, a rank from 0 on"
+            f"--slow-rank: {text!r} is no FACTOR[@RANK], as 1.5 or 1.5@3:"
+            f" a factor from 1 to {LARGEST_FACTOR:g}, a rank from 0 on"
         ) from None

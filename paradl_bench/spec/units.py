@@ -30,19 +30,20 @@ LARGEST_FACTOR = 1e9
 """By which a time that was measured may be stretched, and what a rank-hour may cost."""
 
 
-def parse_size(text: str) -> int:
-    """Bytes of ``64M``, ``1GiB``, ``16e9``, ``4096``.
+def parse_size(text: str, where: str = "") -> int:
+    """Bytes of ``64M``, ``1GiB``, ``16e9``, ``4096``; ``where`` names the option in the error.
 
     Raises:
         UserError: the text is no size, not a whole positive number of bytes, or more than a file could hold (2^63).
     """
+    size = f"{where}: size {text!r}".removeprefix(": ")
     match = _SIZE.fullmatch(text.strip())
     factor = _SUFFIX_BYTES.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise UserError(f"size {text!r} does not parse: write a number with K, M, G (1024) or KB, MB, GB (1000)")
+        raise UserError(f"{size} does not parse: write a number with K, M, G (1024) or KB, MB, GB (1000)")
     value = Fraction(match.group(1)) * factor
     if value.denominator != 1 or not 1 <= value <= MAX_COUNT:
-        raise UserError(f"size {text!r} is not a whole positive number of bytes below 2^63")
+        raise UserError(f"{size} is not a whole positive number of bytes below 2^63")
     return int(value)
 
 

@@ -113,14 +113,17 @@ def shard_label(axis: Axis, settings: PlanSettings) -> str:
     return f"{axis}[{' '.join(options)}]" if options else str(axis)
 
 
-def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy]) -> None:
+def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given: str) -> None:
     """Refuse an option of axes that none of the strategies has.
+
+    Args:
+        given: settings that were given as what they are by default.
 
     Raises:
         UserError: names the option, and the kinds of axes that it is for.
     """
     present = {axis.kind for strategy in strategies for axis in strategy.axes}
-    for name in settings.options:
+    for name in dict.fromkeys((*settings.options, *given)):
         kinds = [kind for kind, names in SHARD_OPTIONS.items() if name in names]
         kinds += REPLICATING if name == "exchange" else ()
         kinds += ("pipeline",) if name in PIPELINE_OPTIONS else ()

@@ -131,6 +131,15 @@ def test_a_sweep_leaves_out_what_cannot_be_and_says_why(predict: Caller) -> None
     assert "left out: batch 8 is smaller than the 16 ranks of d16" in result.err
 
 
+def test_every_strategy_that_is_left_out_is_named(predict: Caller) -> None:
+    result = predict("--strategy", "serial,f2,z3d2,z2d2,d16", "--batch", "8")
+    assert result.code == 0
+    lines = result.err.splitlines()
+    assert lines[0] == "predict: left out: batch 8 is smaller than the 16 ranks of d16: give at least 16"
+    for strategy in ("f2", "z3d2", "z2d2"):
+        assert any(strategy in line.rpartition("(so not ")[2][:-1].split(", ") for line in lines[1:])
+
+
 def test_a_cluster_file_sets_levels_and_memory(predict: Caller) -> None:
     cluster = predict.folder / "cluster.yaml"
     cluster.write_text(
@@ -185,6 +194,19 @@ def test_buckets_follow_the_cap(predict: Caller) -> None:
         (("--strategy", "serial", "--batch", "8", "--backend", "nccl"), "unknown backend 'nccl': choices are gloo"),
         (("--strategy", "serial", "--batch", "8", "--optimizer", "adam"), "no weight update by 'adam', only by sgd"),
         (("--strategy", "serial", "--batch", "8", "--dtype", "bf16"), "holds no iterations in bf16"),
+        (
+            ("--strategy", "serial", "--batch", "8", "--backend", "nccl"),
+            "measure its collectives: paradl-bench collectives --ranks N --backend nccl -o DIR, then calibrate fit",
+        ),
+        (("--strategy", "serial", "--batch", "8", "--backend", "foo"), "unknown backend 'foo': choices are gloo\n"),
+        (("--strategy", "serial", "--batch", "8", "--optimizer", "foo"), "'foo': choices are adam, sgd\n"),
+        (("--strategy", "serial", "--batch", "8", "--dtype", "fp17"), "unknown dtype 'fp17': choices are bf16, fp32\n"),
+        (
+            ("--strategy", "serial", "--batch", "8", "--compile", "--no-tf32"),
+            "measure some: paradl-bench layers chain --batch N --compile -o DIR, then calibrate fit",
+        ),
+        (("--strategy", "d2", "--batch", "8", "--split", "all"), "--split is for filter, channel, tensor parallelism"),
+        (("--strategy", "d2", "--batch", "8", "--fusion-buffer", "0"), "--fusion-buffer: size '0' is not a whole"),
         (("--strategy", "d2", "--batch", "8", "--bucket-cap-mb", "0"), "positive number of MiB"),
         (("--strategy", "serial", "--batch", "8", "--json", "--csv"), "--json and --csv exclude each other"),
         (("--strategy", "serial"), "Missing option '--batch'"),
