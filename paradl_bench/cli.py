@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -30,6 +31,11 @@ class _Commands(click.Group):
 @click.version_option(package_name="paradl", prog_name="paradl-bench")
 def group() -> None:
     """Measure layer times, collectives and real training runs. Add --debug to any command for tracebacks."""
+    if "PARADL_LAUNCHER_PID" in os.environ:
+        # A rank: from its first moment on, since a launcher that is killed while ranks load torch can't end them.
+        from paradl_bench.measure.rank_place import die_with_launcher
+
+        die_with_launcher()
 
 
 def main() -> None:
@@ -41,7 +47,5 @@ def main() -> None:
 def _append_working_directory() -> None:
     # A user's package.module:factory is found in the working directory; it goes last, so that a user's predict.py
     # cannot shadow ours. `python -m` puts it first, which this undoes.
-    import os
-
     here = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] + [here]

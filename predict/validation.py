@@ -134,7 +134,14 @@ def _unlike(profile: Profile, run: Run) -> list[str]:
     """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
     environment = run.manifest.environment.computing
     found = min((known.differences(environment) for known in profile.environments), key=len, default=[])
-    lines = [f"{run.path} was run in another environment than the profile's: {'; '.join(found)}"] if found else []
+    lines = []
+    kinds = dict.fromkeys(words_of_emulation(known.computing.emulated) for known in profile.environments)
+    emulated = "; ".join(words for words in kinds if words)
+    if emulated and not environment.emulated:
+        # Layers of this host are like the run's, and what was swept over emulated links is not.
+        lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
+    if found:
+        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(found)}")
     network = profile.network.get(run.description.model)
     if network is not None and network.digest != run.description.network_digest:
         shapes = ["x".join(map(str, shape)) for shape in (network.input_shape, run.description.input_shape)]

@@ -6,13 +6,11 @@ On a CPU a rank pins itself to one core and one thread, so that measurements of 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import datetime
 import gc
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,13 +25,13 @@ from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.pulse import beat, begin_pulse
 from paradl_bench.measure.rank_place import (
     BACKENDS,
-    LAUNCHER_PID,
     LISTENER,
     NO_BACKEND,
     PEER_LOST,
     Launcher,
     RankPlace,
     check_backend,
+    die_with_launcher,
     launcher_of_environment,
     port_in_use,
     ranks_of_node,
@@ -179,7 +177,7 @@ def join_ranks(
     if place is None:
         raise UserError("this process is no rank: start it through torchrun or srun, or leave starting to this program")
     if place.launcher == "own":
-        _die_with_launcher()
+        die_with_launcher()
     else:
         _begin_again_with_thresholds()
     begin_pulse(place.rank, place.ranks, place.launcher == "own", hang_timeout_s)
@@ -241,15 +239,6 @@ def _begin_again_with_thresholds() -> None:
     missing = {name: value for name, value in ALLOCATOR_VARIABLES.items() if name not in os.environ}
     if missing:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)
-
-
-def _die_with_launcher() -> None:
-    """Have the kernel end this rank when its launcher is killed, which then can't end it itself (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.environ.get(LAUNCHER_PID, "") != str(os.getppid()):
-        raise WorkError("the launcher of this rank is gone")
 
 
 def _settle(place: RankPlace, device: str) -> int | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
+import signal
 from dataclasses import dataclass
 from typing import Literal
 
 from paradl_bench.emulate_nodes.cluster import NODE_NAME
-from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.errors import UserError, WorkError, unknown_choice
 
 Launcher = Literal["own", "torchrun", "srun"]
 
@@ -25,6 +28,21 @@ PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
 DOES_NOT_FIT = "does not fit"
 """How the error of a rank starts whose memory ran out: no other one is to blame."""
+
+
+def die_with_launcher() -> None:
+    """Have the kernel end this rank when its launcher is killed, which then can't end it itself (Linux).
+
+    Ends it at once where the launcher is gone already; of a process that is no rank of this program it does nothing.
+    """
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher is None or os.environ.get(MARK) != "own":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if launcher != str(os.getppid()):
+        raise WorkError("the launcher of this rank is gone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,16 +138,22 @@ def _phase_table(summary: TrainingSummary) -> Table:
     return table
 
 
+_MUCH_OVERHEAD = 0.1
+"""Of what layers sleep: more than the few per cent that lie beside a sleep and show in nothing else."""
+
+
 def _ghost_line(ghost: GhostRun) -> str:
     framework, oversleep = (sum(phases.values()) for phases in (ghost.framework_s, ghost.oversleep_s))
     drawn = ""
     if ghost.drawn is not None:
         drawn = f"; each sleep drawn as {ghost.drawn.samples} measured iterations spread, seed {ghost.drawn.seed}"
-    silent = "" if ghost.host_s is None else f", {format_seconds(ghost.host_s)} of it the host's own"
+    silent = "" if ghost.host_s is None else f"; where nothing is communicated either, {format_seconds(ghost.host_s)}"
+    much = f"; that is much beside sleep, a larger --dilate makes it less (now {ghost.dilate:g})"
     return (
-        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration, {format_seconds(framework)} of it"
-        f" ({ghost.overhead:.1%}) for the framework on rank 0's host, and {_signed(oversleep)} beside it;"
-        f" without sleep an iteration takes {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
+        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; the framework takes rank 0's host"
+        f" {format_seconds(framework)} ({ghost.overhead:.1%} of that{much if ghost.overhead > _MUCH_OVERHEAD else ''}),"
+        f" and {_signed(oversleep)} beside it; without sleep an iteration takes"
+        f" {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
     )
 
 

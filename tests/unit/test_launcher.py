@@ -226,7 +226,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_do_not_survive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """A rank asks the kernel to end it with its launcher, which cannot do so itself when it is killed."""
     rank = (
-        "import os, time; from paradl_bench.measure import process_groups as groups; groups._die_with_launcher();"
+        "import os, time; from paradl_bench.measure.rank_place import die_with_launcher as die; die();"
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
     )
     start = f"launch_ranks([sys.executable, '-c', {rank!r}], ranks=2, device='cpu', timeout_s=60)"

@@ -14,6 +14,7 @@ import pytest
 from profile_factory import ENVIRONMENT, make_network, make_profile, model_times, ring_fit, write_training_run
 
 from calibrate.profile import write_profile
+from paradl_bench.spec.emulation import EmulatedNodes, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
@@ -207,6 +208,18 @@ def test_runs_that_are_far_off_are_told_even_where_their_interval_holds(tmp_path
     assert all("most of it is WU" in line for line in told)
     # Of ranks that share a host's memory alone.
     assert {"d2" in line for line in lines if "whose bandwidth may change" in line} == {True}
+
+
+def test_a_real_run_is_not_held_against_links_that_were_emulated(tmp_path: Path) -> None:
+    """Though the layers that the profile holds beside them are of the run's own environment."""
+    nodes = EmulatedNodes(nodes=2, ranks_per_node=2, link_bytes_per_s=1e8, shaping="tbf")
+    swept = msgspec.structs.replace(ENVIRONMENT, emulated=Emulation(nodes=nodes))
+    write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, environments=(ENVIRONMENT, swept)))
+    run = run_like(tmp_path / "run", "d2", 8)
+    with pytest.raises(UserError, match="ran on real links, and the profile holds what was measured on"):
+        validate(tmp_path / "p.json", [run])
+    (note,) = [line for line in validate(tmp_path / "p.json", [run], force=True).notes if "real links" in line]
+    assert "compared by force" in note
 
 
 def test_an_iteration_takes_what_its_slowest_rank_takes(tmp_path: Path) -> None:
