@@ -150,6 +150,13 @@ def _unlike(profile: Profile, run: Run) -> list[str]:
     return lines
 
 
+def _own_network(profile: Profile, run: Run) -> Path | None:
+    """The run's own file of a network that the profile does not hold, where layers slept what it estimates."""
+    if run.description.ghost is None or run.description.model in profile.network:
+        return None
+    return next(iter(sorted(run.path.glob("network-*.json"))), None)
+
+
 class _Predictors:
     """Cost models by what they are made for, kept from run to run."""
 
@@ -216,11 +223,19 @@ class _Predictors:
         dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
         drawn = about.ghost is not None and about.ghost.drawn is not None
         of_ghosts = dilate, drawn, "" if slow is None else str(slow)
-        key = about.model, about.optimizer, about.dtype, about.kernel_settings, about.backend, *of_ghosts
+        key = (
+            about.model,
+            about.network_digest,
+            about.optimizer,
+            about.dtype,
+            about.kernel_settings,
+            about.backend,
+            *of_ghosts,
+        )
         if key not in self._models:
             self._models[key] = CostModel(
                 profile=self._profile,
-                network=choose_network(self._profile, about.model, None),
+                network=choose_network(self._profile, about.model, _own_network(self._profile, run)),
                 optimizer=about.optimizer,
                 dtype=about.dtype,
                 kernel_settings=about.kernel_settings,

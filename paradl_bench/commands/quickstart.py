@@ -27,8 +27,8 @@ WARMUP = 3
 ROUNDS = 3
 """Everything is measured so often, minutes apart: a run is of a later minute, and what a shared host gives changes by
 then. Blocks of one measurement are seconds apart and do not tell; three measurements are the fewest that do."""
-BLOCKS = 2
-"""Of a measurement in each round."""
+BLOCKS = {"layers": 2, "collectives": 1}
+"""Of each measurement in a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,21 @@ def _measurements(output: Path) -> list[Path]:
 
 def _round_of_measurements(output: Path, number: int) -> list[Step]:
     """Layers of all models, then collectives."""
-    repeated = ("--blocks", str(BLOCKS))
+    layers, sweep = (("--blocks", str(BLOCKS[kind])) for kind in ("layers", "collectives"))
     return [
         *(
             Step(
                 f"Layer times of {arguments[0].replace(',', ' and ')}, batch {arguments[2]}, {arguments[4]} at once"
                 f" (round {number} of {ROUNDS})",
                 "paradl_bench",
-                ("layers", *arguments, *repeated, "-o", str(output / f"{name}-r{number}")),
+                ("layers", *arguments, *layers, "-o", str(output / f"{name}-r{number}")),
             )
             for name, arguments in _layer_directories()
         ),
         Step(
             f"Collectives between two ranks, alone, beside compute and behind it (round {number} of {ROUNDS})",
             "paradl_bench",
-            (*_sweep_arguments(), *repeated, "--seed", str(number - 1), "-o", str(output / f"collectives-r{number}")),
+            (*_sweep_arguments(), *sweep, "--seed", str(number - 1), "-o", str(output / f"collectives-r{number}")),
         ),
     ]
 

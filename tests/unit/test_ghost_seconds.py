@@ -23,6 +23,7 @@ from profile_factory import (
 
 from calibrate.memory_runs import read_memory_runs
 from calibrate.profile import write_profile
+from paradl_bench.measure.directory import write_network
 from paradl_bench.spec.emulation import EmulatedLayers, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostRun, GhostTable, read_table
@@ -210,6 +211,17 @@ def test_what_ranks_take_the_host_for_moves_the_upper_end_of_an_interval_and_no_
         assert pair.interval_s == pytest.approx((before.interval_s[0], before.predicted_s + above))
     assert some.predicted_s == each.predicted_s == before.predicted_s
     assert noted == [False, True, True, True]
+
+
+def test_a_run_of_a_network_that_the_profile_only_estimates_is_held_against_its_own_file(tmp_path: Path) -> None:
+    """Layers and iterations of a network that the profile does not describe: another tool's, or one like it."""
+    write_profile(tmp_path / "p.json", msgspec.structs.replace(PROFILE, network={}))
+    run = emulated_run(tmp_path / "run", dilate=20.0)
+    with pytest.raises(UserError, match="no model"):
+        validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
+    write_network(run, CHAIN)
+    report = validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
+    assert next(pair for pair in report.pairs if pair.evaluator == "simulate").error == pytest.approx(0, abs=1e-9)
 
 
 def test_a_run_that_slept_another_profiles_seconds_is_refused(tmp_path: Path) -> None:
