@@ -176,7 +176,10 @@ def _check_alike(directories: Sequence[Path], manifests: Sequence[Manifest], *, 
         more = f" and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
         text = f"{directories[0]} and {directory} were measured in unlike environments ({shown}{more})"
         if not force:
-            raise UserError(f"{text}; measure both in one, or give --force to merge them all the same")
+            # Logs of one cluster differ in hosts, for which a name can stand.
+            named = manifests[0].imported and manifest.imported and any(each.startswith("hostname ") for each in found)
+            how = "import both with --cluster NAME where their nodes are alike" if named else "measure both in one"
+            raise UserError(f"{text}; {how}, or give --force to merge them all the same")
         notes.append(f"{text}; merged by --force")
     return notes
 

@@ -33,7 +33,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         options: those of the strategy that are not the defaults, by the name of the setting.
         iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
         phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
-            to the iteration.
+            to the iteration, but for a pipeline's waiting.
         pipeline_stage: whose phases these are, from 0; null without a pipeline, and where they are of no single stage.
         breakdown_s: FW and BW without communication for layers that compute waits for, GE, WU, and that communication
             by name (halo, all_gather, ...) add up to the iteration, with what ranks wait for other stages

@@ -10,7 +10,7 @@ import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -266,6 +266,9 @@ def _read(request: ToolRequest, job: Job, log: Path) -> tuple[Imported, Path]:
                 held = read(load_file(path), options)
             except UserError:
                 continue
+            # What is not taken here can be taken from the log.
+            taken = f"; paradl-bench import {request.tool.reads} {path} --keep "
+            held.dropped = [replace(row, why=row.why.replace("; --keep ", taken)) for row in held.dropped]
             if held.rows:
                 return held, path
     return Imported(), log
