@@ -137,7 +137,7 @@ def _unlike(profile: Profile, run: Run) -> list[str]:
     lines = []
     kinds = dict.fromkeys(words_of_emulation(known.computing.emulated) for known in profile.environments)
     emulated = "; ".join(words for words in kinds if words)
-    if emulated and not environment.emulated:
+    if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in found):
         # Layers of this host are like the run's, and what was swept over emulated links is not.
         lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
     if found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 
 import pytest
 from recorded_logs import DATA
@@ -231,3 +232,21 @@ def test_reports_behind_each_other_in_one_file_are_all_read(between: str) -> Non
     assert both.ranks_per_host == one.ranks_per_host
     torn = LogFile(path="a.json", content=(report + between + report[: report.rindex('"in_place"')]).encode())
     assert read(torn, ImportOptions()).rows == one.rows
+
+
+def test_events_of_a_trace_that_last_for_ages_are_broken_ones() -> None:
+    document = json.loads((DATA / "kineto-rank2.json").read_bytes())
+    options = ImportOptions(batch=4, ranks=4, level="node")
+
+    def read() -> Imported:
+        log = LogFile(path="trace.json", content=json.dumps(document).encode())
+        return importers()["kineto"].read(log, options)
+
+    whole = read()
+    event = next(each for each in document["traceEvents"] if "nccl" in each.get("name", "").lower())
+    event["dur"] = 1.7e15
+    held = read()
+    assert sum(len(each.samples_s[0]) for each in held.collectives) < sum(
+        len(each.samples_s[0]) for each in whole.collectives
+    )
+    assert len(held.notes) + len(held.dropped) > len(whole.notes) + len(whole.dropped)

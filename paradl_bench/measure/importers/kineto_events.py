@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paradl_bench.measure.importers.importer import LogFile
+from paradl_bench.measure.importers.importer import LONGEST_S, LogFile
 from paradl_bench.spec.errors import UserError
 
 _US = 1e-6
+_LONGEST_EVENT_S = LONGEST_S / 1000
+"""Sums over what a layer runs have to stay below what a layer may take."""
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "Runtime"}
 _DEVICE = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy", "gpu_memset": "copy"}
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -138,7 +140,7 @@ def _correlation(event: Event) -> str | int | None:
 
 def _event(entry: dict[str, Any], zero_us: float) -> Event | None:
     start, length = _number(entry.get("ts")), _number(entry.get("dur"))
-    if start is None or length is None or length < 0:
+    if start is None or length is None or not 0 <= length * _US <= _LONGEST_EVENT_S:
         return None
     arguments = entry.get("args")
     return Event(
