@@ -1,8 +1,8 @@
 """Programs that print what nccl-tests, OSU and IMB print, for tests of what runs them; written where a test wants them.
 
-``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``hang`` prints two sizes and sleeps, ``wrong`` has a wrong
-result, ``silent`` prints nothing, ``refuse`` ends at once, ``json`` can write a report, ``alone`` knows no
-MPI; ``unsplit`` one that the variable for groups did not reach.
+``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``fail late`` IMB behind its last row, ``hang`` prints two
+sizes and sleeps, ``wrong`` has a wrong result, ``silent`` prints nothing, ``refuse`` ends at once, ``json`` can write a
+report, ``alone`` knows no MPI; ``unsplit`` one that the variable for groups did not reach.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ if groups > 1 and not pair:
     print(f"# Benchmarking {benchmark}\n# #processes = {groups * int(ranks)}")
     print("#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]")
     rows()
+if __import__("os").environ.get("FAKE_MODE") == "fail late":
+    sys.exit(7)
 """
 
 # mpirun -np R [arguments] program ...: starts it once, as the first rank, which is the one that prints.

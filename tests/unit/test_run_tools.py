@@ -126,6 +126,19 @@ def test_a_program_that_fails_half_way_keeps_its_rows_and_shows_its_last_lines(
     assert read_manifest(out).complete
 
 
+def test_a_program_that_fails_behind_its_last_row_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("--ops", "all_reduce", "--blocks", "1", "--sizes", "1K:4K:4", "--launcher", "mpirun")
+    monkeypatch.setenv("FAKE_MODE", "fail late")
+    code, text = error_of(sweep("imb", tmp_path / "out", *settings))
+    assert (code, "2 rows kept" in text) == (3, True)
+    monkeypatch.delenv("FAKE_MODE")
+    assert sweep("imb", tmp_path / "out", *settings).exit_code == 0
+    assert len(read_records(tmp_path / "out", COLLECTIVES_FILE, CollectiveSamples)) == 2
+    assert read_manifest(tmp_path / "out").complete
+
+
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

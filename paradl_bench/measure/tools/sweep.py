@@ -177,7 +177,7 @@ def _jobs(
         for operation, concurrent in itertools.product(request.operations, dict.fromkeys(counts)):
             wanted = [size for size in request.sizes if _mark(operation, size, block, concurrent) not in done]
             of_groups = f"-{concurrent}groups" if concurrent > 1 else ""
-            for number, sizes in enumerate(request.tool.at_once(wanted)):
+            for number, sizes in enumerate(request.tool.at_once(wanted) if wanted else ()):
                 stem = _free_stem(output / LOGS, f"{operation}-{block}-{number}{of_groups}")
                 yield (
                     block,
