@@ -237,6 +237,15 @@ def test_ranks_do_not_survive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(int((tmp_path / name).read_text())) for name in "01"))
 
 
+def test_a_rank_whose_launcher_is_gone_ends_before_it_does_anything() -> None:
+    """Whatever its command: it is the program that looks, before torch is loaded and a model built."""
+    of_a_rank = {"PARADL_LAUNCHER": "own", "PARADL_LAUNCHER_PID": "1"}
+    command = [sys.executable, "-m", "paradl_bench", "doctor", "--json"]
+    ended = subprocess.run(command, env=os.environ | of_a_rank, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "the launcher of this rank is gone" in ended.stderr
+
+
 def wait_for(condition: Callable[[], bool], limit_s: float = 30) -> None:
     end = time.monotonic() + limit_s
     while not condition():

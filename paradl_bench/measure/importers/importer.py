@@ -27,8 +27,6 @@ from paradl_bench.spec.units import format_bytes
 MAX_BYTES = 1024**3
 """Of one file, unpacked: a trace of this size is read within a few GB of memory."""
 SHOWN_CHARACTERS = 160
-LONGEST_S = 1e9
-"""No call and no layer takes longer; sums over a network have to stay finite."""
 
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"

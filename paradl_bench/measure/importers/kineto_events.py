@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paradl_bench.measure.importers.importer import LONGEST_S, LogFile
+from paradl_bench.measure.importers.importer import LogFile
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 
 _US = 1e-6

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paradl_bench.measure.importers.failures import refusal
-from paradl_bench.measure.importers.importer import LONGEST_S, Imported, ImportOptions
+from paradl_bench.measure.importers.importer import Imported, ImportOptions
 from paradl_bench.measure.importers.nccl_operations import (
     Kind,
     kinds_called,
@@ -18,6 +18,7 @@ from paradl_bench.measure.importers.nccl_operations import (
     suggested_ranks,
 )
 from paradl_bench.measure.importers.nccl_rows import Half, Row
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.measurement import CollectiveSamples
 
 

@@ -15,9 +15,10 @@ import re
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
-from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 

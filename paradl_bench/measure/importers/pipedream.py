@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples, PhaseName
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paradl_bench.measure.importers.importer import LONGEST_S, Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
+from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, PhaseName

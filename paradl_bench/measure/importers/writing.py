@@ -25,6 +25,7 @@ from paradl_bench.spec.measurement import (
     NOT_WHOLE,
     SCHEMA_VERSION,
     TRACE_FILE,
+    UNKNOWN_DEVICE,
     CollectiveSamples,
     DroppedRow,
     Environment,
@@ -35,8 +36,6 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
-
-UNKNOWN = "unknown"
 
 
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +148,7 @@ def environment_of(
     on_node = [record.ranks if record.level == NODE else record.ranks_per_node for record in collectives]
     return Environment(
         device=next((file.held.device for file in files if file.held.device), "cuda"),
-        device_name=device_name or " and ".join(devices) or UNKNOWN,
+        device_name=device_name or " and ".join(devices) or UNKNOWN_DEVICE,
         device_count=max([1, *(file.held.ranks_per_host for file in files), *on_node]),
         memory_bytes=memory_bytes,
         hostname=cluster or (hosts[0] if len(hosts) == 1 else ""),
