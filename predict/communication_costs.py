@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.behind import BehindCompute
-from calibrate.communication import CommunicationFit, Congestion, Interference
+from calibrate.communication import CommunicationFit, Congestion
 from calibrate.communication_residuals import SizeRatios, residuals_of
 from calibrate.communication_spread import (
     Asked,
@@ -23,7 +23,7 @@ from calibrate.communication_spread import (
     nearest_congestion,
     other_level_mode,
 )
-from calibrate.communication_time import Piece, nearest_fit, outside, pieces_of
+from calibrate.communication_time import Piece, nearest_fit, pieces_of
 from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import Cluster, Level
@@ -31,7 +31,6 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.plan import Collective, HaloExchange
 from paradl_bench.spec.registry import lookup
-from paradl_bench.spec.statistics import IQR_TO_SD
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import format_bytes
 from paradl_bench.strategies.mesh import members_of
@@ -40,6 +39,7 @@ from predict.beside_costs import BesideCosts
 from predict.collective_times import CollectiveTimes
 from predict.contention_costs import ContentionCosts
 from predict.costs import Cost, Remark, Source
+from predict.interference import Slowdown, measured_slowdown, unmeasured_slowdown
 from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 
 DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
@@ -72,16 +72,6 @@ ALONE_ON_ITS_STREAM = Call()
 """Not behind compute, called by all ranks."""
 
 
-class Slowdown(NamedTuple):
-    """How much slower compute and the collective each are side by side, with standard deviations over what ran."""
-
-    compute: float
-    communication: float
-    compute_sd: float
-    communication_sd: float
-    remarks: tuple[Remark, ...]
-
-
 class CommunicationCosts:
     """Costs of collectives through one library on one cluster.
 
@@ -89,15 +79,23 @@ class CommunicationCosts:
         cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
         backend: library; None takes the one that suits the profile's device.
         hardware: factors on the links that were measured or stated.
+        compute_sleeps: it is emulated, and takes no longer beside a collective but for what was measured of that.
 
     Raises:
         UserError: the library was not measured, or the cluster lacks a level of ``hardware``.
     """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster | None, backend: str | None, hardware: Hardware = AS_MEASURED
+        self,
+        profile: Profile,
+        cluster: Cluster | None,
+        backend: str | None,
+        hardware: Hardware = AS_MEASURED,
+        *,
+        compute_sleeps: bool = False,
     ) -> None:
         self._profile = profile
+        self._compute_sleeps = compute_sleeps
         self._given = cluster is not None
         self.cluster = cluster or profile.cluster
         self._hardware = hardware
@@ -315,27 +313,18 @@ class CommunicationCosts:
         return any(entry.library == self.backend for entry in self._profile.interference)
 
     def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
-        """What compute and the collective cost each other; factors of 1, and a remark, where it was not measured."""
+        """What compute and the collective cost each other; with a remark where it was not measured of such a one."""
         found = [entry for entry in self._profile.interference if entry.library == self.backend]
         if not found:
-            text = "no interference was measured, overlap is taken as free: paradl-bench collectives --beside-compute"
-            return Slowdown(1.0, 1.0, 0.0, 0.0, (Remark(text, True),))
+            return unmeasured_slowdown(of_gpu=self._on_gpu and not self._compute_sleeps)
         work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
-        entry = min(found, key=lambda each: _unlikeness(each, work, level.name))
-        remarks = []
-        if entry.operation != work.operation:
-            text = f"interference of {work.operation}: as measured for {entry.operation}"
-            remarks.append(Remark(text, True))
-        if entry.ranks < work.ranks:
-            remarks.append(Remark(f"interference beyond the {entry.ranks} ranks that it was measured with", True))
-        return Slowdown(
-            entry.compute_slowdown,
-            entry.communication_slowdown,
-            entry.compute_slowdown_iqr * IQR_TO_SD,
-            entry.communication_slowdown_iqr * IQR_TO_SD,
-            tuple(remarks),
-        )
+        return measured_slowdown(found, work, level.name)
+
+    @property
+    def _on_gpu(self) -> bool:
+        devices = self._profile.devices
+        return devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
 
     def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
         """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
@@ -428,12 +417,3 @@ def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple
         side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
         remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
     return tuple(remarks)
-
-
-def _unlikeness(entry: Interference, work: Collective, level: str) -> tuple[bool, bool, float, float]:
-    return (
-        entry.operation != work.operation,
-        entry.level != level,
-        abs(math.log(entry.ranks / work.ranks)),
-        outside(work.message_bytes, entry.message_bytes),
-    )

@@ -142,7 +142,9 @@ class CostModel:
         self.profile = interference_of(of_kernel_settings(self.profile, self.kernel_settings), self.dilate)
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
-        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
+        self.communication = CommunicationCosts(
+            self.profile, self.cluster, self.backend, self.hardware, compute_sleeps=self.dilate is not None
+        )
         self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware, self.cluster)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
@@ -353,8 +355,8 @@ class CostModel:
         return dict(zip(of_plan, parts, strict=True))
 
     @property
-    def overlap_is_free(self) -> bool:
-        """Whether compute and collectives side by side count as not slowing each other for want of a measurement."""
+    def overlap_is_unmeasured(self) -> bool:
+        """Whether what compute and collectives side by side cost each other is not known of these devices."""
         return self.dilate is None and not self.communication.interferes
 
     def _spread(self, place: Place) -> Spread:

@@ -41,22 +41,23 @@ def interval(workload: Workload) -> Interval:
     Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
     and loses are added in quadrature over the modes, each side by itself. Parts' own spreads are taken at full weight,
     as if nothing hid them. What the parts left unexplained of the iteration that they were measured in moves the end on
-    its side, by itself. Where overlap was taken as free, what is hidden may cost any part of itself: two things side
-    by side take at least as long as the longer of them, and as a rule at most as long as both in turn.
+    its side, by itself. Where nothing was measured of overlap, what is hidden may cost any part of itself: two things
+    side by side take at least as long as the longer of them, and as a rule at most as long as both in turn.
 
     Raises:
         UserError: the profile's parts explain nothing of its iterations.
     """
     costs = workload.costs
-    timing = workload.timing()
-    point = timing.iteration_s
+    point = workload.timing().iteration_s
     own = Z90 * costs.independent_total_sd_s * workload.lag
     above, below = own**2, own**2
     spread = {"each layer": own}
-    if workload.overlap_is_free:
-        hidden = WORST_OVERLAP * timing.overlap_s
-        above += hidden**2
-        spread["overlap that was not measured"] = hidden
+    if workload.overlap_is_unmeasured:
+        best, worst = _unmeasured_overlap(workload)
+        up, down = max(0.0, worst - point), max(0.0, point - best)
+        above += up**2
+        below += down**2
+        spread["overlap that was not measured"] = max(up, down)
     moved: dict[str, tuple[float, float]] = {}
     for mode in costs.modes:
         ends = _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)
@@ -72,6 +73,13 @@ def interval(workload: Workload) -> Interval:
     high = point + math.sqrt(above) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
     return Interval(max(low, 0.0), high, spread, moved, own, tuple(unexplained))
+
+
+def _unmeasured_overlap(workload: Workload) -> tuple[float, float]:
+    """Seconds of the iteration with overlap for nothing, and with most of what that hides gone again."""
+    unhindered = np.ones_like(workload.costs.seconds)
+    free = workload.time(workload.costs.seconds, unhindered, unhindered)
+    return free.iteration_s, free.iteration_s + WORST_OVERLAP * free.overlap_s
 
 
 def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:

@@ -100,7 +100,7 @@ class Workload:
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
         memory: of the rank that needs most; asked for where it is shown, since that takes longer than the time does.
         lag: how much longer the slowest rank computes than a median one.
-        overlap_is_free: whether compute and communication side by side were taken as not slowing each other for want
+        overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed for want
             of a measurement.
     """
 
@@ -112,7 +112,7 @@ class Workload:
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]
     lag: float = 1.0
-    overlap_is_free: bool = False
+    overlap_is_unmeasured: bool = False
 
     def timing(self) -> Timing:
         """The time under the costs as they are."""

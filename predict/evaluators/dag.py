@@ -59,7 +59,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
-        overlap_is_free=model.overlap_is_free,
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 
 

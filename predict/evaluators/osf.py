@@ -64,7 +64,7 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
-        overlap_is_free=model.overlap_is_free,
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 
 

@@ -122,7 +122,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
         time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
         lag=by_phase[slowest].lag(costs.seconds),
-        overlap_is_free=model.overlap_is_free,
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 
 
@@ -186,7 +186,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
         lag=priced.lag,
-        overlap_is_free=model.overlap_is_free,
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 
 

@@ -358,10 +358,39 @@ def test_interference_is_that_of_the_operation_level_and_size() -> None:
     assert found.remarks == ()
 
 
-def test_overlap_without_measured_interference_is_said_to_be_free_by_assumption() -> None:
+def on_gpu(profile: Profile) -> Profile:
+    return msgspec.structs.replace(profile, devices=(msgspec.structs.replace(profile.devices[0], kind="cuda"),))
+
+
+def test_overlap_without_measured_interference_is_said_to_be_free_by_assumption_on_cpus() -> None:
     priced = price(make_profile(interference=()), "d2", 8)
-    assert any("no interference was measured" in line for line in priced.remarks.extrapolated())
+    assert any("overlap is taken as free" in line for line in priced.remarks.extrapolated())
     assert np.all(priced.costs.compute_slowdown == 1)
+
+
+def test_on_gpus_interference_that_was_not_measured_is_a_published_mean_and_flagged() -> None:
+    priced = price(on_gpu(make_profile(interference=())), "d2", 8)
+    (line,) = (line for line in priced.remarks.extrapolated() if "interference" in line)
+    assert "1.189 times" in line
+    assert "arXiv:2507.03114" in line
+    assert "--beside-compute" in line
+    communicates = priced.costs.is_communication
+    assert communicates.any()
+    assert np.all(priced.costs.compute_slowdown[communicates] == 1.189)
+    assert np.all(priced.costs.communication_slowdown == 1)
+
+
+def test_what_was_measured_on_gpus_goes_before_what_was_published() -> None:
+    priced = price(on_gpu(make_profile(interference=(interference(1.05, 1.3),))), "d2", 8)
+    communicates = priced.costs.is_communication
+    assert np.all(priced.costs.compute_slowdown[communicates] == 1.05)
+    assert not any("published" in line for line in priced.remarks.extrapolated())
+
+
+def test_ghosts_of_gpus_sleep_as_long_beside_collectives() -> None:
+    model = CostModel(profile=on_gpu(make_profile(interference=())), network=CHAIN, dilate=2.0)
+    work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
+    assert model.communication.slowdown(work, parse_strategy("d2"))[:2] == (1.0, 1.0)
 
 
 # Plans
