@@ -32,7 +32,8 @@ def print_answer(answer: Answer) -> None:
     )
     for row in answer.rows:
         line(f"{row.place}  {row.predict_command}")
-    line(f"to run the first: {answer.rows[0].train_command}")
+    if answer.rows[0].train_command is not None:
+        line(f"to run the first: {answer.rows[0].train_command}")
     for searched in answer.searched:
         for text in _account(searched):
             line(text)

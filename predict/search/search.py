@@ -49,7 +49,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         pareto: whether nothing that was predicted is as fast, needs as little memory and as few rank-hours, and is
             better in one of them.
         estimate_s: what the search chose it by.
-        predict_command, train_command: that predict it, and run it.
+        predict_command, train_command: that predict it, and run it; the latter null of networks of which only times were
+            imported: nothing tells their input, nor whether a model of that name is theirs.
         prediction: what ``predict`` says of it.
     """
 
@@ -58,7 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pareto: bool
     estimate_s: float
     predict_command: str
-    train_command: str
+    train_command: str | None
     prediction: Prediction
 
 
@@ -210,7 +211,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
             pareto=frontier[index],
             estimate_s=exact[index].estimate_s,
             predict_command=_command("predict", exact[index].prediction, options),
-            train_command=_command("train", exact[index].prediction, options),
+            train_command=_train_command(exact[index].prediction, options),
             prediction=exact[index].prediction,
         )
         for place, index in enumerate((*shown, *further), start=1)
@@ -222,6 +223,10 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
 def _compared(prediction: Prediction) -> tuple[float, ...]:
     """Time, memory and rank-hours."""
     return prediction.iteration_s, float(prediction.memory_bytes), prediction.rank_hours_per_million_samples
+
+
+def _train_command(prediction: Prediction, options: Mapping[str, Any]) -> str | None:
+    return _command("train", prediction, options) if prediction.input_shape else None
 
 
 def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -> str:

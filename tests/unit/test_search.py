@@ -175,6 +175,17 @@ def test_a_row_is_what_predict_says_to_its_command(profile: Path, fed: tuple[str
         assert "--preset" not in row["train_command"]
 
 
+def test_no_run_is_suggested_of_a_network_whose_input_is_not_known(tmp_path: Path) -> None:
+    """As of an imported trace, which names layers and no model that could be built."""
+    network = msgspec.structs.replace(make_network(), input_shape=())
+    write_profile(tmp_path / "p.json", profile_of(network))
+    options = "--ranks", "2", "--batch", "8"
+    assert all(row["train_command"] is None for row in found(tmp_path / "p.json", *options)["rows"])
+    told = asked(tmp_path / "p.json", *options)
+    assert told.exit_code == 0, told.output
+    assert "to run the first" not in told.output
+
+
 def test_batches_that_wait_on_the_device_count_against_its_memory(profile: Path) -> None:
     fed = "--preset", "caffe-mpi", "--prefetch", "40", "--io-seconds", "1e-6"
     options = "--ranks", "2", "--batch", "64", "--caps", "1"
