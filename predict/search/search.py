@@ -49,8 +49,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         pareto: whether nothing that was predicted is as fast, needs as little memory and as few rank-hours, and is
             better in one of them.
         estimate_s: what the search chose it by.
-        predict_command, train_command: that predict it, and run it; the latter null of networks of which only times were
-            imported: nothing tells their input, nor whether a model of that name is theirs.
+        predict_command, train_command: that predict it, and run it; the latter null of networks of which only times
+            were imported: nothing tells their input, nor whether a model of that name is theirs.
         prediction: what ``predict`` says of it.
     """
 
