@@ -277,7 +277,7 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         command = f"{sweep_command(profile, library, libraries[library], NODE)} --beside-compute -o beside-{library}"
         yield Weakness(
             kind="missing",
-            text=f"{library}: interference of compute and communication was not measured; overlap would be free",
+            text=f"{library}: interference with compute was not measured; what overlap costs is assumed",
             command=command,
         )
     beside: dict[tuple[str, str, int], float] = {}

@@ -17,6 +17,10 @@ from predict.workload import Workload
 
 WORST_OVERLAP = 0.95
 """Of the time hidden, what 95% of the values lie below that are spread evenly between none and all of it."""
+UNMEASURED_OVERLAP = "overlap that was not measured"
+"""The error of what overlap costs where nobody measured it; all predictions of a profile share it."""
+_STANDS_STILL = 1e9
+"""Slow-down of compute that makes no progress beside a collective."""
 
 
 class Interval(NamedTuple):
@@ -52,21 +56,17 @@ def interval(workload: Workload) -> Interval:
     own = Z90 * costs.independent_total_sd_s * workload.lag
     above, below = own**2, own**2
     spread = {"each layer": own}
+    moved = {
+        mode.name: (_shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)) for mode in costs.modes
+    }
     if workload.overlap_is_unmeasured:
-        best, worst = _unmeasured_overlap(workload)
-        up, down = max(0.0, worst - point), max(0.0, point - best)
-        above += up**2
-        below += down**2
-        spread["overlap that was not measured"] = max(up, down)
-    moved: dict[str, tuple[float, float]] = {}
-    for mode in costs.modes:
-        ends = _shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)
-        moved[mode.name] = ends
+        moved[UNMEASURED_OVERLAP] = _unmeasured_overlap(workload)
+    for name, ends in moved.items():
         gains = [end - point for end in ends]
         up, down = max(0.0, *gains), max(0.0, *(-gain for gain in gains))
         above += up**2
         below += down**2
-        spread[mode.name] = max(up, down)
+        spread[name] = max(up, down)
     unexplained = [_unexplained_s(remainder, workload) for remainder in workload.spread.remainders]
     spread["remainder of closure"] = max((abs(value) for value in unexplained), default=0.0)
     low = point - math.sqrt(below) + min(0.0, *unexplained)
@@ -76,10 +76,17 @@ def interval(workload: Workload) -> Interval:
 
 
 def _unmeasured_overlap(workload: Workload) -> tuple[float, float]:
-    """Seconds of the iteration with overlap for nothing, and with most of what that hides gone again."""
-    unhindered = np.ones_like(workload.costs.seconds)
-    free = workload.time(workload.costs.seconds, unhindered, unhindered)
-    return free.iteration_s, free.iteration_s + WORST_OVERLAP * free.overlap_s
+    """Seconds of the iteration with most of what overlap hides gone again, and with overlap for nothing."""
+    costs = workload.costs
+    # What calls beside an all-reduce are slowed by was measured, whatever was not of compute.
+    free = workload.time(costs.seconds, np.ones_like(costs.seconds), costs.communication_slowdown)
+    hidden_s = free.overlap_s
+    if free.stage is not None:
+        # Stages wait for what others lose: one stage's own is not all. Compute that stands still beside is in turn.
+        stopped = np.where(costs.is_communication & (costs.seconds > 0), _STANDS_STILL, 1.0)
+        in_turn_s = workload.iteration_s(costs.seconds, stopped, costs.communication_slowdown)
+        hidden_s = max(hidden_s, in_turn_s - free.iteration_s)
+    return free.iteration_s + WORST_OVERLAP * hidden_s, free.iteration_s
 
 
 def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:

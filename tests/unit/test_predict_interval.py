@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -24,8 +25,9 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.strategy import parse_strategy
 from predict.cost_model import CostModel
+from predict.interval import interval
 from predict.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Point, Workload, evaluator_named
 
 CHAIN = make_network()
 COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW"))
@@ -188,3 +190,49 @@ def test_where_a_published_mean_stands_for_interference_the_interval_reaches_fro
     # The closed forms take overlap as free, as their papers do, and their interval tells of the same.
     assert of(gpu, "osf").iteration_s == pytest.approx(of(cpu, "osf").iteration_s)
     assert sides(of(gpu, "osf")) == pytest.approx(sides(of(cpu, "osf")))
+
+
+def on_gpu(profile: Profile) -> Profile:
+    return msgspec.structs.replace(profile, devices=(msgspec.structs.replace(profile.devices[0], kind="cuda"),))
+
+
+def unmeasured(*operations: str) -> Profile:
+    return make_profile(communication=tuple(map(ring_fit, operations)), interference=())
+
+
+def test_efficiency_may_be_off_by_what_overlap_costs_where_nobody_measured_it() -> None:
+    found = hidden(on_gpu(unmeasured("all_reduce")))
+    low, high = found.interval_s
+    assert low < found.iteration_s < high
+    # One rank overlaps nothing, and is as fast whatever overlap costs.
+    of_one_s = found.efficiency * found.iteration_s
+    assert found.efficiency_interval == pytest.approx((of_one_s / high, of_one_s / low), rel=0.01)
+
+
+def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
+    profile = unmeasured("all_reduce", "send_recv")
+    point = Point(
+        strategy=parse_strategy("p2d2"),
+        settings=PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1, micro_batches=4, schedule="1f1b"),
+    )
+
+    def workload(of: Profile) -> Workload:
+        return evaluator_named("simulate").prepare(CostModel(profile=of, network=CHAIN, backend="gloo"), point)
+
+    free, assumed = workload(profile), workload(on_gpu(profile))
+    added_s = assumed.timing().iteration_s - free.timing().iteration_s
+    assert added_s > 0.95 * free.timing().overlap_s, "the point assumes more than one stage overlaps"
+    upper, lower = interval(assumed).moved_s["overlap that was not measured"]
+    assert lower == pytest.approx(free.timing().iteration_s)
+    assert upper > assumed.timing().iteration_s
+
+
+def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overlap_that_was_not_measured() -> None:
+    profile = unmeasured("all_reduce")
+    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1))
+    workload = evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
+    costs = workload.costs
+    slowed = dataclasses.replace(costs, communication_slowdown=np.where(costs.is_communication, 1.5, 1.0))
+    found = interval(dataclasses.replace(workload, costs=slowed))
+    _, lower = found.moved_s["overlap that was not measured"]
+    assert lower == pytest.approx(dataclasses.replace(workload, costs=slowed).timing().iteration_s)
