@@ -6,6 +6,7 @@ The interval is for the median of a run's iterations: the spread of single itera
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -43,10 +44,11 @@ def interval(workload: Workload) -> Interval:
     """90% interval of the iteration.
 
     Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
-    and loses are added in quadrature over the modes, each side by itself. Parts' own spreads are taken at full weight,
-    as if nothing hid them. What the parts left unexplained of the iteration that they were measured in moves the end on
-    its side, by itself. Where nothing was measured of overlap, what is hidden may cost any part of itself: two things
-    side by side take at least as long as the longer of them, and as a rule at most as long as both in turn.
+    and loses are added in quadrature over the modes, each side by itself, and errors of communication lose no more than
+    it takes. Parts' own spreads are taken at full weight, as if nothing hid them. What the parts left unexplained of
+    the iteration that they were measured in moves the end on its side, by itself. Where nothing was measured of
+    overlap, what is hidden may cost any part of itself: two things side by side take at least as long as the longer of
+    them, and as a rule at most as long as both in turn.
 
     Raises:
         UserError: the profile's parts explain nothing of its iterations.
@@ -54,25 +56,42 @@ def interval(workload: Workload) -> Interval:
     costs = workload.costs
     point = workload.timing().iteration_s
     own = Z90 * costs.independent_total_sd_s * workload.lag
-    above, below = own**2, own**2
-    spread = {"each layer": own}
     moved = {
         mode.name: (_shifted(workload, costs, mode, Z90), _shifted(workload, costs, mode, -Z90)) for mode in costs.modes
     }
     if workload.overlap_is_unmeasured:
         moved[UNMEASURED_OVERLAP] = _unmeasured_overlap(workload)
-    for name, ends in moved.items():
-        gains = [end - point for end in ends]
-        up, down = max(0.0, *gains), max(0.0, *(-gain for gain in gains))
-        above += up**2
-        below += down**2
-        spread[name] = max(up, down)
+    ups = {name: max(0.0, *(end - point for end in ends)) for name, ends in moved.items()}
+    downs = {name: max(0.0, *(point - end for end in ends)) for name, ends in moved.items()}
     unexplained = [_unexplained_s(remainder, workload) for remainder in workload.spread.remainders]
-    spread["remainder of closure"] = max((abs(value) for value in unexplained), default=0.0)
-    low = point - math.sqrt(below) + min(0.0, *unexplained)
-    high = point + math.sqrt(above) + max(0.0, *unexplained)
+    spread = {
+        "each layer": own,
+        **{name: max(up, downs[name]) for name, up in ups.items()},
+        "remainder of closure": max((abs(value) for value in unexplained), default=0.0),
+    }
+    low = point - math.hypot(own, _lost(workload, point, downs)) + min(0.0, *unexplained)
+    high = point + math.hypot(own, *ups.values()) + max(0.0, *unexplained)
     spread = {name: value for name, value in spread.items() if value}
     return Interval(max(low, 0.0), high, spread, moved, own, tuple(unexplained))
+
+
+def _lost(workload: Workload, point: float, downs: Mapping[str, float]) -> float:
+    """How much shorter all modes together make the iteration, in quadrature of what each does by itself (``downs``).
+
+    Errors of communication save no more than communication takes: without any, compute is left. One of them stops there
+    by itself, since no seconds are below none; several in quadrature would not.
+    """
+    costs = workload.costs
+    computes = ~costs.is_communication
+    of_compute = [mode.name for mode in costs.modes if np.any(mode.seconds[computes])]
+    compute = math.hypot(*(downs[name] for name in of_compute))
+    communication = math.hypot(*(down for name, down in downs.items() if name not in of_compute))
+    if not communication:
+        return compute
+    alone_s = workload.iteration_s(
+        np.where(computes, costs.seconds, 0.0), costs.compute_slowdown, costs.communication_slowdown
+    )
+    return math.hypot(compute, min(communication, max(0.0, point - alone_s)))
 
 
 def _unmeasured_overlap(workload: Workload) -> tuple[float, float]:

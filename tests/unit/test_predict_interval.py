@@ -236,3 +236,32 @@ def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overl
     found = interval(dataclasses.replace(workload, costs=slowed))
     _, lower = found.moved_s["overlap that was not measured"]
     assert lower == pytest.approx(dataclasses.replace(workload, costs=slowed).timing().iteration_s)
+
+
+def of_large_messages(seconds_of_layers: float = 0.0) -> Workload:
+    """d2 over links so slow that messages take most, with two errors of as much as they take."""
+    fit = ring_fit(alpha_s=0.05, block_relative_sd=2.0, covariance=((1.0, 0.0), (0.0, 0.0)))
+    profile = make_profile(communication=(fit,), model_times=model_times(CHAIN, common_sd=seconds_of_layers))
+    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, bucket_cap_bytes=1 << 40))
+    return evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
+
+
+def test_errors_of_communication_leave_what_the_iteration_takes_without_any() -> None:
+    workload = of_large_messages()
+    costs, found = workload.costs, interval(workload)
+    floor_s = workload.iteration_s(
+        np.where(costs.is_communication, 0.0, costs.seconds), costs.compute_slowdown, costs.communication_slowdown
+    )
+    assert len(found.moved_s) >= 2
+    assert all(lower == pytest.approx(floor_s) for _, lower in found.moved_s.values())
+    point_s = workload.timing().iteration_s
+    assert point_s - math.sqrt(2) * (point_s - floor_s) < 0, "in quadrature they would end below nothing"
+    assert found.low_s == pytest.approx(floor_s)
+
+
+def test_compute_s_own_errors_go_below_that() -> None:
+    sure, unsure = interval(of_large_messages()), interval(of_large_messages(0.03))
+    point_s, moved_s = of_large_messages().timing().iteration_s, unsure.spread_s["compute, all layers"]
+    assert moved_s > 0
+    assert unsure.low_s == pytest.approx(point_s - math.hypot(point_s - sure.low_s, moved_s))
+    assert unsure.low_s < sure.low_s
