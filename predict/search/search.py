@@ -18,6 +18,7 @@ from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
 from predict.request import read_model, settings_of
 from predict.search.chances import chances_of_best, pareto
+from predict.search.mirrored import mirrored_dims
 from predict.search.ranking import Exact, Ranker, Ranking
 from predict.search.space import KEPT_OR_AGAIN, Space, find_space
 from predict.workload import evaluator_named
@@ -124,6 +125,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     settings = settings_of(model, options)(batches[0])
     caps = parse_caps(options["caps"])
     recomputed = KEPT_OR_AGAIN if options["recompute"] is None else (settings.recompute,)
+    like = mirrored_dims(model.profile, model.network, settings.spatial_until)
     rankings: list[Ranking] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
@@ -134,7 +136,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
             if model.cluster is not None:
                 model.cluster.level_of(ranks)
             computed_in = model.dtype, model.kernel_settings
-            space = find_space(model.network, settings, ranks, caps, recomputed, computed_in)
+            space = find_space(model.network, settings, ranks, caps, recomputed, computed_in, like)
             predictor = Predictor(
                 model,
                 evaluator,

@@ -35,6 +35,7 @@ from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import most_parts
 from paradl_bench.strategies.zero.plan import check_zero
 from predict.costs import Ints
+from predict.search.mirrored import is_first_written
 
 MOST_MICRO_BATCHES = 512
 SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
@@ -149,6 +150,7 @@ def find_space(
     caps_mb: Sequence[float],
     recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
     computed_in: tuple[str, str] = ("fp32", ""),
+    like: tuple[int, ...] = (),
 ) -> Space:
     """Every candidate.
 
@@ -157,6 +159,7 @@ def find_space(
         recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
             left out.
         computed_in: dtype and kernel settings that are trained in.
+        like: per spatial dim, the first that is like it, of blocks that are predicted alike; none where all differ.
 
     Raises:
         UserError: no candidate at all is possible; the message says why.
@@ -165,7 +168,7 @@ def find_space(
     names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
     caps: tuple[float | None, ...] = (None, *caps_mb)
     recomputed = _possible_segments(network, settings, recomputed, impossible, computed_in[0])
-    finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible)
+    finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible, like)
     strategies: list[Strategy] = []
     meshes: list[Mesh] = []
     mesh_of: list[int] = []
@@ -197,7 +200,7 @@ def find_space(
         cap=columns[3],
         again=columns[4],
         impossible=impossible,
-        not_searched=tuple(_left_out(settings, meshes, recomputed)),
+        not_searched=(*_left_out(settings, meshes, recomputed), *finder.mirrors()),
     )
 
 
@@ -245,7 +248,10 @@ class _Finder:
         caps: Sequence[float | None],
         recomputed: Sequence[tuple[str, ...]],
         impossible: RuledOut,
+        like: tuple[int, ...],
     ) -> None:
+        self.mirrored: list[tuple[int, ...]] = []
+        self._like = like
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
         self._schedules = [schedules()[name] for name in names]
@@ -324,11 +330,20 @@ class _Finder:
         extents = most[0] if most else ()
         for parts in _factorings(degree, min(len(extents), 3)):
             kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
+            if not is_first_written(parts, self._like):
+                self.mirrored.append(kept)
+                continue
             if all(part <= extent for part, extent in zip(kept, extents, strict=False)):
                 yield Axis(kind=kind, extents=kept)
             else:
                 text = f"spatial: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
                 self._impossible.add(text)
+
+    def mirrors(self) -> Iterator[str]:
+        """What blocks have no candidates because others are theirs with dims in turn."""
+        if self.mirrored:
+            few = [str(Axis(kind="spatial", extents=parts)) for parts in dict.fromkeys(self.mirrored)]
+            yield f"blocks that are another's with like dims in turn ({', '.join(few[:3])})"
 
     def combinations(self, mesh: Mesh) -> Ints:
         """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""

@@ -22,6 +22,7 @@ from predict.cli import group
 from predict.cost_model import CostModel
 from predict.search.estimate import Estimates
 from predict.search.memory_bound import MemoryBounds
+from predict.search.mirrored import mirrored_dims
 from predict.search.shared_work import SharedWorks
 from predict.search.space import Space, find_space
 
@@ -42,6 +43,7 @@ def blocks() -> Network:
 
 NETWORK = blocks()
 CAP_MB = 0.01
+LIKE = mirrored_dims(profile_of(NETWORK), NETWORK)
 
 
 class Candidates(NamedTuple):
@@ -64,7 +66,7 @@ def predicted(model: CostModel) -> Callable[[int, int], Candidates]:
 
     def find(ranks: int, batch: int) -> Candidates:
         if (ranks, batch) not in known:
-            space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, (CAP_MB,))
+            space = find_space(NETWORK, PlanSettings(batch=batch, blocking=True), ranks, (CAP_MB,), like=LIKE)
             strategies = [space.strategies[index] for index in space.strategy]
             settings = [space.settings_of(candidate) for candidate in range(len(space))]
             points = list(zip(strategies, settings, strict=True))
