@@ -15,6 +15,7 @@ from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
 from predict.validation_report import (
     EVALUATORS,
+    PIPELINE_IDLE,
     PREDICTOR,
     Outlier,
     Pair,
@@ -25,6 +26,7 @@ from predict.validation_report import (
     Unfit,
 )
 
+_PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)"}
 FILES = ("report.md", "pairs.csv", "report.json")
 _RUN_TITLES = (
     *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
@@ -340,7 +342,7 @@ def _phase_rows(report: Report) -> list[list[str]]:
             "" if phase.error is None else f"{phase.error:+.1%}",
         ]
         for pair in _of(report, PREDICTOR)
-        for name, phase in pair.phases.items()
+        for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
     ]
 
 
@@ -391,11 +393,15 @@ def _unfit_line(unfit: Unfit) -> str:
 
 def _outlier_line(what: str, outlier: Outlier) -> str:
     direction = "more" if outlier.phase_difference_s > 0 else "less"
-    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
-    shared = outlier.shares_memory and outlier.phase == "WU"
-    why = "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
     return (
         f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {outlier.error:+.1%} "
-        f"(noise floor {outlier.noise_floor:.1%}); most of it is {outlier.phase}, predicted "
-        f"{format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{why if shared else ''}"
+        f"(noise floor {outlier.noise_floor:.1%}); most of it is {_PHASE_IN_WORDS.get(outlier.phase, outlier.phase)}, "
+        f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{_why(outlier)}"
     )
+
+
+def _why(outlier: Outlier) -> str:
+    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
+    if outlier.shares_memory and outlier.phase == "WU":
+        return "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
+    return ""

@@ -32,6 +32,8 @@ from predict.costs import Floats
 MIN_ITERATIONS = 5
 """A median of fewer says nothing of a run."""
 PHASES = ("FW", "BW", "GE", "WU")
+_ROUNDING = 1e-9
+"""Of an iteration, what sums of its phases may be off by."""
 _FIELDS = ("fw_s", "bw_s", "exposed_ge_s", "wu_s")
 
 
@@ -69,10 +71,24 @@ class Run:
         Args:
             stage: of a pipeline, whose ranks are to be looked at; None for all ranks.
         """
+        medians = np.median(self._of_last(stage)[:, 1:], axis=0)
+        return dict(zip(PHASES, map(float, medians), strict=True))
+
+    def idle_s(self, stage: int) -> float | None:
+        """Median of what the phases of the same ranks leave of an iteration: waiting for other stages of a pipeline.
+
+        Returns:
+            None where phases hold it, as in runs that did not time it by itself.
+        """
+        times = self._of_last(stage)
+        idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
+        return idle_s if idle_s > _ROUNDING * self.median_s else None
+
+    def _of_last(self, stage: int | None) -> Floats:
+        """Times of the rank of a stage that finishes backward last, of shape (iterations, 5)."""
         times = self.rank_times_s[:, self._ranks_of(stage)]
         last = np.argmax(times[:, :, 1] + times[:, :, 2], axis=1)
-        medians = np.median(times[np.arange(len(times)), last, 1:], axis=0)
-        return dict(zip(PHASES, map(float, medians), strict=True))
+        return np.asarray(times[np.arange(len(times)), last])
 
     def _ranks_of(self, stage: int | None) -> list[int]:
         strategy, ranks = parse_strategy(self.description.strategy), range(self.rank_times_s.shape[1])

@@ -24,7 +24,18 @@ from predict.interval import WORST_OVERLAP
 from predict.memory_validation import memory_pair
 from predict.prediction import Prediction, Predictor
 from predict.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
-from predict.validation_report import EVALUATORS, FAR_OFF, PREDICTOR, Outlier, Pair, PhasePair, Report, Rerun, Unfit
+from predict.validation_report import (
+    EVALUATORS,
+    FAR_OFF,
+    PIPELINE_IDLE,
+    PREDICTOR,
+    Outlier,
+    Pair,
+    PhasePair,
+    Report,
+    Rerun,
+    Unfit,
+)
 from predict.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
 from predict.workload import Point, evaluators
 
@@ -252,15 +263,12 @@ class _Predictors:
 
 def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
     about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
-    low, high = prediction.interval_s
-    if about.ghost is not None and about.ghost.host_s is not None:
-        # As with what overlap may cost: any part of it shows, on this side alone.
-        high = predicted_s + math.hypot(high - predicted_s, WORST_OVERLAP * about.ghost.host_at_most_s)
+    low, high = _interval(run, prediction)
     error = predicted_s / measured_s - 1
     floor, origin = noise_floor(run, runs)
     measured_phases_s = run.phases_s(prediction.pipeline_stage)
     phases = {name: _phase(prediction.phases_s[name], measured_phases_s[name]) for name in PHASES}
-    sign = 1 if error > 0 else -1
+    idle = _idle(run, prediction)
     return Pair(
         run=str(run.path),
         complete=run.manifest.complete,
@@ -288,14 +296,41 @@ def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Predictio
         accuracy=1 - abs(error),
         covered=low <= measured_s <= high,
         phases=phases,
-        explained_by=max(phases, key=lambda name: sign * (phases[name].predicted_s - phases[name].measured_s)),
+        explained_by=_explained_by(error, phases if idle is None else {**phases, PIPELINE_IDLE: idle}),
         issued_equals_plan=about.issued_equals_plan,
         memory=memory_pair(profile, run, prediction),
         sources=prediction.sources,
         extrapolated=prediction.extrapolated,
         emulated=words_of_emulation(run.manifest.environment.emulated),
         activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
+        idle=idle,
     )
+
+
+def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
+    """As predicted; of an emulated run with what its ranks take the host for besides communication at its upper end."""
+    (low, high), ghost, predicted_s = prediction.interval_s, run.description.ghost, prediction.iteration_s
+    if ghost is not None and ghost.host_s is not None:
+        # As with what overlap may cost: any part of it shows, on this side alone.
+        high = predicted_s + math.hypot(high - predicted_s, WORST_OVERLAP * ghost.host_at_most_s)
+    return low, high
+
+
+def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
+    """Waiting for other stages, of the stage that the phases are of."""
+    if prediction.pipeline_stage is None:
+        return None
+    measured_s = run.idle_s(prediction.pipeline_stage)
+    return None if measured_s is None else _phase(prediction.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
+
+
+def _explained_by(error: float, parts: Mapping[str, PhasePair]) -> str:
+    sign = 1 if error > 0 else -1
+    return max(parts, key=lambda name: sign * _difference_s(parts[name]))
+
+
+def _difference_s(pair: PhasePair) -> float:
+    return pair.predicted_s - pair.measured_s
 
 
 def _phase(predicted_s: float, measured_s: float) -> PhasePair:
@@ -304,7 +339,7 @@ def _phase(predicted_s: float, measured_s: float) -> PhasePair:
 
 
 def _outlier(pair: Pair) -> Outlier:
-    phase = pair.phases[pair.explained_by]
+    phase = pair.idle if pair.explained_by == PIPELINE_IDLE and pair.idle else pair.phases[pair.explained_by]
     return Outlier(
         run=pair.run,
         model=pair.model,
@@ -313,6 +348,6 @@ def _outlier(pair: Pair) -> Outlier:
         error=pair.error,
         noise_floor=pair.noise_floor,
         phase=pair.explained_by,
-        phase_difference_s=phase.predicted_s - phase.measured_s,
+        phase_difference_s=_difference_s(phase),
         shares_memory=pair.ranks > 1 and pair.backend != "nccl" and not pair.emulated,
     )

@@ -10,6 +10,8 @@ from predict.memory_validation import MemoryPair, MemoryScore
 PREDICTOR = "simulate"
 """The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
 EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf")
+PIPELINE_IDLE = "pipeline_idle"
+"""What explains an error where it is no phase, by the name of ``breakdown_s``."""
 FAR_OFF = 0.1
 """Errors from which on a run's worst phase is told even where its interval, being wide, holds."""
 
@@ -31,7 +33,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         error: (predicted - measured) / measured. accuracy: 1 - |error|.
         interval_s: of an emulated run, with what its ranks take the host for besides communication at its upper end.
         covered: whether the interval holds the measured median.
-        explained_by: the phase whose difference has the error's sign and is largest.
+        idle: of a pipeline, waiting of the stage that the phases are of for others; None where it is not known.
+        explained_by: the phase, or ``pipeline_idle``, whose difference has the error's sign and is largest.
         issued_equals_plan: whether the run issued the plan's collectives.
         memory: None where the run did not track it.
         emulated: what of the run was not real, in words; empty for a real one.
@@ -71,6 +74,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated: tuple[str, ...]
     emulated: str = ""
     activity: Activity | None = None
+    idle: PhasePair | None = None
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +167,9 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is far off, or whose median lies outside the interval, and the phase that explains most of the error.
+    """A run that is far off, or whose median lies outside the interval, and what explains most of the error.
+
+    The phase is one of those of the run, or ``pipeline_idle``.
 
     Attributes:
         shares_memory: whether several ranks computed on CPUs, and so from one host's memory.

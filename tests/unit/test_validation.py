@@ -244,6 +244,53 @@ def test_phases_of_a_pipeline_are_those_of_the_stage_that_the_prediction_speaks_
     assert run.phases_s(1) == {"FW": 4.0, "BW": 5.0, "GE": 0.0, "WU": 0.2}
 
 
+def pipelined_run(directory: Path, *, idle_factor: float = 1.0, bw_factor: float = 1.0) -> Path:
+    """A run of p2 as it was predicted, but for the stages' waiting, and backward of all stages."""
+    profile = make_profile(communication=(ring_fit("send_recv"),), model_times=model_times(CHAIN, common_sd=0.001))
+    settings = PlanSettings(batch=8, micro_batches=4)
+    found = Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(
+        Point(strategy=parse_strategy("p2"), settings=settings)
+    )
+    parts, idle_s = found.phases_s, found.breakdown_s["pipeline_idle"] * idle_factor
+    row = parts["FW"], parts["BW"] * bw_factor, parts["GE"], parts["WU"]
+    path = write_training_run(
+        directory, CHAIN, strategy="p2", batch=8, phases_s=[[row] * 6] * 2, micro_batches=4, schedule="gpipe"
+    )
+    records = [json.loads(line) for line in (path / TRAINING_FILE).read_bytes().splitlines()]
+    for record in records:
+        record |= {"iteration_s": [sum(row) + idle_s] * 6, "pipeline_idle_s": [idle_s] * 6}
+    (path / TRAINING_FILE).write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records))
+    write_profile(directory.parent / "pipeline.json", profile)
+    return path
+
+
+def test_idle_time_of_a_pipeline_is_named_where_most_of_the_error_is_that(tmp_path: Path) -> None:
+    waits, computes = pipelined_run(tmp_path / "waits", idle_factor=4), pipelined_run(tmp_path / "bw", bw_factor=3)
+    report = validate(tmp_path / "pipeline.json", [waits, computes])
+    pairs = {pair.run: pair for pair in report.pairs if pair.evaluator == "simulate"}
+    of_waits = pairs[str(waits)]
+    assert of_waits.idle is not None
+    assert of_waits.idle.error == pytest.approx(1 / 4 - 1)
+    assert of_waits.explained_by == "pipeline_idle"
+    assert pairs[str(computes)].explained_by == "BW"
+    assert pairs[str(computes)].idle is not None
+    told = {outlier.run: outlier for outlier in (*report.outliers, *report.far_off)}
+    measured, predicted_s = of_waits.idle.measured_s, of_waits.idle.predicted_s
+    assert told[str(waits)].phase_difference_s == pytest.approx(predicted_s - measured)
+    text = markdown(report)
+    assert "most of it is idle time of the pipeline" in text
+    assert "most of it is BW" in text
+    assert "| pipeline_idle |" in text
+    assert all(pair.idle is None for pair in report.pairs if pair.evaluator != "simulate")
+
+
+def test_a_pipeline_that_did_not_time_its_waiting_is_judged_by_its_phases(tmp_path: Path) -> None:
+    path = pipelined_run(tmp_path / "run", idle_factor=0)
+    report = validate(tmp_path / "pipeline.json", [path])
+    assert all(pair.idle is None for pair in report.pairs)
+    assert "pipeline_idle" not in markdown(report)
+
+
 def test_chunks_of_a_run_join_and_iterations_that_a_rank_lacks_are_left_out(tmp_path: Path) -> None:
     path = write_training_run(tmp_path / "run", CHAIN, phases_s=[[(1.0, 1.0, 1.0, 1.0)] * 6] * 2)
     lines = (path / TRAINING_FILE).read_bytes().splitlines(keepends=True)
