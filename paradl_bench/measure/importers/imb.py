@@ -6,6 +6,7 @@
 
 Least, largest and average are over ranks, each rank's being its mean over the repetitions: the largest is taken, since
 a collective takes as long as its slowest rank. A ping-pong's time is half of the way there and back.
+The same columns are read between pipes, as Markdown has them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
@@ -40,6 +42,18 @@ _OPERATIONS = {
     "pingponganysource": "send_recv",
 }
 _REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
+_TIMES = ("t_max[usec]", "t[usec]")
+_IN_MARKDOWN = {
+    **{(name, unit): "#bytes" for name in ("bytes", "size") for unit in ("", "b", "bytes")},
+    ("repetitions", ""): "#repetitions",
+    **{(f"t{which}", unit): f"t_{which}[usec]" for which in ("min", "max", "avg") for unit in ("usec", "us")},
+    **{("t", unit): "t[usec]" for unit in ("usec", "us")},
+    ("mbytes/sec", ""): "Mbytes/sec",
+    ("msg/sec", ""): "Msg/sec",
+    ("defects", ""): "defects",
+    ("group", ""): "Group",
+}
+"""IMB's name of a column by :func:`heading_of` of its header."""
 _FAILED = ("out-of-mem", "int-overflow", "time-out")
 
 
@@ -49,6 +63,8 @@ class _Table:
 
     Attributes:
         concurrent: how many groups of ranks ran it at once.
+        markdown: the columns of a table in Markdown, while its lines go on.
+        reductions: the type of collectives that reduce.
     """
 
     line: int
@@ -56,6 +72,8 @@ class _Table:
     ranks: int | None = None
     concurrent: int = 1
     columns: tuple[str, ...] = ()
+    markdown: Columns | None = None
+    reductions: str = "fp32"
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
@@ -68,20 +86,23 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     table: _Table | None = None
     reductions = "fp32"
     watched = Watched(result, options)
-    for number, line in enumerate(log.text.split("\n"), start=1):
+    for number, line, cells in lines_and_cells(log.text):
         watched.look(line)
         benchmark = _BENCHMARK.search(line)
         if benchmark:
             watched.close()
             watched = Watched(result, options)
-            table = _Table(number, benchmark.group(1).removeprefix("Multi-"))
+            table = _Table(number, benchmark.group(1).removeprefix("Multi-"), reductions=reductions)
             continue
         kind = _REDUCTION_TYPE.search(line)
         if kind:
             reductions = _DTYPES.get(kind.group(1), kind.group(1).lower())
+            if table is not None:
+                table.reductions = reductions
         _describe(result, line)
-        if table is not None and not _read_heading(table, line):
-            _row(result, table, number, line, options, log.path, reductions)
+        words = _words(table, line, cells) if table is not None else []
+        if table is not None and words:
+            _row(result, table, number, line, words, options, log.path)
             watched.row(number, line)
     watched.close()
     result.dropped.sort(key=lambda item: item.line)
@@ -99,6 +120,23 @@ def _describe(result: Imported, line: str) -> None:
         result.versions["mpi standard"] = mpi.group(1)
 
 
+def _words(table: _Table, line: str, row: PipeRow | None) -> list[str]:
+    """The entries of a line that may be a row; none where it is a heading, which is taken up."""
+    if row is None:
+        if table.markdown is not None:
+            table.markdown, table.columns = None, ()
+        return [] if _read_heading(table, line) else line.split()
+    columns = columns_of(row.cells, _IN_MARKDOWN, size="#bytes", times=_TIMES, tool="IMB")
+    if columns is not None:
+        table.markdown, table.columns = columns, columns.names
+    elif row.first:
+        table.markdown, table.columns = None, ()
+        _read_heading(table, line)
+    elif table.markdown is not None and not row.rule and any(row.cells):
+        return table.markdown.entries(row.cells, size="#bytes", count="#repetitions")
+    return []
+
+
 def _read_heading(table: _Table, line: str) -> bool:
     """Take up what a line above the rows says; whether the line is one."""
     processes = _PROCESSES.search(line)
@@ -114,14 +152,19 @@ def _read_heading(table: _Table, line: str) -> bool:
     return line.lstrip().startswith("#")
 
 
+def _drop_without_size(result: Imported, table: _Table, number: int, line: str, words: list[str]) -> None:
+    # Between tables stands prose; nothing of it is numbers throughout.
+    if table.markdown is not None:
+        result.drop(number, line, table.markdown.refusal or f"{shown(words[0])} is no whole number of bytes")
+    elif table.columns and len(words) > 1 and all(decimal(word) is not None for word in words):
+        result.drop(number, line, "its first column is no size")
+
+
 def _row(
-    result: Imported, table: _Table, number: int, line: str, options: ImportOptions, path: str, reductions: str
+    result: Imported, table: _Table, number: int, line: str, words: list[str], options: ImportOptions, path: str
 ) -> None:
-    words = line.split()
-    if not words or whole(words[0]) is None:
-        # Between tables stands prose; nothing of it is numbers throughout.
-        if table.columns and len(words) > 1 and all(decimal(word) is not None for word in words):
-            result.drop(number, line, "its first column is no size")
+    if whole(words[0]) is None:
+        _drop_without_size(result, table, number, line, words)
         return
     why = _refusal(table, line) or _why_not(table, words, options)
     if why is not None:
@@ -138,6 +181,8 @@ def _row(
             return
         size //= ranks
     result.rows += 1
+    if "#repetitions" not in values and options.iterations is None:
+        _note(result, f"{path} line {table.line}: how many repetitions a time is the mean of is not said; taken as 1")
     result.collectives.append(
         CollectiveSamples(
             library=options.library or "mpi",
@@ -146,17 +191,22 @@ def _row(
             level=options.level or "",
             ranks=ranks,
             message_bytes=size,
-            dtype=reductions if operation in _REDUCING else "int8",
+            dtype=table.reductions if operation in _REDUCING else "int8",
             block=0,
             samples_s=((_time_us(values) * 1e-6,),),
             verified="defects" in values,
-            calls_per_sample=int(values["#repetitions"]),
+            calls_per_sample=int(values.get("#repetitions", options.iterations or 1)),
             source=f"{path}:{number}",
             concurrent=table.concurrent,
             group=int(values.get("Group", 0)),
             ranks_per_node=options.ranks_on_a_node(ranks, options.level or ""),
         )
     )
+
+
+def _note(result: Imported, text: str) -> None:
+    if text not in result.notes:
+        result.notes.append(text)
 
 
 def _refusal(table: _Table, line: str) -> str | None:
@@ -167,7 +217,7 @@ def _refusal(table: _Table, line: str) -> str | None:
         return f"not measured: {failed}"
     if table.ranks is None:
         return "its table does not say how many processes"
-    return None
+    return table.markdown.refusal if table.markdown else None
 
 
 def _time_us(values: dict[str, str]) -> float:
@@ -179,7 +229,7 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
     if len(words) != len(table.columns):
         return f"{len(words)} of {len(table.columns)} columns"
     values = dict(zip(table.columns, words, strict=True))
-    size, repetitions = whole(values.get("#bytes", "")), whole(values["#repetitions"])
+    size, repetitions = whole(values.get("#bytes", "")), whole(values.get("#repetitions", "1"))
     if size is None or repetitions is None or not (0 <= size < 2**63 and 1 <= repetitions < 10**12):
         return "size or repetitions are no count"
     if any(decimal(word) is None for word in words):

@@ -28,7 +28,7 @@ class Sweep:
 
     Attributes:
         stated: the collective that the program itself names; named: those that stand near it.
-        columns: names of the columns, which leave some collectives possible.
+        columns: names of the columns, which leave some collectives possible; empty where they leave all.
         ranks: counts of ranks that the log leaves possible; empty where it says nothing.
         hosts: how many hosts took part; None where the log does not say.
         ranks_per_node: the most that share a host; 0 where the log does not list all of them.
@@ -64,6 +64,8 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
         _note(result, f"{path} line {sweep.line}: how many iterations a time is the mean of is not said; taken as 1")
     if kind.name == "send_recv":
         _note(result, f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")
+    if not all(row.dtype for row in sweep.rows):
+        _note(result, f"{path} line {sweep.line}: no column of types; taken as {options.dtype} (--dtype)")
     level = level_of(sweep, options, ranks)
     for row in sweep.rows:
         if row in odd:
@@ -78,10 +80,10 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
                 level=level,
                 ranks=ranks,
                 message_bytes=row.size_bytes // ranks if kind.parted else row.size_bytes,
-                dtype=row.dtype,
+                dtype=row.dtype or options.dtype,
                 block=0,
                 samples_s=half.samples_s or ((half.seconds,),),
-                verified=half.checked and not half.is_wrong(row.dtype, ranks),
+                verified=half.checked and not half.is_wrong(row.dtype or options.dtype, ranks),
                 calls_per_sample=1 if half.samples_s else (sweep.calls or options.iterations or 1),
                 buffers=half.buffers,
                 source=f"{path}:{row.line}",
@@ -218,7 +220,7 @@ def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOption
         return "no bytes were sent; --keep empty takes it all the same"
     if half.cpu_time:
         return "cputime is what the host took to issue calls, no time of the collective"
-    if half.is_wrong(row.dtype, ranks) and "wrong" not in options.keep:
+    if half.is_wrong(row.dtype or options.dtype, ranks) and "wrong" not in options.keep:
         return "wrong results; --keep wrong takes it all the same"
     if half.seconds <= 0:
         return "a time of 0"

@@ -114,23 +114,25 @@ def ranks_that_fit(kind: Kind, rows: Sequence[Row], listed: Sequence[int]) -> li
 
     A row of no bytes says nothing. Where neither the list nor the numbers tell, every count fits, and none is given.
     """
-    telling = [row for row in rows if row.size_bytes > 0 and row.count > 0]
+    telling = [row for row in rows if not row.moves_nothing]
     candidates = set(listed) or _suggested(kind, telling)
     return sorted(ranks for ranks in candidates if all(_fits(kind, row, ranks) for row in telling))
 
 
 def _suggested(kind: Kind, rows: Sequence[Row]) -> set[int]:
     if kind.parted:
-        sizes = {(row.size_bytes, row.count * row.element_bytes) for row in rows}
-        return {size // part for size, part in sizes if part and size % part == 0}
+        sizes = {(row.size_bytes, row.count * row.element_bytes) for row in rows if row.count is not None}
+        if sizes:
+            return {size // part for size, part in sizes if part and size % part == 0}
     if kind.bus_factor(2) == kind.bus_factor(3):
         return set()
-    # The ratio is 2 (n - 1) / n: the row with the most digits tells n best.
+    # The ratio is 2 (n - 1) / n, or half of that: the row with the most digits tells n best.
     best = max((half for row in rows for half in row.halves), key=lambda half: half.algbw.value, default=None)
     if best is None or best.algbw.value <= 0:
         return set()
-    low = (best.busbw.value - best.busbw.rounding) / (best.algbw.value + best.algbw.rounding)
-    high = (best.busbw.value + best.busbw.rounding) / (best.algbw.value - best.algbw.rounding or 1e-9)
+    of_two = kind.bus_factor(2)
+    low = (best.busbw.value - best.busbw.rounding) / (best.algbw.value + best.algbw.rounding) / of_two
+    high = (best.busbw.value + best.busbw.rounding) / (best.algbw.value - best.algbw.rounding or 1e-9) / of_two
     if not low < 2:
         return set()
     first = max(1, int(2 / (2 - low)))
@@ -144,7 +146,7 @@ def odd_rows(kind: Kind, rows: Sequence[Row], ranks: int) -> list[Row] | None:
     Rows of small messages, whose bandwidths print as next to 0, fit any: where bandwidths contradict, only rows whose
     bandwidths tell ranks apart weigh against them.
     """
-    telling = [row for row in rows if row.size_bytes > 0 and row.count > 0]
+    telling = [row for row in rows if not row.moves_nothing]
     misfits = [row for row in telling if not _fits(kind, row, ranks)]
     contradicting = [row for row in misfits if _has_shape(kind, row, ranks)]
     fitting = [row for row in telling if _fits(kind, row, ranks)]
@@ -155,7 +157,7 @@ def odd_rows(kind: Kind, rows: Sequence[Row], ranks: int) -> list[Row] | None:
 
 def suggested_ranks(kind: Kind, rows: Sequence[Row]) -> set[int]:
     """Rank counts that the numbers of rows suggest."""
-    return _suggested(kind, [row for row in rows if row.size_bytes > 0 and row.count > 0])
+    return _suggested(kind, [row for row in rows if not row.moves_nothing])
 
 
 def _fits(kind: Kind, row: Row, ranks: int) -> bool:
@@ -163,8 +165,11 @@ def _fits(kind: Kind, row: Row, ranks: int) -> bool:
 
 
 def _has_shape(kind: Kind, row: Row, ranks: int) -> bool:
-    part = row.count * row.element_bytes
-    if row.size_bytes != part * (ranks if kind.parted else 1):
+    parts = ranks if kind.parted else 1
+    if row.count is None:
+        if row.size_bytes % parts:
+            return False
+    elif row.size_bytes != row.count * row.element_bytes * parts:
         return False
     return row.root in ("", "-1") or whole_rank(row.root) < ranks
 
@@ -189,7 +194,9 @@ def whole_rank(text: str) -> int:
 
 
 def kinds_of_layout(rows: Sequence[Row], columns: Sequence[str]) -> list[Kind]:
-    """Collectives that a table's columns and entries leave possible."""
+    """Collectives that a table's columns and entries leave possible; without columns all of them."""
+    if not columns:
+        return list(KINDS)
     possible = []
     for kind in KINDS:
         if "redop" in columns and "root" in columns:

@@ -5,7 +5,8 @@
     size count type redop root time algbw busbw #wrong       from 2.13: how many elements are wrong
 
 each with the last four columns twice, out of place and in place (NVIDIA/nccl-tests, ``src/common.cu``); options add
-columns (``i_min``, ``timestamp``, the bandwidth of copies beside). Columns are told by their header, not by position.
+columns (``i_min``, ``timestamp``, the bandwidth of copies beside). Columns are told by their header, not by position:
+a table that somebody rewrote may lack all but size and time.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Bandwidth(NamedTuple):
     rounding: float
 
 
+_ANY = Bandwidth(0.0, 1e300)
+"""Where a table has no such column. Finite: no bus factor of 0 makes it no number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
     """One measurement of a row: in place or out of place.
@@ -93,19 +98,26 @@ class Row:
     """One size of one run.
 
     Attributes:
-        line, text: where it stands. size_bytes: nccl-tests' size, its largest buffer. count: elements.
-        dtype, element_bytes: as ours. redop, root: as printed; empty where the layout has no such column.
+        line, text: where it stands. size_bytes: nccl-tests' size, its largest buffer.
+        count: elements; None where the table does not say.
+        dtype, element_bytes: as ours; empty where the table does not say.
+        redop, root: as printed; empty where the layout has no such column.
     """
 
     line: int
     text: str
     size_bytes: int
-    count: int
+    count: int | None
     dtype: str
     element_bytes: int
     halves: tuple[Half, ...]
     redop: str = ""
     root: str = ""
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether no byte was sent, so that the row says nothing of its collective."""
+        return self.size_bytes <= 0 or self.count == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +128,14 @@ class Layout:
         time_unit_s: seconds that 1 in the time column is.
         halves: index of the first column of each measurement.
         single: what the only measurement is, where a layout has one.
+        chosen: whether somebody chose among the tool's columns, so that one which is not there says nothing.
     """
 
     columns: tuple[str, ...]
     time_unit_s: float
     halves: tuple[int, ...] = field(default=())
     single: Buffers = ""
+    chosen: bool = False
 
     @property
     def lead(self) -> int:
@@ -155,24 +169,24 @@ def parse_row(layout: Layout, tokens: list[str], *, line: int, text: str) -> Row
     # A timestamp is two words under one heading.
     if len(tokens) != columns + (layout.columns[-1] == "timestamp"):
         return f"{len(tokens)} of {columns} columns"
-    size, count = whole(tokens[0]), whole(tokens[1])
+    lead = dict(zip(layout.columns[: layout.lead], tokens[: layout.lead], strict=True))
+    size, count = whole(lead["size"]), whole(lead.get("count", "0"))
     if size is None or count is None or size < 0 or count < 0:
         return "size or count is no number"
-    if tokens[2] not in DTYPES:
-        return f"unknown type {tokens[2]!r}"
+    if "type" in lead and lead["type"] not in DTYPES:
+        return f"unknown type {lead['type']!r}"
     halves = [_half(layout, tokens, index) for index in range(len(layout.halves))]
     for half in halves:
         if isinstance(half, str):
             return half
-    lead = dict(zip(layout.columns[3 : layout.lead], tokens[3 : layout.lead], strict=True))
     if lead.get("root", "").isdigit() and whole(lead["root"]) is None:
         return "its root is no rank"
-    dtype, element_bytes = DTYPES[tokens[2]]
+    dtype, element_bytes = DTYPES[lead["type"]] if "type" in lead else ("", 0)
     return Row(
         line=line,
         text=text,
         size_bytes=size,
-        count=count,
+        count=count if "count" in lead and "type" in lead else None,
         dtype=dtype,
         element_bytes=element_bytes,
         halves=tuple(half for half in halves if isinstance(half, Half)),
@@ -192,11 +206,11 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
     start = layout.halves[index]
     end = layout.halves[index + 1] if index + 1 < len(layout.halves) else len(layout.columns)
     values = dict(zip(layout.columns[start:end], tokens[start:end], strict=False))
-    texts = [tokens[start], values["algbw"], values["busbw"]]
-    numbers = [decimal(text) for text in texts]
-    if None in numbers or any(number is not None and number < 0 for number in numbers):
+    time = tokens[start]
+    seconds = decimal(time)
+    algbw, busbw = (_bandwidth(values.get(name)) for name in ("algbw", "busbw"))
+    if seconds is None or seconds < 0 or algbw is None or busbw is None:
         return "a time or bandwidth is no number"
-    seconds, algbw, busbw = (number for number in numbers if number is not None)
     check = values.get("wrong", values.get("error", "N/A"))
     # rccl-tests marks sums beyond its threshold by an asterisk.
     found = decimal(check.rstrip("*"))
@@ -206,13 +220,20 @@ def _half(layout: Layout, tokens: list[str], index: int) -> Half | str:
     return Half(
         buffers=layout.single if len(layout.halves) == 1 else ("out_of_place", "in_place")[index],
         seconds=seconds * layout.time_unit_s,
-        rounding_s=half_unit(texts[0]) * layout.time_unit_s,
-        algbw=Bandwidth(algbw, half_unit(texts[1])),
-        busbw=Bandwidth(busbw, half_unit(texts[2])),
+        rounding_s=half_unit(time) * layout.time_unit_s,
+        algbw=algbw,
+        busbw=busbw,
         cpu_time=layout.columns[start] == "cpu_time",
         wrong=found if exact else None,
         largest_delta=None if exact else found,
     )
+
+
+def _bandwidth(text: str | None) -> Bandwidth | None:
+    if text is None:
+        return _ANY
+    value = decimal(text)
+    return Bandwidth(value, half_unit(text)) if value is not None and value >= 0 else None
 
 
 def looks_like_a_row(tokens: list[str]) -> bool:

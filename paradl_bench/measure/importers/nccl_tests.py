@@ -56,7 +56,7 @@ def sweep_of(run: Run) -> Sweep:
         rows=run.rows,
         stated=run.stated,
         named=tuple(run.programs),
-        columns=run.layout.columns if run.layout else (),
+        columns=run.layout.columns if run.layout and not run.layout.chosen else (),
         # A long list is cut by the tool: ranks beyond it are known by their numbers only.
         ranks=tuple({listed, highest}) if len(groups) == 1 else ((listed,) if listed else ()),
         hosts=len({rank.host for rank in run.ranks}) or None,

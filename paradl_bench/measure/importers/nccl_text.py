@@ -1,18 +1,19 @@
 """The text that nccl-tests prints, cut into runs: what stands above a table, and its rows.
 
 Logs are rarely clean. Lines carry a rank's label (``0:``, ``[1,0]<stdout>:``), NCCL's own lines stand between rows and
-inside them, several runs follow each other, tables are pasted into Markdown.
+inside them, several runs follow each other, tables are pasted into Markdown, with pipes or without.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paradl_bench.measure.importers.failures import FAILURE
 from paradl_bench.measure.importers.importer import Dropped
-from paradl_bench.measure.importers.nccl_operations import programs_named
+from paradl_bench.measure.importers.markdown import PipeRow, lines_and_cells
+from paradl_bench.measure.importers.nccl_markdown import PipeLayout, pipe_layout
+from paradl_bench.measure.importers.nccl_operations import operation_in_name, programs_named
 from paradl_bench.measure.importers.nccl_rows import (
     DTYPES,
     Buffers,
@@ -41,7 +42,11 @@ _START = re.compile(r"# Collective test starting: (\S{1,100})")
 _TEST_VERSION = re.compile(r"# nccl-tests version (\S{1,40})(?:.*nccl-library=(\d{1,9}))?")
 _RCCL_VERSION = re.compile(r"rccl-tests: Version (\S{1,80})")
 _LIBRARY = re.compile(r"\b(?:N|R)CCL version (\d[\w.+-]{0,40})|compiled with NCCL (\d{1,3}\.\d{1,3})")
+_UNIT_CELL = re.compile(r"(?:\([^()]{1,20}\))?")
+# nccl-tests' own lines begin with one.
+_MARKDOWN_HEADING = re.compile(r"#{2,6} ")
 _CLOSING = ("# Out of bounds values", "# Avg bus bandwidth")
+_LONGEST_HEADING = 200
 _OPENING = (
     "# nThread",
     "# Collective test starting",
@@ -70,6 +75,7 @@ class Run:
         stated: the one that the program itself names; None in older generations.
         failure: the first line that says that a rank died; None without.
         closed: whether what stands below a table was seen.
+        piped: whether the layout is that of a table in Markdown, which lines without pipes are no rows of.
     """
 
     line: int
@@ -85,6 +91,7 @@ class Run:
     failure: str | None = None
     out_of_bounds: int | None = None
     closed: bool = False
+    piped: bool = False
 
     @property
     def begun(self) -> bool:
@@ -101,6 +108,27 @@ class _Cut:
     tokens: list[str]
 
 
+@dataclass(slots=True)
+class _PipeTable:
+    """The table in Markdown that rows belong to.
+
+    Attributes:
+        layout: None where it holds something else; a text says why its rows can't be read.
+        header: its cells.
+        awaits_units: whether no row was seen: the units may stand in a line of their own.
+    """
+
+    layout: PipeLayout | str | None = None
+    header: tuple[str, ...] = ()
+    awaits_units: bool = True
+
+    def with_units(self, cells: tuple[str, ...], single: Buffers) -> PipeLayout | str | None:
+        """The layout with units that stand below the header; None where the cells are none."""
+        if len(cells) != len(self.header) or not any(cells) or not all(map(_UNIT_CELL.fullmatch, cells)):
+            return None
+        return pipe_layout([f"{name} {unit}" for name, unit in zip(self.header, cells, strict=True)], single=single)
+
+
 class _Reader:
     """Reads line by line; ``run`` is the one that lines belong to now."""
 
@@ -109,6 +137,46 @@ class _Reader:
         self.run = Run(1)
         self.cut: _Cut | None = None
         self.single: Buffers = ""
+        self.pipes = _PipeTable()
+
+    def read_cells(self, number: int, line: str, row: PipeRow) -> None:
+        """Take up a line of a table in Markdown: a header, a row, or a line of a table that holds something else."""
+        self._look_for_failure(line)
+        found = pipe_layout(row.cells, single=self.single)
+        if found is None and self.pipes.awaits_units and not row.rule:
+            found = self.pipes.with_units(row.cells, self.single)
+        if found is not None:
+            self._pipe_header(number, row.cells, found)
+        elif row.first:
+            self.pipes = _PipeTable()
+            if "in-place" in line or "out-of-place" in line:
+                self.single = "in_place" if "out-of-place" not in line else ""
+        elif not row.rule:
+            self._pipe_row(number, line, row.cells)
+
+    def _pipe_header(self, number: int, cells: tuple[str, ...], found: PipeLayout | str) -> None:
+        if self.run.begun:
+            self._next_run(number)
+        self.pipes = _PipeTable(found, cells)
+        self.run.layout = found.layout if isinstance(found, PipeLayout) else None
+        self.run.piped = True
+
+    def _pipe_row(self, number: int, line: str, cells: tuple[str, ...]) -> None:
+        self._lose_cut("another row follows it")
+        self.pipes.awaits_units = False
+        layout = self.pipes.layout
+        if layout is None:
+            if looks_like_a_row(list(cells)):
+                self._drop(number, line, "no table's header stands above it")
+            return
+        tokens = layout.tokens(cells) if isinstance(layout, PipeLayout) else layout
+        if isinstance(tokens, list) and isinstance(layout, PipeLayout):
+            found = parse_row(layout.layout, tokens, line=number, text=line)
+            if isinstance(found, Row):
+                self.run.rows.append(found)
+                return
+            tokens = found
+        self._drop(number, line, str(tokens))
 
     def read(self, number: int, raw: str) -> None:
         line = _ESCAPE.sub("", raw)
@@ -156,15 +224,26 @@ class _Reader:
         text = line.lstrip()
         if self.run.begun and (text.startswith(_OPENING) or text.startswith("rccl-tests:") or _RANK.match(text)):
             self._next_run(number)
+        if _MARKDOWN_HEADING.match(text):
+            self._markdown_heading(number, text)
+            return
         layout = layout_of(text, single=self.single)
         if layout is not None:
             if self.run.begun:
                 self._next_run(number)
             self.run.layout = layout
+            self.run.piped = False
             return
         if "in-place" in text or "out-of-place" in text:
             self.single = "in_place" if "out-of-place" not in text else ""
         _read_heading(self.run, text)
+
+    def _markdown_heading(self, number: int, text: str) -> None:
+        named = operation_in_name(text[:_LONGEST_HEADING])
+        if named is not None:
+            if self.run.begun:
+                self._next_run(number)
+            self.run.programs.append(named)
 
     def _body(self, number: int, line: str) -> None:
         tokens = line.split()
@@ -196,11 +275,11 @@ class _Reader:
 
     def _torn(self, tokens: list[str]) -> bool:
         """Whether the words, no whole row's, are one that was torn or damaged: only inside a table."""
-        return self.run.layout is not None and not self.run.closed and begins_as_a_row(tokens)
+        return self.run.layout is not None and not (self.run.closed or self.run.piped) and begins_as_a_row(tokens)
 
     def _row(self, number: int, text: str, tokens: list[str]) -> None:
         self._lose_cut("another row follows it")
-        layout = self.run.layout
+        layout = None if self.run.piped else self.run.layout
         if layout is None:
             self._drop(number, text, "no table's header stands above it")
             return
@@ -273,11 +352,9 @@ def library_version(code: int) -> str:
 def read_runs(text: str) -> list[Run]:
     """The runs of a log, in order; those without any row are left out."""
     reader = _Reader()
-    for number, line in _lines(text):
-        reader.read(number, line)
+    for number, line, cells in lines_and_cells(text):
+        if cells is None:
+            reader.read(number, line)
+        else:
+            reader.read_cells(number, line, cells)
     return reader.close()
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    # Not splitlines: a form feed or a line separator inside a line would shift the numbers that an editor shows.
-    yield from enumerate(text.split("\n"), start=1)

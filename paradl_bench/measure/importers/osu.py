@@ -4,6 +4,8 @@
     # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
     4                      28.87             28.29             29.50        1000
 
+or the same columns between pipes, as Markdown has them.
+
 ``-f`` adds all columns behind the average. Average, least and largest are over ranks, each rank's being its mean over
 the iterations: a collective takes as long as its slowest rank, so the largest is taken where it stands. The tables say
 neither ranks nor hosts.
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.spec.checks import LONGEST_S
@@ -38,6 +41,15 @@ _OPERATIONS = {
 }
 _REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
 _LONGEST_HEADING = 1000
+_TIMES = ("Max Latency(us)", "Avg Latency(us)", "Latency (us)", "Latency(us)")
+_IN_MARKDOWN = {
+    **{(name, unit): "Size" for name in ("size", "bytes", "messagesize") for unit in ("", "b", "bytes")},
+    **{(f"{which.lower()}latency", "us"): f"{which} Latency(us)" for which in ("Avg", "Min", "Max")},
+    ("latency", "us"): "Latency (us)",
+    ("iterations", ""): "Iterations",
+    ("validation", ""): "Validation",
+}
+"""Our name of a column by :func:`heading_of` of its header."""
 _COLUMN = re.compile(r"[^()]+?(?:\([^()]*\))|Iterations|Validation|MB/s|Messages/s|Size")
 
 
@@ -47,6 +59,7 @@ class _Table:
 
     Attributes:
         refusal: why none of its rows can be taken; None where they can.
+        markdown: the columns of a table in Markdown, while its lines go on.
     """
 
     line: int
@@ -56,6 +69,7 @@ class _Table:
     dtype: str = ""
     columns: tuple[str, ...] = ()
     refusal: str | None = "no title of a benchmark stands above it"
+    markdown: Columns | None = None
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
@@ -68,7 +82,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     table = _Table(1)
     seen = False
     watched = Watched(result, options)
-    for number, line in enumerate(log.text.split("\n"), start=1):
+    for number, line, row in lines_and_cells(log.text):
         watched.look(line)
         title = _TITLE.search(line)
         if title:
@@ -77,15 +91,14 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             table = _titled(number, title)
             seen = True
             _describe(result, title)
-        elif line.lstrip().startswith("#"):
-            _read_heading(table, line)
-        else:
-            ranks = ranks_of_command(line)
-            if ranks is not None:
-                result.command_lines.append(" ".join(line.split()))
-            elif seen:
-                _row(result, table, number, line, options, log.path)
-                watched.row(number, line)
+            continue
+        words = _words(table, line, row)
+        ranks = ranks_of_command(line) if words else None
+        if ranks is not None:
+            result.command_lines.append(" ".join(line.split()))
+        elif words and seen:
+            _row(result, table, number, line, words, options, log.path)
+            watched.row(number, line)
     watched.close()
     result.dropped.sort(key=lambda item: item.line)
     if not seen:
@@ -117,6 +130,27 @@ def _titled(number: int, title: re.Match[str]) -> _Table:
     return _Table(number, title.group(0), operation, library, dtype, (), refusal)
 
 
+def _words(table: _Table, line: str, row: PipeRow | None) -> list[str]:
+    """The entries of a line that may be a row; none where it is a heading, which is taken up."""
+    if row is None:
+        if table.markdown is not None:
+            table.markdown, table.columns = None, ()
+        if line.lstrip().startswith("#"):
+            _read_heading(table, line)
+            return []
+        return line.split()
+    columns = columns_of(row.cells, _IN_MARKDOWN, size="Size", times=_TIMES, tool="OSU's latency tables")
+    if columns is not None:
+        table.markdown, table.columns = columns, columns.names
+    elif row.cells[0].startswith("#"):
+        _read_heading(table, row.cells[0])
+    elif row.first:
+        table.markdown, table.columns = None, ()
+    elif table.markdown is not None and not row.rule and any(row.cells):
+        return table.markdown.entries(row.cells, size="Size", count="Iterations")
+    return []
+
+
 def _read_heading(table: _Table, line: str) -> None:
     datatype = _DATATYPE.match(line.strip())
     if datatype:
@@ -130,14 +164,25 @@ def _read_heading(table: _Table, line: str) -> None:
         table.columns = ("Size", *names[1:])
 
 
-def _row(result: Imported, table: _Table, number: int, line: str, options: ImportOptions, path: str) -> None:
-    words = line.split()
-    if not words or whole(words[0]) is None:
-        # B-Caffe's logs and others glue things to the size; what looks like a row is counted.
-        if words and len(words) > 1 and words[0][:1].isdigit() and all(decimal(word) is not None for word in words[1:]):
-            result.drop(number, line, "its first column is no size")
+def _refusal(table: _Table) -> str | None:
+    return table.refusal or (table.markdown.refusal if table.markdown else None)
+
+
+def _drop_without_size(result: Imported, table: _Table, number: int, line: str, words: list[str]) -> None:
+    # B-Caffe's logs and others glue things to the size; what looks like a row is counted.
+    if table.markdown is not None:
+        result.drop(number, line, _refusal(table) or f"{shown(words[0])} is no whole number of bytes")
+    elif len(words) > 1 and words[0][:1].isdigit() and all(decimal(word) is not None for word in words[1:]):
+        result.drop(number, line, "its first column is no size")
+
+
+def _row(
+    result: Imported, table: _Table, number: int, line: str, words: list[str], options: ImportOptions, path: str
+) -> None:
+    if whole(words[0]) is None:
+        _drop_without_size(result, table, number, line, words)
         return
-    why = table.refusal or _why_not(table, words, options)
+    why = _refusal(table) or _why_not(table, words, options)
     if why is not None:
         result.drop(number, line, why)
         return
@@ -176,7 +221,7 @@ def _row(result: Imported, table: _Table, number: int, line: str, options: Impor
 
 
 def _time_us(values: dict[str, str]) -> float:
-    for column in ("Max Latency(us)", "Avg Latency(us)", "Latency (us)", "Latency(us)"):
+    for column in _TIMES:
         if column in values:
             return decimal(values[column]) or 0.0
     return 0.0
