@@ -48,7 +48,9 @@ def _formats() -> str:
 @click.option("--iterations", type=click.IntRange(1), help="Calls behind a mean, where the file is silent.")
 @click.option("--model", metavar="NAME", help="Name of the model that layer times belong to. Default: the file's.")
 @click.option("--batch", type=click.IntRange(1), help="Local batch of layer times, where the file does not say.")
-@click.option("--dtype", default="fp32", show_default=True, help="Of layer times, a trace's parameters, and tables without types.")
+@click.option(
+    "--dtype", default="fp32", show_default=True, help="Of layer times, a trace's parameters, and tables without types."
+)
 @click.option(
     "--keep",
     multiple=True,

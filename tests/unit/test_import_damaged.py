@@ -187,14 +187,29 @@ def test_a_platform_without_bandwidth_makes_no_cluster_and_says_what_was_wrong(l
         (codecs.BOM_UTF16_LE, "utf-16-le"),
         (codecs.BOM_UTF16_BE, "utf-16-be"),
         (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (b"", "utf-16-le"),
+        (b"", "utf-16-be"),
     ],
 )
-def test_a_byte_order_mark_says_how_a_file_is_encoded(name: str, file: str, mark: bytes, encoding: str) -> None:
+def test_a_byte_order_mark_or_nul_bytes_say_how_a_file_is_encoded(
+    name: str, file: str, mark: bytes, encoding: str
+) -> None:
     options = ImportOptions(batch=4, ranks=4, level="node")
     content = (DATA / file).read_bytes()
     marked = mark + content.decode().encode(encoding)
     plain, held = (importers()[name].read(LogFile(path=file, content=each), options) for each in (content, marked))
     assert held == plain
+
+
+def test_some_nul_bytes_do_not_make_a_text_utf_16() -> None:
+    text = (DATA / "osu-7.4.log").read_bytes()
+    # As a crash leaves them behind the last line written.
+    for content in (text + bytes(len(text)), text[:101] + bytes(40) + text[101:], b"8\0", b"", bytes(1000)):
+        log = LogFile(path="a.log", content=content)
+        assert log.text == content.decode()
+    # A log of another alphabet has fewer NUL bytes, and a torn last character does no harm.
+    wide = "# Größe in Bytes: 8, время в микросекундах\n# Size\n8 12.5\n16 13.5\n"
+    assert LogFile(path="a.log", content=wide.encode("utf-16-le") + b"8").text.startswith(wide)
 
 
 _OSU = "# OSU MPI Allreduce Latency Test v5.7\n# Size  Avg Latency(us)  Min Latency(us)  Max Latency(us)  Iterations\n"

@@ -41,6 +41,9 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_FEWEST_PAIRS = 4
+_LOOKED_AT = 1 << 16
+"""Bytes, a multiple of every character's."""
 Keep = Literal["empty", "wrong", "failed", "incomplete"]
 
 
@@ -87,8 +90,9 @@ class LogFile:
 
     @property
     def text(self) -> str:
-        """As UTF-8, or what a byte order mark says; bytes that are none become replacement characters."""
-        encoding = next((name for mark, name in _MARKS if self.content.startswith(mark)), "utf-8")
+        """As UTF-8, or what a byte order mark or NUL bytes say; bytes that are none become replacement characters."""
+        encoding = next((name for mark, name in _MARKS if self.content.startswith(mark)), None)
+        encoding = encoding or _without_mark(self.content[:_LOOKED_AT])
         return self.content.decode(encoding, errors="replace")
 
     @property
@@ -184,6 +188,21 @@ class Importer:
         self.reads = reads
         self.kind: Literal["collectives", "layers"] = kind
         self.read = read
+
+
+def _without_mark(content: bytes) -> str:
+    """The encoding of a text that no mark tells: nearly every character of a log has a NUL byte beside it in UTF-16.
+
+    Its place tells the order of bytes. UTF-8's text has no NUL; a few, as a crash leaves them in a file, don't count.
+    """
+    pairs = len(content) // 2
+    even, odd = content[::2].count(0), content[1::2].count(0)
+    if pairs >= _FEWEST_PAIRS:
+        if 2 * odd > pairs and 10 * even < pairs:
+            return "utf-16-le"
+        if 2 * even > pairs and 10 * odd < pairs:
+            return "utf-16-be"
+    return "utf-8"
 
 
 def load_file(path: Path) -> LogFile:
