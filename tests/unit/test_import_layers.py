@@ -66,13 +66,41 @@ def test_times_of_a_trace_are_not_fitted_as_collectives() -> None:
     assert notes[0] == "nccl all_reduce node: times from traces of runs hold the wait for other ranks: left out"
 
 
+def test_a_trace_that_gives_nothing_says_what_would_bring_it_and_writes_nothing(tmp_path: Path) -> None:
+    path, out = DATA / "kineto-rank2.json", tmp_path / "out"
+    again = tmp_path / "again.json"
+    again.write_text(path.read_text() + "\n")
+    result = run("import", "kineto", str(path), str(again), "-o", str(out))
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == (
+        f"nothing could be used: {path}: 2 layers are left out: give --batch, the samples of a mini-batch;"
+        f" {path}: 4 NCCL kernels are left out: give --level, node or system (and so of 1 more)"
+    )
+    assert not out.exists()
+    # A part is taken, and the rest is said.
+    for told, missing in ((("--batch", "8"), "4 NCCL kernels"), (("--level", "node"), "2 layers")):
+        result = run("import", "kineto", str(path), *told, "-o", str(tmp_path / told[1]))
+        assert result.exit_code == 0, result.output
+        assert f"{missing} are left out: give --" in result.output
+    # What no option would bring is refused with its reason.
+    document = json.loads(path.read_text())
+    document["traceEvents"] = [e for e in document["traceEvents"] if "nccl" not in e.get("name", "").lower()]
+    for event in document["traceEvents"]:
+        event.get("args", {}).pop("Sequence number", None)
+    again.write_text(json.dumps(document))
+    result = run("import", "kineto", str(again), "--batch", "8", "--level", "node", "-o", str(out))
+    assert isinstance(result.exception, UserError)
+    assert "no operator has a backward" in str(result.exception)
+    assert not out.exists()
+
+
 def test_a_trace_is_read_packed_too_and_needs_a_batch_for_layers(tmp_path: Path) -> None:
     packed = tmp_path / "trace.json.gz"
     packed.write_bytes(gzip.compress((DATA / "kineto-rank2.json").read_bytes()))
     held = read_log("kineto", packed)
     assert held.layers == []
-    assert any("--batch says" in note for note in held.notes)
-    assert any("--level says" in note for note in held.notes)
+    assert any("give --batch" in note for note in held.notes)
+    assert any("give --level" in note for note in held.notes)
     packed.write_bytes(packed.read_bytes()[:200])
     with pytest.raises(UserError, match="broken gzip archive"):
         read_log("kineto", packed)

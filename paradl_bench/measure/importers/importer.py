@@ -129,6 +129,7 @@ class Imported:
         variables: of the environment, where the file holds them.
         batches: reading a mini-batch inside of training.
         notes: in words, what cannot be used and why.
+        left_out: in words, what an option that was not given would bring; these are among the notes.
         lost_layers: those of the dropped rows without which a network is not whole.
     """
 
@@ -149,6 +150,7 @@ class Imported:
     variables: dict[str, str] = field(default_factory=dict)
     command_lines: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     lost_layers: list[Dropped] = field(default_factory=list)
 
     def drop(self, line: int, text: str, why: str) -> None:
@@ -157,6 +159,11 @@ class Imported:
         if len(shown) > SHOWN_CHARACTERS:
             shown = shown[:SHOWN_CHARACTERS] + "..."
         self.dropped.append(Dropped(line=line, text=shown, why=why))
+
+    def leave_out(self, note: str) -> None:
+        """Note what is left out for want of an option."""
+        self.notes.append(note)
+        self.left_out.append(note)
 
     def drop_layer(self, line: int, text: str, why: str) -> None:
         """Count a row that was not taken, without which the network is not whole."""

@@ -176,7 +176,7 @@ def _add_layers(
             " most and are left out"
         )
     if options.batch is None:
-        result.notes.append(f"{log.path}: {len(labels)} layers are left out: --batch says of how many samples they are")
+        result.leave_out(f"{log.path}: {len(labels)} layers are left out: give --batch, the samples of a mini-batch")
         return
     result.rows += len(labels)
     model = options.model or log.name.split(".")[0] or "trace"

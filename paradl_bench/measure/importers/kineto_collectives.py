@@ -75,7 +75,11 @@ def add_collectives(result: Imported, trace: Trace, log: LogFile, options: Impor
         else:
             found.setdefault(key, []).append(kernel.event.seconds)
     if options.level is None:
-        result.notes.append(f"{log.path}: {len(kernels)} NCCL kernels are left out: --level says where the ranks were")
+        count = sum(map(len, found.values()))
+        if count:
+            result.leave_out(f"{log.path}: {count} NCCL kernels are left out: give --level, node or system")
+        return
+    if not found:
         return
     result.rows += sum(map(len, found.values()))
     result.collectives += [

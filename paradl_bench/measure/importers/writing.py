@@ -203,8 +203,9 @@ def write_import(
     clusters = [cluster for file in files for cluster in file.held.clusters]
     traces = [trace for file in files for trace in file.held.traces]
     batches = _batches_numbered([record for file in files for record in file.held.batches])
-    if not (records or layers or networks or clusters or traces or batches):
-        raise UserError(_nothing(summary))
+    # A trace's sums alone are nothing that is fitted.
+    if not (records or layers or networks or clusters or batches):
+        raise UserError(_nothing(summary, [file.held.left_out for file in files if file.held.left_out]))
     if records:
         append_lines(output / COLLECTIVES_FILE, records)
     if layers:
@@ -239,8 +240,11 @@ def _yaml(cluster: Cluster) -> bytes:
     return msgspec.yaml.encode(cluster)
 
 
-def _nothing(summary: ImportSummary) -> str:
+def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
     names = ", ".join(file.path for file in summary.files)
+    if left_out:
+        more = f" (and so of {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        return f"nothing could be used: {'; '.join(left_out[0])}{more}"
     if not summary.dropped:
         return f"{names}: nothing that could be used" + (f" ({summary.notes[0]})" if summary.notes else "")
     why, count = Counter(item.why for item in summary.dropped).most_common(1)[0]
