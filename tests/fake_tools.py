@@ -1,8 +1,9 @@
 """Programs that print what nccl-tests, OSU and IMB print, for tests of what runs them; written where a test wants them.
 
-``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``fail late`` IMB behind its last row, ``hang`` prints two
-sizes and sleeps, ``wrong`` has a wrong result, ``silent`` prints nothing, ``refuse`` ends at once, ``json`` can write a
-report, ``alone`` knows no MPI; ``unsplit`` one that the variable for groups did not reach.
+``FAKE_MODE``: ``fail`` ends half way with exit code 7, ``fail late`` IMB behind its last row, ``kill`` by a signal
+behind colours and a bell, ``hang`` prints two sizes and sleeps, ``wrong`` has a wrong result, ``silent`` prints
+nothing, ``refuse`` ends at once, ``json`` can write a report, ``alone`` knows no MPI; ``unsplit`` one that the
+variable for groups did not reach.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ while size <= int(options["-e"]):
     if printed == 2 and mode == "fail":
         print("fakehost: Test NCCL failure all_reduce.cu:99 'remote process exited or there was a network error'")
         sys.exit(7)
+    if printed == 2 and mode == "kill":
+        print("\x1b]0;title\x07\x1b[31mfakehost: out of memory\x1b[0m\x07", flush=True)
+        os.kill(os.getpid(), 9)
     if printed == 2 and mode == "hang":
         sys.stdout.flush()
         time.sleep(600)

@@ -34,6 +34,7 @@ from paradl_bench.measure.rank_place import (
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 from paradl_bench.spec.interruption import Terminated
+from paradl_bench.spec.printed import ending, plain_lines
 from paradl_bench.terminal import say
 
 _POLL_S = 0.05
@@ -44,7 +45,6 @@ _BLAME_S = 2.0
 _TERMINATE_S = 5.0
 _ERROR_LINE = re.compile(r"^[\w-]+: error: (.*)$")
 _OF_FILES = re.compile(r"cannot (append to|write|cut) ")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def check_ranks_fit(ranks: int, device: str) -> None:
@@ -81,8 +81,7 @@ class _Started:
 
     def stderr_lines(self) -> list[str]:
         """Lines that are not empty, without terminal escapes."""
-        text = _ESCAPE.sub("", self.stderr_from(0).decode(errors="replace"))
-        return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+        return [line.strip() for line in plain_lines(self.stderr_from(0).decode(errors="replace"))]
 
     def error_message(self) -> str | None:
         """The message of the one-line error that the rank ended with, if it did."""
@@ -302,7 +301,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
         return UserError(message)
     if message and message.startswith(DOES_NOT_FIT):
         return WorkError(message)
-    how = f"was killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
+    how = f"was {ending(code)}" if code < 0 else f"ended with {ending(code)}"
     if code == -signal.SIGKILL and _kills_for_memory() > kills_before:
         how += " by the kernel, which ran out of memory: it does not fit"
     if ranks > 1:
@@ -311,13 +310,6 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
     # What was killed, lost its peers or found the disk full would go on; an exception would be raised again.
     resumable = code < 0 or bool(message and (PEER_LOST in message or _OF_FILES.match(message)))
     return WorkError(f"rank {item.rank} {how}" + (f"; its last words: {last}" if last else ""), resumable=resumable)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 def _interrupt(started: list[_Started], number: signal.Signals) -> None:

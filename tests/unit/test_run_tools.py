@@ -126,6 +126,17 @@ def test_a_program_that_fails_half_way_keeps_its_rows_and_shows_its_last_lines(
     assert read_manifest(out).complete
 
 
+def test_a_program_that_is_killed_is_named_with_the_signal_and_shown_without_controls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "kill")
+    done = sweep("nccl-tests", tmp_path / "out", "--ops", "all_reduce", "--blocks", "1")
+    code, text = error_of(done)
+    assert (code, "all_reduce_perf (all_reduce): killed by signal 9 (SIGKILL), 2 rows kept" in text) == (3, True)
+    assert "  fakehost: out of memory\n" in done.stderr
+    assert not {character for character in done.stderr if character < " "} - {"\n"}
+
+
 def test_a_program_that_fails_behind_its_last_row_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

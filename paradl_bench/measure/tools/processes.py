@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paradl_bench.measure.tools.tool import Launcher, SweepTool
 from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.printed import plain_lines
 
 _HELP_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -25,7 +25,11 @@ _LAST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a program ended: ``exit_code`` None where its time was up and it was ended."""
+    """How a program ended.
+
+    Attributes:
+        exit_code: None where its time was up and it was ended, negative where a signal ended it.
+    """
 
     exit_code: int | None
     last_lines: tuple[str, ...]
@@ -166,8 +170,8 @@ def _signalled(group: int, number: int) -> bool:
 
 
 def last_lines(log: Path) -> tuple[str, ...]:
-    """The last lines that were printed, for whoever has to find out why."""
+    """The last lines that were printed, for whoever has to find out why, without escapes and control characters."""
     with open(log, "rb") as stream:
         stream.seek(max(0, log.stat().st_size - _LAST_BYTES))
         text = stream.read().decode("utf-8", errors="replace")
-    return tuple(deque((line.rstrip() for line in text.split("\n") if line.strip()), maxlen=_LAST_LINES))
+    return tuple(line for line in plain_lines(text) if line.strip())[-_LAST_LINES:]

@@ -38,6 +38,7 @@ from paradl_bench.spec.measurement import (
     read_manifest,
     write_manifest,
 )
+from paradl_bench.spec.printed import ending
 from paradl_bench.spec.storage import append_lines, read_lines
 from paradl_bench.terminal import progress, say
 
@@ -58,7 +59,7 @@ class Failure:
     @property
     def words(self) -> str:
         """One line: what ended how, and what it left."""
-        how = "its time was up" if self.ended.exit_code is None else f"exit code {self.ended.exit_code}"
+        how = "its time was up" if self.ended.exit_code is None else ending(self.ended.exit_code)
         refused = _refused(self.held)
         dropped = f", {len(refused)} dropped ({refused[0]})" if refused else ""
         return f"{self.program} ({self.operation}): {how}, {self.held.rows} rows kept{dropped}"

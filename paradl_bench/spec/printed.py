@@ -1,0 +1,33 @@
+"""What other programs print, and how they end, in words that a terminal can show."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+# Colours and cursor movements, titles of windows (up to BEL or ST), and the escapes of two characters.
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+# A tab and line breaks stay. Those from 0x80 on are read as escapes by some terminals.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """A text without escape sequences and control characters, which would do to a terminal whatever they say."""
+    return _CONTROL.sub("", _ESCAPE.sub("", text))
+
+
+def plain_lines(text: str) -> list[str]:
+    """The lines of a text that are not empty, as :func:`plain`; what a progress bar wrote over is a line of its own."""
+    lines = (line.rstrip() for line in re.split(r"[\r\n]+", plain(text)))
+    return [line for line in lines if line]
+
+
+def ending(exit_code: int) -> str:
+    """How a program ended, by its exit code as :mod:`subprocess` gives it, negative where a signal ended it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "unknown"
+    return f"killed by signal {-exit_code} ({name})"
