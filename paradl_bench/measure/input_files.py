@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from paradl_bench.measure.input_images import decode, drop_from_cache, read_file, transform
 from paradl_bench.spec.input_record import Condition, FileSamples
@@ -50,6 +50,7 @@ def time_files(paths: Sequence[Path], *, cold: bool, crop: int, seed: int) -> Ti
     generator = random.Random(seed)
     clock = time.perf_counter
     for path in paths:
+        content = None
         try:
             begin = clock()
             content = read_file(path)
@@ -59,7 +60,7 @@ def time_files(paths: Sequence[Path], *, cold: bool, crop: int, seed: int) -> Ti
             transform(image, crop, generator)
             end = clock()
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            timed.unreadable[path] = " ".join(str(error).split()) or type(error).__name__
+            timed.unreadable[path] = _reason(error, content)
             continue
         timed.bytes.append(len(content))
         timed.pixels.append(image.width * image.height)
@@ -67,6 +68,18 @@ def time_files(paths: Sequence[Path], *, cold: bool, crop: int, seed: int) -> Ti
         timed.decode_s.append(decoded - read)
         timed.transform_s.append(end - decoded)
     return timed
+
+
+def _reason(error: Exception, content: bytes | None) -> str:
+    """Why a file can't be read or decoded, in one line; ``content`` None where it was not read."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if content == b"":
+        return "the file is empty"
+    if isinstance(error, UnidentifiedImageError):
+        # Pillow names the object that it read from, with its address, which tells the reader nothing.
+        return "no image, or of a format that Pillow does not read"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _dropped(paths: Sequence[Path]) -> Condition:

@@ -85,7 +85,12 @@ def test_a_folder_is_measured_resumed_and_fitted(tmp_path: Path) -> None:
     manifest = read_manifest(directory)
     assert (manifest.kind, manifest.complete) == ("input", True)
     found = summarise_input(directory)
-    assert {Path(item.path).name for item in found.unreadable} == set(broken)
+    reasons = {Path(item.path).name: item.why for item in found.unreadable}
+    assert set(reasons) == set(broken)
+    assert {name: why for name, why in reasons.items() if name != "cut.jpg"} == {
+        "text.png": "no image, or of a format that Pillow does not read",
+        "empty.jpg": "the file is empty",
+    }
     assert [loader.workers for loader in found.loaders] == [0, 1]
     files = read_records(directory, FILES_FILE, FileSamples)
     assert [len(record.read_s) for record in files] == [6] * 4
