@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
 from paradl_bench.terminal import open_console, refuse_overwrite, run_command, say, write_output
+
+if TYPE_CHECKING:
+    from calibrate.profile import Profile
 
 _PATH = click.Path(path_type=Path)
 _SHOWN_MOVEMENTS = 25
@@ -64,12 +67,24 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
 
         for line in kernel_lines(profile.kernel_models):
             say(line)
-        models = sorted({time.model for time in profile.model_times})
         collectives = sorted({f"{f.library} {f.operation}" for f in profile.communication})
-        say(
-            f"wrote {output}: {len(profile.layer_times)} layer times of {', '.join(models) or 'no model'}; "
-            f"{', '.join(collectives) or 'no collectives'}; next: calibrate show {output}"
-        )
+        held = f"{_layers_in_words(profile)}; {', '.join(collectives) or 'no collectives'}"
+        say(f"wrote {output}: {held}; next: calibrate show {output}")
+
+
+def _layers_in_words(profile: Profile) -> str:
+    """How many layer times a profile holds, and of which models."""
+    timed = {time.operation for time in profile.layer_times}
+    if not timed:
+        return "no layer times"
+    # Imported layers come without iterations of their model: its network tells whose they are.
+    models = {time.model for time in profile.model_times}
+    models |= {
+        name for name, network in profile.network.items() if timed & {layer.operation for layer in network.layers}
+    }
+    count = f"{len(profile.layer_times)} layer times"
+    # Operators of a profiler's trace, say, which name no layers that a network could have.
+    return f"{count} of {', '.join(sorted(models))}" if models else f"{count} of no network, so none is predicted"
 
 
 @group.command()

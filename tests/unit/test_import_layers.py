@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from recorded_logs import DATA, public_data, read_log
 from synthetic_measurements import CollectivesSpec, LayersSpec, network, write_collectives, write_layers
 
+from calibrate.cli import group as calibrate
 from calibrate.communication_fit import fit_communication
 from calibrate.fit import fit_profile
 from paradl_bench.cli import group
@@ -240,6 +241,24 @@ def test_imported_layer_times_are_kept_in_a_profile_that_says_what_is_missing(tm
     assert any("is not whole: rows of layers were dropped, line 5 first" in note for note in profile.notes)
     assert any("predict takes them as none" in note for note in profile.notes)
     assert profile.cluster.memory_bytes_per_rank is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pipedream", "pipedream-toy.graph.txt", "--keep", "incomplete"], "8 layer times of pipedream-toy; no coll"),
+        (["kineto", "kineto-rank2.json", "--model", "m", "--level", "node"], "4 layer times of no network, so none is"),
+        (["nccl-tests", "nccl-tests-2.17.log"], "no layer times; nccl all_"),
+    ],
+)
+def test_a_fit_says_whose_imported_layers_it_holds(tmp_path: Path, words: list[str], said: str) -> None:
+    form, name, *more = words
+    batch = [] if form == "nccl-tests" else ["--batch", "8"]
+    done = run("import", form, str(DATA / name), *more, *batch, "-o", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    fitted = CliRunner().invoke(calibrate, ["fit", str(tmp_path / "out"), "-o", str(tmp_path / "profile.json")])
+    assert fitted.exit_code == 0, fitted.output
+    assert f"profile.json: {said}" in fitted.stderr
 
 
 def test_traces_of_two_runs_are_two_blocks_and_their_sums_are_kept(tmp_path: Path) -> None:
