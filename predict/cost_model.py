@@ -45,6 +45,7 @@ from predict.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
 from predict.stragglers import RankSpread
+from predict.unmeasured_costs import of_missing_layers
 from predict.what_if_device import OtherDevice
 from predict.what_if_hardware import AS_MEASURED, Hardware
 from predict.work_costs import Place, WorkCosts
@@ -185,6 +186,11 @@ class CostModel:
         ranks = strategy.ranks
         return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
 
+    @property
+    def missing_layers(self) -> tuple[Remark, ...]:
+        """What is to be said of a network that was imported in part."""
+        return of_missing_layers(self.profile, self.network)
+
     def price(self, plan: Plan, *, as_swept: bool = False) -> PricedPlan:
         """Costs of all works of a plan.
 
@@ -203,6 +209,7 @@ class CostModel:
         if not as_swept:
             priced, added = with_congestion(priced)
             remarks.add(*added)
+        remarks.add(*self.missing_layers)
         remarks.add(*(remark for part in priced for remark in part.cost.remarks))
         rank_spread = self.rank_spread(place)
         remarks.add(*(Remark(note, False) for note in plan.notes))
@@ -308,7 +315,10 @@ class CostModel:
         return PricedSums(
             costs=add_up([assemble(group, spread.common_relative_sd) for group in groups.values()]),
             spread=spread,
-            remarks=tuple(remark for group in groups.values() for part in group for remark in part.cost.remarks),
+            remarks=(
+                *self.missing_layers,
+                *(remark for group in groups.values() for part in group for remark in part.cost.remarks),
+            ),
         )
 
     def _on_device(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:

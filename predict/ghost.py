@@ -73,6 +73,7 @@ def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: 
     """
     costs = model.compute_costs(plan)
     remarks = Remarks()
+    remarks.add(*model.missing_layers)
     remarks.add(*(remark for cost in costs.values() for remark in cost.remarks))
     return GhostTable(
         profile=profile,

@@ -11,6 +11,7 @@ from calibrate.roofline_rates import roofline_rates
 from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.spec.kernel import KernelShape
+from paradl_bench.spec.measurement import networks_not_whole
 from paradl_bench.spec.network import Network
 from predict.costs import Cost, Remark, Source
 from predict.kernel_costs import KernelCosts
@@ -21,6 +22,15 @@ def none_known(what: str) -> Cost:
     """A cost of nothing, flagged."""
     text = f"{what}: the profile holds layers alone (imported?), it is taken as none and the interval does not cover it"
     return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
+
+
+def of_missing_layers(profile: Profile, network: Network) -> tuple[Remark, ...]:
+    """What is to be said of a network that was imported in part; of another one by its name, from a file, nothing."""
+    notes = [note for note in profile.notes if network.name in networks_not_whole(note)]
+    held = profile.network.get(network.name) if notes else None
+    if held is None or held.digest != network.digest:
+        return ()
+    return tuple(Remark(note, True) for note in notes)
 
 
 class UnmeasuredCosts:

@@ -108,7 +108,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 NOT_WHOLE = "is not whole"
-"""Stands in an imported file's note on a network that lacks layers; profiles keep that note."""
+"""Stands in an imported file's note on networks that lack layers, behind ``PATH: NAMES ``; profiles keep that note."""
+
+
+def networks_not_whole(note: str) -> tuple[str, ...]:
+    """Names of the networks that a note says lack layers; none where it speaks of something else."""
+    head, found, _ = note.partition(f" {NOT_WHOLE}: ")
+    return tuple(head.rpartition(": ")[2].split(", ")) if found else ()
 
 
 class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

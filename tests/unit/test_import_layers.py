@@ -28,6 +28,9 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.channel_shards import splittable
+from predict.cost_model import CostModel
+from predict.prediction import Predictor
+from predict.workload import Point, evaluator_named, evaluators
 
 
 def layer_ms(held: Imported) -> dict[tuple[str, str], list[float]]:
@@ -241,6 +244,23 @@ def test_imported_layer_times_are_kept_in_a_profile_that_says_what_is_missing(tm
     assert any("is not whole: rows of layers were dropped, line 5 first" in note for note in profile.notes)
     assert any("predict takes them as none" in note for note in profile.notes)
     assert profile.cluster.memory_bytes_per_rank is None
+
+
+@pytest.mark.parametrize("evaluator", sorted(evaluators()))
+def test_predictions_of_a_network_that_is_not_whole_are_extrapolated(tmp_path: Path, evaluator: str) -> None:
+    graph = str(DATA / "pipedream-toy.graph.txt")
+    out = tmp_path / "out"
+    assert run("import", "pipedream", graph, "--batch", "64", "--keep", "incomplete", "-o", str(out)).exit_code == 0
+    profile = fit_profile([out], command_line=("calibrate",), force=False)
+    part = profile.network["pipedream-toy"]
+    # A network of that name that has all of its layers, as --network gives it, is predicted with them.
+    last = msgspec.structs.replace(part.layers[-1], fw_flops=7)
+    whole = msgspec.structs.replace(part, layers=(*part.layers[:-1], last))
+    point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=64))
+    for net, said in ((part, 1), (whole, 0)):
+        model = CostModel(profile=profile, network=net)
+        lines = Predictor(model=model, evaluator=evaluator_named(evaluator)).predict(point).extrapolated
+        assert sum("pipedream-toy is not whole: rows of layers were dropped" in line for line in lines) == said
 
 
 @pytest.mark.parametrize(
