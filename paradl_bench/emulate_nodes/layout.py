@@ -64,6 +64,9 @@ def layout_of_options(
         if link_bandwidth is not None:
             raise UserError("--link-bandwidth is of emulated nodes: give --nodes as well, at least 1")
         return None
+    if ranks is not None and nodes > ranks:
+        runs = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        raise UserError(f"--nodes {nodes}: the run has {runs}, fewer than nodes: give --nodes {ranks}, or more ranks")
     if link_bandwidth is None:
         raise UserError(f"--nodes {nodes}: give the rate of each node's link as well, as --link-bandwidth 1Gbit/s")
     if ranks_per_node is None and ranks is not None and ranks % nodes == 0:

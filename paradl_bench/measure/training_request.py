@@ -145,6 +145,10 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             self.slow_rank.check(str(self.strategy), self.strategy.ranks)
         if self.dilate is not None and not 0 < self.dilate < math.inf:
             raise UserError(f"--dilate {self.dilate:g} has to be a positive number: 20 sleeps twenty times as long")
+        if Path(self.emulate).is_dir():
+            raise UserError(
+                f"--emulate {self.emulate} is a directory; give the profile that calibrate fit wrote, a file"
+            )
         if not Path(self.emulate).is_file():
             raise UserError(f"--emulate {self.emulate}: there is no such file; give a profile of calibrate fit")
         if self.device != "cpu":

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from namespaces_held import held, needs_nodes
 
+from paradl_bench.cli import group
 from paradl_bench.emulate_nodes.cluster import EmulatedCluster, emulated_cluster, nodes_of_rank
 from paradl_bench.emulate_nodes.layout import NodeLayout, layout_of_options
 from paradl_bench.emulate_nodes.links import MTU_BYTES, burst_bytes, packet_bytes
@@ -46,6 +48,8 @@ def test_no_nodes_are_emulated_where_none_are_asked_for() -> None:
         ((None, None, "1Gbit/s", 4), "--link-bandwidth is of emulated nodes: give --nodes"),
         ((2, None, None, 4), "give the rate of each node's link as well, as --link-bandwidth 1Gbit/s"),
         ((3, None, "1Gbit/s", 4), "which 4 ranks do not fill equally: say with --ranks-per-node"),
+        ((2, None, None, 1), "--nodes 2: the run has 1 rank, fewer than nodes: give --nodes 1, or more ranks"),
+        ((5, 1, "1Gbit/s", 4), "--nodes 5: the run has 4 ranks, fewer than nodes: give --nodes 4"),
         ((2, None, "1Gbit/s", None), "--nodes 2: say with --ranks-per-node how many"),
         ((2, 3, "1Gbit/s", 4), "--nodes 2 --ranks-per-node 3 hold 6 ranks; the run takes 4"),
         ((2, 2, "1", 4), "--link-bandwidth: '1' is no rate"),
@@ -58,6 +62,23 @@ def test_options_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         layout_of_options(*options[:3], ranks=options[3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--strategy serial --nodes 2", "--nodes 2: the run has 1 rank, fewer than nodes"),
+        (
+            "--strategy d2 --ranks-per-node 1",
+            "--ranks-per-node 1: a flat exchange knows no nodes; emulate some by --no",
+        ),
+        ("--strategy d2 --emulate .", "--emulate . is a directory; give the profile that calibrate fit wrote"),
+    ],
+)
+def test_train_refuses_options_of_nodes_and_emulation_in_a_line(words: str, message: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(group, ["train", "vgg11", "--batch", "4", *words.split(), "-o", str(tmp_path / "out")])
+    assert isinstance(done.exception, UserError)
+    assert message in str(done.exception)
 
 
 def test_nodes_have_addresses_of_their_own() -> None:
