@@ -48,11 +48,12 @@ def choose_network(profile: Profile, model: str, path: Path | None, profile_path
             raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
         check_layers(network, f"network {path}")
         return network
+    place = "the profile" if profile_path is None else f"profile {profile_path}"
     if model not in profile.network:
-        known = unknown_choice("model", model, profile.network) if profile.network else "the profile holds no model"
+        known = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
         raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
     network = profile.network[model]
-    check_layers(network, f"{'the profile' if profile_path is None else f'profile {profile_path}'}, network {model!r}")
+    check_layers(network, f"{place}, network {model!r}")
     return network
 
 

@@ -59,13 +59,13 @@ def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Pa
     without_times = {run.path for run in unfit if not has_iterations(run.path)}
     comparable = [path for path in dict.fromkeys(paths) if path not in without_times]
     runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
-    predictors = _Predictors(profile, cluster)
+    predictors = _Predictors(profile, profile_path, cluster)
     differences = list(
         dict.fromkeys(line for run in (*runs, *unfit) for line in (*_unlike(profile, run), *predictors.unslept(run)))
     )
     if differences and not force:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-        raise UserError(f"{differences[0]}{more}; give --force to compare nevertheless")
+        raise UserError(f"{differences[0]}{more} (profile {profile_path}); give --force to compare nevertheless")
     activities = {run.path: predictors.activity(run) for run in runs}
     pairs = tuple(
         _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
@@ -171,8 +171,9 @@ def _own_network(profile: Profile, run: Run) -> Path | None:
 class _Predictors:
     """Cost models by what they are made for, kept from run to run."""
 
-    def __init__(self, profile: Profile, cluster: Cluster | None) -> None:
+    def __init__(self, profile: Profile, profile_path: Path, cluster: Cluster | None) -> None:
         self._profile = profile
+        self._profile_path = profile_path
         self._cluster = cluster
         self._evaluators = evaluators()
         self._models: dict[tuple[str | float | None, ...], CostModel] = {}
@@ -244,9 +245,10 @@ class _Predictors:
             *of_ghosts,
         )
         if key not in self._models:
+            own = _own_network(self._profile, run)
             self._models[key] = CostModel(
                 profile=self._profile,
-                network=choose_network(self._profile, about.model, _own_network(self._profile, run)),
+                network=choose_network(self._profile, about.model, own, self._profile_path),
                 optimizer=about.optimizer,
                 dtype=about.dtype,
                 kernel_settings=about.kernel_settings,

@@ -232,7 +232,7 @@ def test_a_profile_without_models_says_so(predict: Caller) -> None:
     write_profile(predict.profile, make_profile(network={}))
     result = predict("--strategy", "serial", "--batch", "8")
     assert result.code == 2
-    assert "the profile holds no model; add it" in result.err
+    assert "json holds no model; add it" in result.err
 
 
 @pytest.mark.parametrize(

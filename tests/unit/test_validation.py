@@ -343,7 +343,7 @@ def test_incomplete_runs_are_used_with_a_note_and_short_ones_skipped(profile: Pa
 def test_a_run_of_another_environment_is_refused_by_what_differs(profile: Path, tmp_path: Path) -> None:
     other = msgspec.structs.replace(ENVIRONMENT, hostname="elsewhere", versions={"torch": "2.6"})
     run = run_like(tmp_path / "run", "serial", 8, environment=other)
-    with pytest.raises(UserError, match=r"hostname 'test' against 'elsewhere'; versions.torch.*--force"):
+    with pytest.raises(UserError, match=r"'test' against 'elsewhere'; versions.torch.*\(profile .*\); give --force"):
         validate(profile, [run])
     report = validate(profile, [run], force=True)
     assert any("compared by force" in line and "elsewhere" in line for line in report.notes)
