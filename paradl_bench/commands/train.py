@@ -24,7 +24,6 @@ from paradl_bench.options import (
     schedule_options,
     sharing_options,
 )
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_shape
 
 if TYPE_CHECKING:
@@ -187,21 +186,12 @@ def COMMAND(  # noqa: N802
 def _ranks_per_node(
     exchange: str, given: int | None, layout: NodeLayout | None, launcher: str | None, ranks: int
 ) -> int | None:
-    """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says.
-
-    Raises:
-        UserError: ranks on a node where nothing knows of nodes.
-    """
+    """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says."""
     from paradl_bench.measure.rank_place import ranks_of_node
     from paradl_bench.spec import plan
 
     if layout is not None:
         return plan.ranks_per_node(exchange, None, layout.ranks_per_node)
-    if exchange == "flat" and given is not None:
-        raise UserError(
-            f"--ranks-per-node {given}: a flat exchange knows no nodes; emulate some by --nodes N"
-            " --link-bandwidth RATE, or give --exchange leader, leaders:K or segmented"
-        )
     told = None if exchange == "flat" else ranks_of_node(launcher, ranks)
     return plan.ranks_per_node(exchange, given, told)
 

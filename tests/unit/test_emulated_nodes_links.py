@@ -68,10 +68,7 @@ def test_options_that_do_not_go_together_are_refused(
     ("words", "message"),
     [
         ("--strategy serial --nodes 2", "--nodes 2: the run has 1 rank, fewer than nodes"),
-        (
-            "--strategy d2 --ranks-per-node 1",
-            "--ranks-per-node 1: a flat exchange knows no nodes; emulate some by --no",
-        ),
+        ("--strategy d2 --ranks-per-node 1", "--ranks-per-node is for --exchange leader"),
         ("--strategy d2 --emulate .", "--emulate . is a directory; give the profile that calibrate fit wrote"),
     ],
 )

@@ -26,9 +26,9 @@ from paradl_bench.measure.importers.nccl_rows import (
     parse_row,
 )
 from paradl_bench.measure.importers.numbers_read import whole
+from paradl_bench.spec.printed import plain
 
 _LABEL = re.compile(r"^\s*(?:\[\d{1,6},\d{1,6}\]<std(?:out|err)>:|\d{1,6}: )")
-_ESCAPE = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 # host:pid:thread [device] NCCL INFO ...; newer ones put a time in front.
 _NCCL_LINE = re.compile(
     r"[^\s:]{1,255}:\d{1,9}:\d{1,9} \[-?\d{1,4}\] (?:N|R)CCL (?:INFO|WARN|ERROR|TRACE|ABORT|CALL)\b"
@@ -179,8 +179,7 @@ class _Reader:
         self._drop(number, line, str(tokens))
 
     def read(self, number: int, raw: str) -> None:
-        line = _ESCAPE.sub("", raw)
-        line = _LABEL.sub("", line).rstrip()
+        line = _LABEL.sub("", plain(raw)).rstrip()
         self._look_for_failure(line)
         # Most lines name no library; on a long one the search for what does takes a while.
         names = "CCL " in line
