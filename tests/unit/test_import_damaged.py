@@ -265,3 +265,10 @@ def test_events_of_a_trace_that_last_for_ages_are_broken_ones() -> None:
         len(each.samples_s[0]) for each in whole.collectives
     )
     assert len(held.notes) + len(held.dropped) > len(whole.notes) + len(whole.dropped)
+
+
+def test_rows_that_a_terminal_coloured_and_titled_are_read() -> None:
+    row = f"\x1b]0;sweep\x07\x1b[1;32m1048576\x1b[0m 262144 \x1b[?25lfloat sum {_TIMES} {_TIMES}\x1b[K\r"
+    held = read(table_of_eight(row), ImportOptions())
+    assert (held.rows, held.dropped) == (9, [])
+    assert max(record.message_bytes for record in held.collectives) == 1048576
