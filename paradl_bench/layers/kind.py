@@ -97,12 +97,17 @@ def _tensors_in(value: Any) -> list[TensorArgument]:
 
 
 class Facts(NamedTuple):
-    """What a kind knows of a call: attributes that decide the kernel, and FLOPs per sample by phase."""
+    """What a kind knows of a call: attributes that decide the kernel, and FLOPs per sample by phase.
+
+    Attributes:
+        moved_elements: that forward reads and writes, per sample; None where that is all of its inputs and outputs.
+    """
 
     attributes: dict[str, Attribute]
     fw_flops: int = 0
     bw_input_flops: int = 0
     bw_weight_flops: int = 0
+    moved_elements: int | None = None
 
 
 class Saved(NamedTuple):

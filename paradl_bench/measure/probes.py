@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from paradl_bench.measure.clocks import Clock
 from paradl_bench.spec.errors import WorkError
-from paradl_bench.strategies.operations import is_operation
+from paradl_bench.strategies.operations import is_operation, output_of
 
 Floats = NDArray[np.float64]
 StandIn = Callable[[int, Callable[..., Any]], Callable[..., Any]]
@@ -88,11 +88,13 @@ class OperationProbe(TorchFunctionMode):
             self.python_calls += 1
         else:
             self.builtin_calls += 1
+        # Most results are tensors, which take the shortest way here.
         if isinstance(result, torch.Tensor):
             if function.__name__ not in ("__get__", "requires_grad_"):
                 self.records.append((start, end, result.grad_fn))
         elif is_operation(function, result):
-            self.records.append((start, end, result[0].grad_fn))
+            output = output_of(function, args, result)
+            self.records.append((start, end, (output if isinstance(output, torch.Tensor) else output[0]).grad_fn))
         return result
 
 

@@ -23,7 +23,7 @@ from paradl_bench.layers.view import KIND as VIEW
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
-from paradl_bench.strategies.operations import function_name, is_operation
+from paradl_bench.strategies.operations import function_name, is_operation, output_of
 
 _DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -72,7 +72,7 @@ class _TracingMode(TorchFunctionMode):
                 result = function(*args, **(kwargs or {}))
             flops = counter.get_total_flops() // self.batch
         if is_operation(function, result):
-            self._record(function, args, kwargs or {}, result, flops)
+            self._record(function, args, kwargs or {}, output_of(function, args, result), flops)
         return result
 
     def _record(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any, flops: int) -> None:
@@ -104,7 +104,9 @@ class _TracingMode(TorchFunctionMode):
         facts = kind.facts(call) if kind else unknown
         activations = [t for t in call.tensors if not t.parameter]
         inputs = dict.fromkeys(self._producer[id(t)] for t in tensors if id(t) in self._producer)
-        moved = 0 if kind and kind.view else 4 * (call.input_elements + call.output_elements)
+        moved = facts.moved_elements
+        if moved is None:
+            moved = 0 if kind and kind.view else call.input_elements + call.output_elements
         return Layer(
             name=self._unique_name(call),
             kind=kind.name if kind else "opaque",
@@ -118,7 +120,7 @@ class _TracingMode(TorchFunctionMode):
             fw_flops=int(facts.fw_flops),
             bw_input_flops=int(facts.bw_input_flops),
             bw_weight_flops=int(facts.bw_weight_flops),
-            fw_bytes=moved,
+            fw_bytes=4 * moved,
         )
 
     def _argument(self, value: Any) -> Any:

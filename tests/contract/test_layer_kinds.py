@@ -23,7 +23,7 @@ from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
 
 
 class Sentence(torch.nn.Module):
-    """What torchvision's models lack: looking up words, and a network without images. Input: (batch, 6) numbers."""
+    """What torchvision's models lack: words, assignment, and a network without images. Input: (batch, 6) numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,9 @@ class Sentence(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         words = self.words((x.abs() * 3).clamp(max=10).long())
         mixed, _ = self.attention(words, words, words, need_weights=False)
-        scores = torch.nn.functional.log_softmax(self.head(mixed + words), dim=-1)
+        mixed = mixed + words
+        mixed[:, 0] = 0.5
+        scores = torch.nn.functional.log_softmax(self.head(mixed), dim=-1)
         return scores.mean(1)
 
 

@@ -111,3 +111,33 @@ def test_function_names_are_normalised() -> None:
     assert function_name(torch.Tensor.add_) == ("add", True)
     assert function_name(torch.add) == ("add", False)
     assert function_name(torch.nn.functional.relu) == ("relu", False)
+    assert function_name(torch.Tensor.__setitem__) == ("setitem", True)
+
+
+class Assigning(torch.nn.Module):
+    input_shape = (4, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(6, 8), torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        x[:, 1:3, 0] = 0.25
+        x[..., [0, 2]] = x[..., 4:6]
+        return self.two(x).mean(1)
+
+
+def assigning() -> torch.nn.Module:
+    return Assigning()
+
+
+def test_assignment_to_a_part_is_an_operation() -> None:
+    network = trace_network(LoadedModel(name=f"{__name__}:assigning", module=assigning(), input_shape=(4, 6)))
+    layers = {layer.name: layer for layer in network.layers}
+    assert [layer.kind for layer in network.layers[:5]] == ["linear", "assign", "view", "assign", "linear"]
+    by_number, by_tensor = layers["setitem"], layers["setitem#2"]
+    assert (by_number.inputs, by_number.output_shape) == (("one",), (4, 8))
+    assert (by_tensor.inputs, layers["two"].inputs) == (("setitem", "getitem"), ("setitem#2",))
+    # Written: two positions of one feature; read and written: four positions of two.
+    assert (by_number.fw_bytes, by_tensor.fw_bytes) == (4 * 2, 4 * 2 * 8)
