@@ -38,7 +38,7 @@ from predict.behind_costs import BehindCosts, between_them
 from predict.beside_costs import BesideCosts
 from predict.collective_times import CollectiveTimes
 from predict.contention_costs import ContentionCosts
-from predict.costs import Cost, Remark, Source
+from predict.costs import Cost, Remark, Source, UnmeasuredCollective
 from predict.interference import Slowdown, measured_slowdown, unmeasured_slowdown
 from predict.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 
@@ -308,6 +308,11 @@ class CommunicationCosts:
         return max(1, min(work.ranks, self.cluster.ranks_per_node // stride))
 
     @property
+    def measured_operations(self) -> frozenset[str]:
+        """Collectives that the profile holds fits of, at any level."""
+        return frozenset(operation for operation, _ in self._fits)
+
+    @property
     def interferes(self) -> bool:
         """Whether it was measured what compute and collectives of the library cost each other."""
         return any(entry.library == self.backend for entry in self._profile.interference)
@@ -345,10 +350,7 @@ class CommunicationCosts:
         order = {each.name: index for index, each in enumerate(self._profile.cluster.levels)}
         others = [name for operation, name in self._fits if operation == work.operation]
         if not others:
-            raise UserError(
-                f"the profile holds no fit of {work.operation} through {self.backend}; measure it: paradl-bench "
-                f"collectives --ranks 2 --backend {self.backend} --ops {work.operation} -o DIR, then calibrate fit"
-            )
+            raise UnmeasuredCollective(work.operation, self.backend)
         outermost = max(others, key=lambda name: order.get(name, -1))
         text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
         return self._fits[work.operation, outermost], (Remark(text, True),)

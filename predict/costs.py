@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.spec.errors import UserError
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -39,6 +41,21 @@ class Source(IntEnum):
     STATED = 4
     SCALED_BY_ROOFLINE = 5
     ROOFLINE = 6
+
+
+class UnmeasuredCollective(UserError):
+    """The profile holds no fit of a collective that a strategy issues.
+
+    Attributes:
+        operation: the collective.
+    """
+
+    def __init__(self, operation: str, backend: str) -> None:
+        command = f"paradl-bench collectives --ranks 2 --backend {backend} --ops {operation} -o DIR"
+        super().__init__(
+            f"the profile holds no fit of {operation} through {backend}; measure it: {command}, then calibrate fit"
+        )
+        self.operation = operation
 
 
 class Remark(NamedTuple):

@@ -7,6 +7,8 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.registry import discover
 
 _PACKAGE = "paradl_bench.collectives"
+OF_STRATEGIES = ("all_gather", "all_reduce", "broadcast", "reduce_scatter", "send_recv")
+"""Those that strategies issue whose gradients are exchanged flat: what ``predict search`` needs measurements of."""
 
 
 def operations() -> dict[str, CollectiveOperation]:

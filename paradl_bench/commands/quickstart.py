@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from paradl_bench.collectives.catalog import OF_STRATEGIES
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.terminal import say
 
@@ -63,6 +64,11 @@ def steps(output: Path) -> list[Step]:
         *(step for number in range(1, ROUNDS + 1) for step in _round_of_measurements(output, number)),
         Step("Fit one profile", "calibrate", ("fit", *measured, "-o", profile, "--force")),
         *_prediction_steps(output, profile),
+        Step(
+            "Which strategy for vgg11 on 64 such ranks, and why not the others",
+            "predict",
+            ("search", "--from-profile", profile, "--model", "vgg11", "--ranks", "64", "--batch", "512", "--top", "5"),
+        ),
         *_training_steps(output),
         Step(
             "Hold the predictions against the runs",
@@ -74,7 +80,7 @@ def steps(output: Path) -> list[Step]:
 
 def _measurements(output: Path) -> list[Path]:
     """Directories of all rounds' measurements."""
-    names = [*(name for name, _ in _layer_directories()), "collectives"]
+    names = [*(name for name, _ in _layer_directories()), "collectives", "others"]
     return [output / f"{name}-r{number}" for name in names for number in range(1, ROUNDS + 1)]
 
 
@@ -96,6 +102,11 @@ def _round_of_measurements(output: Path, number: int) -> list[Step]:
             "paradl_bench",
             (*_sweep_arguments(), *sweep, "--seed", str(number - 1), "-o", str(output / f"collectives-r{number}")),
         ),
+        Step(
+            f"The other collectives that strategies issue, for predict search (round {number} of {ROUNDS})",
+            "paradl_bench",
+            (*_other_collectives(), *sweep, "--seed", str(number - 1), "-o", str(output / f"others-r{number}")),
+        ),
     ]
 
 
@@ -103,6 +114,12 @@ def _sweep_arguments() -> tuple[str, ...]:
     """The collectives that data parallelism issues, from batch norm's counters to vgg11's largest bucket."""
     sweep = "--ranks 2 --backend gloo --ops all_reduce,broadcast --sizes 128:512M:4"
     return ("collectives", *sweep.split(), "--beside-compute", "--behind-compute")
+
+
+def _other_collectives() -> tuple[str, ...]:
+    """What ``predict search`` needs beside them; of few sizes, since no run here is held against these."""
+    others = ",".join(sorted(set(OF_STRATEGIES) - {"all_reduce", "broadcast"}))
+    return ("collectives", "--ranks", "2", "--backend", "gloo", "--ops", others, "--sizes", "1K:64M:8")
 
 
 def _layer_directories() -> list[tuple[str, tuple[str, ...]]]:

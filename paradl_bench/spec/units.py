@@ -267,6 +267,28 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_difference(relative: float, digits: int = 1) -> str:
+    """A relative difference with its sign, in percent: ``+2.8%``; what rounds to nothing has none: ``0.0%``."""
+    text = f"{relative:+.{digits}%}"
+    return text[1:] if text.strip("+-0.%") == "" else text
+
+
+def format_share(share: float, digits: int = 1) -> str:
+    """A share in percent: ``2.8%``; what rounds to nothing has no sign."""
+    return format_difference(share, digits).removeprefix("+")
+
+
+def format_accuracy(accuracy: float) -> str:
+    """1 less the absolute relative error, in percent; below 0 there is none, and the error is said instead."""
+    return format_share(accuracy) if accuracy >= 0 else f"none (off by {1 - accuracy:.0%})"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 run``, ``2 runs``, ``1,024 strategies``."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def _three_digits(value: float) -> str:
     rounded = float(f"{value:.3g}") if abs(value) < 1000 else value
     digits = max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0

@@ -2,11 +2,13 @@
 
 An error is drawn once for all: a mode (the slope of a communication fit, a slow spell of the machine) by its name, and
 layers' own errors for all that run the same shards on as many samples, as :mod:`predict.scaling_band` has it. What
-parts left unexplained counts between none and all of it.
+parts left unexplained counts between none and all of it. Errors multiply, since a time is above 0: a mode that reaches
+the ends of its interval does so exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -17,6 +19,10 @@ from predict.scaling_band import Timed
 
 DRAWS = 8192
 _SEED = 20240229
+_TIE = 1e-9
+"""Relative difference of times that are the same: sums of the same parts in another order."""
+_LEAST_RATIO = 1e-3
+"""Of the lower end of an interval to the prediction: an interval may reach 0, of which there is no logarithm."""
 
 
 def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: int = DRAWS) -> Floats:
@@ -33,13 +39,14 @@ def chances_of_best(timed: Sequence[Timed], layers: Sequence[Hashable], draws: i
     drawn = np.empty((len(timed), draws))
     for row, each, name in zip(drawn, timed, layers, strict=True):
         bounds = each.bounds
-        row[:] = each.iteration_s + of_layers[name] * bounds.own_s / Z90
-        for mode, (upper, lower) in bounds.moved_s.items():
-            normal = of_modes[mode]
-            ends = np.where(normal >= 0, upper - each.iteration_s, each.iteration_s - lower)
-            row += normal / Z90 * ends
-        row += unexplained * (min(0.0, *bounds.unexplained_s, 0.0) + max(0.0, *bounds.unexplained_s, 0.0))
-    shortest = drawn == drawn.min(axis=0)
+        row[:] = of_layers[name] * bounds.own_s / each.iteration_s
+        for mode, ends in bounds.moved_s.items():
+            upper, lower = (math.log(max(end / each.iteration_s, _LEAST_RATIO)) for end in ends)
+            row += of_modes[mode] * np.where(of_modes[mode] >= 0, upper, -lower)
+        missing = min(0.0, *bounds.unexplained_s, 0.0) + max(0.0, *bounds.unexplained_s, 0.0)
+        row[:] = each.iteration_s * np.exp(row / Z90)
+        row *= np.maximum(1 + unexplained * missing / each.iteration_s, _LEAST_RATIO)
+    shortest = drawn <= drawn.min(axis=0) * (1 + _TIE)
     return np.asarray((shortest / shortest.sum(axis=0)).mean(axis=1))
 
 

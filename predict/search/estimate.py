@@ -34,7 +34,7 @@ from paradl_bench.spec.network import DTYPE_BYTES
 from paradl_bench.spec.strategy import Axis, Strategy
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.cost_model import CostModel
-from predict.costs import Floats, Ints
+from predict.costs import Floats, Ints, UnmeasuredCollective
 from predict.input_closed_form import iteration_seconds
 from predict.input_tasks import refuse_unknown, terms_of
 from predict.search.exchange import Buckets, Exchanges
@@ -208,6 +208,8 @@ class Estimates:
                 self._possible[index] = True
             except UserError as error:
                 space.impossible.add(str(error))
+                if isinstance(error, UnmeasuredCollective):
+                    space.impossible.lacks(each, error.operation)
                 found[index:] = [_Links(0, 0, 0)]
         return found
 

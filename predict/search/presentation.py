@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import counted, format_bytes, format_difference, format_seconds
 from paradl_bench.terminal import open_console
 from predict.search.search import Answer, Row, Searched
 
@@ -20,16 +20,18 @@ def print_answer(answer: Answer) -> None:
     console = open_console()
     limit = answer.memory_bytes_per_rank
     within = f", {format_bytes(limit)} a rank" if limit is not None else ", memory not known"
-    console.print(_table([_cells(row) for row in answer.rows], f"{answer.model}, batch {answer.batch}{within}"))
 
     def line(text: str) -> None:
         console.print(escape(text), highlight=False, soft_wrap=True)
 
+    for text in _not_compared(answer.searched):
+        line(text)
+    console.print(_table([_cells(row) for row in answer.rows], f"{answer.model}, batch {answer.batch}{within}"))
     line(
-        "best: probability that the strategy is the fastest of those predicted, errors that they share left out; of"
-        f" strategies in no row {_percent(answer.probability_of_others)}. *: in the Pareto set of time, memory and"
-        " rank-hours."
+        "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"
+        f" that they share do not count. Of strategies in no row: {_percent(answer.probability_of_others)}."
     )
+    line("*: in the Pareto set of time, memory and rank-hours. Rows are in order of time.")
     for row in answer.rows:
         line(f"{row.place}  {row.predict_command}")
     if answer.rows[0].train_command is not None:
@@ -42,22 +44,35 @@ def print_answer(answer: Answer) -> None:
         line(f"extrapolated, in some row ({len(beyond)} ways; --json says which): {next(iter(beyond))}")
 
 
+def _not_compared(searched: Sequence[Searched]) -> list[str]:
+    """What "best" leaves out, and what would mend it."""
+    kinds = {kind: operation for each in searched for kind, operation in each.not_compared.items()}
+    if not kinds:
+        return []
+    named = ", ".join(f"{kind} ({operation})" for kind, operation in kinds.items())
+    command = next(each.measure_command for each in searched if each.measure_command)
+    return [
+        f"Not compared, since the profile lacks their collectives: {named}. The best below is the others' best.",
+        f"To compare them: {command}, then calibrate fit with the other directories.",
+    ]
+
+
 def _account(searched: Searched) -> list[str]:
     """What became of the candidates of one number of ranks, in words."""
-    low, high = searched.estimates_off
+    low, high = map(format_difference, searched.estimates_off)
     lines = [
-        f"{searched.ranks} ranks: {searched.candidates:,} candidates of {searched.strategies:,} strategies;"
-        f" {searched.too_large:,} do not fit, {searched.too_slow:,} have an estimate from below that is no shorter than"
-        f" the best, {searched.predicted:,} were predicted ({low:+.1%} to {high:+.1%} of their estimates)"
+        f"{searched.ranks} ranks: {searched.candidates:,} candidates (a strategy with its settings):"
+        f" {searched.predicted:,} predicted ({low} to {high} of their estimates), {searched.too_slow:,} no"
+        f" faster than the best even by an estimate from below, {searched.too_large:,} too large for the memory,"
+        f" {searched.open:,} left open"
     ]
     if searched.open and searched.open_from_s is not None:
         soonest = format_seconds(searched.open_from_s)
-        lines.append(f"  {searched.open:,} more may be faster, by estimates from {soonest} on: give more --predictions")
+        lines.append(f"  those left open may be faster, by estimates from {soonest} on: give more --predictions")
     reasons = sorted(searched.impossible.items(), key=lambda item: -item[1])
-    lines += [f"  ruled out, {count:,}: {reason}" for reason, count in reasons[:_REASONS]]
+    lines += [f"  ruled out in {counted(count, 'strategy')}: {reason}" for reason, count in reasons[:_REASONS]]
     if len(reasons) > _REASONS:
-        rest = sum(count for _, count in reasons[_REASONS:])
-        lines.append(f"  ruled out, {rest:,}: {len(reasons) - _REASONS} other reasons, in --json")
+        lines.append(f"  ruled out for {counted(len(reasons) - _REASONS, 'other reason')}: in --json")
     if searched.not_searched:
         lines.append(f"  not searched: {'; '.join(searched.not_searched)}")
     return lines
@@ -65,7 +80,6 @@ def _account(searched: Searched) -> list[str]:
 
 def _cells(row: Row) -> Mapping[str, str]:
     found = row.prediction
-    low, high = found.interval_s
     settings = [f"{found.options['schedule']}"] if "schedule" in found.options else []
     if (count := found.options.get("micro_batches")) is not None:
         settings.append("1 micro-batch" if count == "1" else f"{count} micro-batches")
@@ -79,7 +93,7 @@ def _cells(row: Row) -> Mapping[str, str]:
         "strategy": found.strategy,
         "settings": ", ".join(settings),
         "iteration": format_seconds(found.iteration_s),
-        "90%": f"{low / found.iteration_s - 1:+.0%} {high / found.iteration_s - 1:+.0%}",
+        "90%": " ".join(format_difference(end / found.iteration_s - 1, 0) for end in found.interval_s),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
         "memory": format_bytes(found.memory_bytes),
         "fits": {True: "yes", False: "no", None: ""}[found.fits],

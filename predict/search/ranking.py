@@ -28,6 +28,7 @@ from predict.search.chances import steps
 from predict.search.corrections import Corrections, next_to
 from predict.search.estimate import Estimates
 from predict.search.memory_bound import MemoryBounds, tensors_within
+from predict.search.ruled_out import sweep_command
 from predict.search.shared_work import SharedWorks
 from predict.search.space import Space, alike
 from predict.workload import Point
@@ -70,6 +71,8 @@ class Ranking:
         too_slow: those whose estimate is not below the best prediction. open: those below it that were not predicted.
         below_s: the lowest estimate of the latter. too_large: those that do not fit.
         off: by how much predictions are longer than their estimates, relatively: the least and the most.
+        uncompared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
+        sweep: the command that measures what is lacking.
     """
 
     space: Space
@@ -80,6 +83,8 @@ class Ranking:
     below_s: float | None = None
     too_large: int = 0
     off: tuple[float, float] = (0.0, 0.0)
+    uncompared: dict[str, str] = field(default_factory=dict)
+    sweep: str = ""
 
 
 class Ranker:
@@ -103,6 +108,10 @@ class Ranker:
         _, self._row = alike(space.strategy, space.micro_batches, space.schedule, space.again)
         self._memory: dict[int, EstimatedMemory] = {}
         self._result = Ranking(space=space, estimated=int(self._waiting.sum()))
+        compared = np.unique(space.strategy[self._waiting]).tolist()
+        self._result.uncompared = space.impossible.uncompared(space.strategies[index] for index in compared)
+        communication = model.communication
+        self._result.sweep = sweep_command(communication.measured_operations, communication.backend)
         self._done: list[Exact] = []
 
     def rank(self, predictor: Predictor, advance: Callable[[], None] = lambda: None) -> Ranking:
@@ -199,7 +208,7 @@ class Ranker:
         except UserError as error:
             self._waiting[candidate] = False
             self._result.estimated -= 1
-            space.impossible.add(str(error))
+            space.impossible.add_settings(str(error), str(point.strategy))
             return False
         self._waiting[candidate] = False
         mesh = int(self._mesh_of[candidate])
@@ -281,7 +290,8 @@ class Ranker:
                 return
         where = f"{network.name} on {space.strategies[0].ranks} ranks with batch {space.settings.batch}"
         if not tried or self._limit is None:
-            raise UserError(f"no strategy of {where} can be predicted: {'; '.join(list(space.impossible.counts)[-2:])}")
+            why = space.impossible.why_none(space.settings.batch, space.strategies[0].ranks)
+            raise UserError(f"no strategy of {where} can be predicted: {why}")
         least, leanest = min(tried)
         raise UserError(
             f"no strategy of {where} fits in {format_bytes(self._limit)} a rank: the least that was found needs"

@@ -45,8 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         place: from 1, by iteration.
-        probability_best: that this strategy, with any of its settings that were predicted, is the fastest of all that
-            were; null on further rows of a strategy.
+        probability_best: that this strategy is the fastest of those predicted, each with its fastest settings; null on
+            further rows of a strategy.
         pareto: whether nothing that was predicted is as fast, needs as little memory and as few rank-hours, and is
             better in one of them.
         estimate_s: what the search chose it by.
@@ -72,8 +72,10 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         predicted: of these, exactly. too_slow: with an estimate that is not below the best prediction.
         too_large: that do not fit. open: below it and not predicted; open_from_s: the lowest of their estimates.
         estimates_off: predictions over estimates less 1, the least and the most.
-        impossible: strategies or settings that there are not, counted by why. not_searched: those that there are, and
-            of which no candidate was made.
+        impossible: strategies that there are not, as a whole or with some settings, counted by why. not_searched: those
+            that there are, and of which no candidate was made.
+        not_compared: kinds of axes that no candidate has, since a collective was not measured, with that collective.
+        measure_command: that measures what is lacking; null where nothing is.
     """
 
     ranks: int
@@ -87,6 +89,8 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     estimates_off: tuple[float, float]
     impossible: dict[str, int]
     not_searched: tuple[str, ...]
+    not_compared: dict[str, str] = {}
+    measure_command: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +98,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         memory_bytes_per_rank: the limit; null where nobody says.
-        rows: the fastest strategies, each with its fastest settings, then what else is in the Pareto set.
+        rows: the fastest strategies, each with its fastest settings, and what else is in the Pareto set; the fastest
+            first.
         probability_of_others: that a strategy is the best that was predicted and is in no row.
     """
 
@@ -186,21 +191,23 @@ def _searched(ranking: Ranking) -> Searched:
         estimates_off=ranking.off,
         impossible=dict(space.impossible.counts.most_common()),
         not_searched=space.not_searched,
+        not_compared=ranking.uncompared,
+        measure_command=ranking.sweep if ranking.uncompared else None,
     )
 
 
 def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row, ...], float]:
     """The rows, and the probability of strategies that are in none."""
     exact = sorted(exact, key=lambda each: each.timed.iteration_s)
-    chances = chances_of_best([each.timed for each in exact], [each.layers for each in exact])
     compared = [_compared(each.prediction) for each in exact]
     frontier = pareto(compared)
-    of_strategy: dict[str, float] = {}
     first: dict[str, int] = {}
-    for index, (each, chance) in enumerate(zip(exact, chances.tolist(), strict=True)):
-        name = each.prediction.strategy
-        of_strategy[name] = of_strategy.get(name, 0.0) + chance
-        first.setdefault(name, index)
+    for index, each in enumerate(exact):
+        first.setdefault(each.prediction.strategy, index)
+    # Each strategy with its fastest settings alone: how many others were tried says nothing of how fast it is.
+    fastest = [exact[index] for index in first.values()]
+    chances = chances_of_best([each.timed for each in fastest], [each.layers for each in fastest])
+    of_strategy = dict(zip(first, chances.tolist(), strict=True))
     shown = list(first.values())[: options["top"]]
     # Settings that come to the same, as bucket sizes that all hold the whole model, are one row.
     further = list({compared[index]: index for index in reversed(range(len(exact))) if frontier[index]}.values())
@@ -216,7 +223,7 @@ def _rows(exact: Sequence[Exact], options: Mapping[str, Any]) -> tuple[tuple[Row
             train_command=_train_command(exact[index].prediction, options),
             prediction=exact[index].prediction,
         )
-        for place, index in enumerate((*shown, *further), start=1)
+        for place, index in enumerate(sorted((*shown, *further)), start=1)
     ]
     named = {row.prediction.strategy for row in rows if row.probability_best is not None}
     return tuple(rows), float(sum(chance for name, chance in of_strategy.items() if name not in named))

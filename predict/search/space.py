@@ -15,9 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +35,7 @@ from paradl_bench.strategies.spatial.region import most_parts
 from paradl_bench.strategies.zero.plan import check_zero
 from predict.costs import Ints
 from predict.search.mirrored import is_first_written
+from predict.search.ruled_out import RuledOut, batch_refusal
 
 MOST_MICRO_BATCHES = 512
 SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
@@ -75,18 +75,6 @@ class Mesh(NamedTuple):
     def computes_again(self) -> bool:
         """Whether ranks can compute activations again instead of keeping them."""
         return self.stages == 1 and self.zero < 2
-
-
-@dataclass(slots=True)
-class RuledOut:
-    """Candidates that cannot be, counted by why."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, reason: str, count: int = 1) -> None:
-        """So many candidates more."""
-        if count:
-            self.counts[reason] += count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +171,8 @@ def find_space(
             mesh_of.append(len(meshes))
         meshes.append(mesh)
     if not rows:
-        reasons = "; ".join(reason for reason, _ in impossible.counts.most_common(3))
-        raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {reasons}")
+        why = impossible.why_none(settings.batch, ranks)
+        raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {why}")
     columns = np.concatenate(rows).T
     return Space(
         settings=settings,
@@ -270,7 +258,7 @@ class _Finder:
 
     def _possible(self, stages: int, replicas: int, axes: int) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
-        placements = math.factorial(axes - 1 + (stages > 1) + (replicas > 1))
+        placements = _placements(stages, replicas, axes - 1)
         if stages > 1 and self._settings.batch_norm == "sync":
             self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", placements)
         elif stages > self._most_stages:
@@ -278,7 +266,7 @@ class _Finder:
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
             self._impossible.add(f"pipeline: {text}{self._why}", placements)
         elif self._settings.batch % replicas:
-            self._impossible.add(f"batch {self._settings.batch} does not part over {replicas} replicas", placements)
+            self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), placements)
         else:
             return True
         return False
@@ -317,9 +305,15 @@ class _Finder:
                             planners[kind].check(self._network, Strategy(axes=(axis,)), 0, self._settings)
                         yield axis
                     except UserError as error:
-                        self._impossible.add(f"{kind}: {limit}" if beyond else str(error))
+                        text = f"{kind}: {limit}" if beyond else str(error)
+                        self._impossible.add(text, self._strategies_with(degree))
                 if beyond and limit.ranks == 1:
-                    self._impossible.add(f"{kind}: {limit}")
+                    self._impossible.add(f"{kind}: {limit}", self._strategies_with(degree))
+
+    def _strategies_with(self, degree: int) -> int:
+        """Strategies that have one axis of the degree, which shares layers."""
+        rest = self._ranks // degree
+        return sum(_placements(stages, rest // stages, 1) for stages in _divisors(rest))
 
     def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
         """An axis of the degree; of spatial, one for each way to part the dims, none of which ends in a 1."""
@@ -337,7 +331,7 @@ class _Finder:
                 yield Axis(kind=kind, extents=kept)
             else:
                 text = f"spatial: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
-                self._impossible.add(text)
+                self._impossible.add(text, self._strategies_with(degree))
 
     def mirrors(self) -> Iterator[str]:
         """What blocks have no candidates because others are theirs with dims in turn."""
@@ -368,7 +362,7 @@ class _Finder:
         if len(found) < len(self._recomputed):
             other, them = ("ZeRO stages 2 and 3", "them") if mesh.zero > 1 else ("a pipeline", "one")
             text = f"{other} with --recompute, which runs without {them}"
-            self._impossible.add(text, math.factorial(len(mesh.axes)))
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
         return found
 
     def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
@@ -377,9 +371,10 @@ class _Finder:
             return False
         if schedule.stages(mesh.stages) > self._most_stages:
             text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
-            self._impossible.add(text)
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
         elif schedule.refusal(mesh.stages, count):
-            self._impossible.add(f"micro-batches that --schedule {schedule.name} does not take")
+            text = f"some micro-batches, which --schedule {schedule.name} does not take"
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
         else:
             return True
         return False
@@ -399,6 +394,11 @@ def alike(*columns: Ints) -> tuple[Ints, Ints]:
         key = key * several + column
     _, first, kind = np.unique(key, return_index=True, return_inverse=True)
     return first, kind
+
+
+def _placements(stages: int, replicas: int, shared: int) -> int:
+    """Orders of the axes of more than one rank."""
+    return math.factorial((stages > 1) + (replicas > 1) + shared)
 
 
 @functools.lru_cache(maxsize=1024)
