@@ -16,11 +16,12 @@ from typing import NamedTuple
 import drawn_networks
 import torch
 import torch.distributed as dist
-from equality_program import assert_close, norm_cuts, own_parts, take_statistics_apart
-from torch import nn
+from equality_program import TOLERANCE
 
 from paradl_bench.collectives.process_group import end_groups
 from paradl_bench.measure.process_groups import RankContext, join_ranks
+from paradl_bench.measure.proof import proving
+from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
@@ -29,7 +30,6 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy, parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.parallel import ParallelModule, build_parallel
-from paradl_bench.strategies.spatial.region import region_of
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -87,68 +87,29 @@ def case_of(text: str) -> Case:
     return Case(name, parse_strategy(strategy), schedule, int(count), cuts, "scatter" in stages)
 
 
-def layers_on_blocks(case: Case, network: Network) -> set[str]:
-    """Names of the layers that run on blocks of positions; those behind read whole activations."""
-    axis = next(axis for axis in case.strategy.axes if axis.kind == "spatial")
-    return {network.layers[index].name for index in region_of(network, axis, case.settings).layers}
-
-
-def run_serially(serial: LoadedModel, inputs: torch.Tensor, targets: torch.Tensor, parts: int) -> torch.Tensor:
-    """The mini-batch's loss and gradients, part by part: batch norms see each replica's micro-batches."""
-    pairs = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
-    loss = torch.stack([serial.loss(serial.module(x), y) / parts for x, y in pairs]).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
-
-
 def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
     """Three iterations; losses, gradients, then what the optimizer makes of them. Returns groups to let go of."""
     model, network = case.load()
     serial, _ = case.load()
     model.module.double()
     serial.module.double()
-    blocks = [(dim, parts) for dim, parts in norm_cuts(case.strategy, case.settings) if dim >= 2]
-    if blocks:
-        take_statistics_apart(serial.module, blocks, within=layers_on_blocks(case, network))
+
+    def build(model: LoadedModel) -> ParallelModule:
+        built = case.build(model, network, context)
+        assert built.pipeline is not None
+        held = {p.name for stage in built.pipeline.stages for p in stage.network.parameters}
+        assert held == {name for name, _ in model.module.named_parameters()}
+        return built
+
+    # Batch norms see each replica's micro-batches.
+    about = proving.Case(network, case.strategy, case.settings, TOLERANCE)
+    proof = proving.StrategyProof(about, model, serial, JoinedRanks(context), build)
     inputs, targets = model.make_batch(case.settings.batch, seed=7)
-    places = zip(case.strategy.axes, case.strategy.coordinates(context.rank), strict=True)
-    replica = next((at for axis, at in places if axis.kind == "data"), 0)
-    local = SAMPLES * case.count
-    own = slice(replica * local, (replica + 1) * local)
-    built = case.build(model, network, context)
-    pipeline = built.pipeline
-    assert pipeline is not None
-    modules = (model.module, serial.module)
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
-    held = dict(model.module.named_parameters())
-    assert set(held) == {p.name for stage in pipeline.stages for p in stage.network.parameters}
     for _ in range(3):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = pipeline.step(inputs.double()[own], targets[own])
-        exact = run_serially(serial, inputs.double(), targets, case.count * case.replicas)
-        if loss is not None and case.replicas == 1:
-            assert_close(loss, exact)
-        compare_parameters(held, serial.module, own_parts(network, case.strategy, context.rank, ()))
-        for optimizer in optimizers:
-            optimizer.step()
-    if case.replicas == 1 and not blocks:
-        exact_buffers = dict(serial.module.named_buffers())
-        for name, buffer in model.module.named_buffers():
-            assert_close(buffer, exact_buffers[name])
-    return built.groups[1:]
-
-
-def compare_parameters(held: dict[str, nn.Parameter], serial: nn.Module, parts: dict[str, tuple[slice, ...]]) -> None:
-    exact = dict(serial.named_parameters())
-    for name, parameter in held.items():
-        of = parts.get(name, ())
-        gradient = exact[name].grad
-        assert_close(parameter, exact[name][of])
-        assert (parameter.grad is None) == (gradient is None), name
-        if parameter.grad is None or gradient is None:
-            continue
-        assert_close(parameter.grad, gradient[of])
+        found = proof.iterate(inputs.double() if inputs.is_floating_point() else inputs, targets)
+        assert not found.differences, found.differences
+        assert not (updated := proof.update()).differences, updated.differences
+    return proof.groups
 
 
 def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:

@@ -355,5 +355,4 @@ def _open(
         arguments=request.arguments(),
         command_line=command_line,
         environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
-        watch=True,
     )

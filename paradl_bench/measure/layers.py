@@ -151,7 +151,6 @@ def _open(
                 **context.settings,
             },
         ),
-        watch=True,
     )
 
 

@@ -80,7 +80,6 @@ class TrainingWriter:
                 layers=layers,
             ),
             alone=alone,
-            watch=alone,
         )
         records = directory.records(TRAINING_FILE, TrainingIterations)
         done = [0] * context.ranks

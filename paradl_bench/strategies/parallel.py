@@ -30,7 +30,7 @@ from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_c
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.recomputed_module import recompute_segments
-from paradl_bench.strategies.sharded_module import AxisRunner, RunLayer, ShardedModule, Sharding
+from paradl_bench.strategies.sharded_module import AxisRunner, OwnPart, RunLayer, ShardedModule, Sharding
 from paradl_bench.strategies.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.zero.module import shard_parameters
 from paradl_bench.strategies.zero.plan import zero_stage
@@ -47,6 +47,7 @@ class ParallelModule:
         groups: process groups that it communicates over, the one of all ranks included.
         pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
         optimizer_group: whose ranks share out the optimizer's state (ZeRO stage 1); else None.
+        own_part: as of :class:`~paradl_bench.strategies.sharded_module.Sharding`; None where every tensor is whole.
     """
 
     module: torch.nn.Module
@@ -55,6 +56,7 @@ class ParallelModule:
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: RankPipeline | None = None
     optimizer_group: dist.ProcessGroup | None = None
+    own_part: OwnPart | None = None
 
     def without_exchange(self) -> contextlib.AbstractContextManager[None]:
         """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
@@ -113,7 +115,14 @@ def build_parallel(
             over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
             module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)
             optimizer_group = group.process_group if stage else None
-    return ParallelModule(module, sharding.network, mesh.spans, mesh.groups, optimizer_group=optimizer_group)
+    return ParallelModule(
+        module,
+        sharding.network,
+        mesh.spans,
+        mesh.groups,
+        optimizer_group=optimizer_group,
+        own_part=sharding.own_part,
+    )
 
 
 def _sharding(
@@ -163,4 +172,6 @@ def _build_pipeline(
         after_first=mesh.group(group_axes(strategy, "pipeline")).process_group,
         replicas=mesh.group(replicating) if replicating else None,
     )
-    return ParallelModule(pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline)
+    return ParallelModule(
+        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part
+    )

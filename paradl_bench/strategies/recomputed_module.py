@@ -23,7 +23,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.operations import function_name
 from paradl_bench.strategies.recomputation import Segment, segments_of
-from paradl_bench.strategies.sharded_module import Walk
+from paradl_bench.strategies.sharded_module import Repeated
 
 _Forward = Callable[..., Any]
 
@@ -78,15 +78,18 @@ class _Recomputed:
             return forward(*given, **named)
 
         modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        walk = next((mode for mode in modes if isinstance(mode, Walk)), None)
-        contexts = contextlib.nullcontext(), _again(walk.again() if walk else contextlib.nullcontext(), model)
+        repeating = [mode.again() for mode in modes if isinstance(mode, Repeated)]
+        contexts = contextlib.nullcontext(), _again(repeating, model)
         return checkpoint(run, *args, use_reentrant=False, early_stop=False, context_fn=lambda: contexts, **kwargs)
 
 
 @contextlib.contextmanager
-def _again(walk: contextlib.AbstractContextManager[Any], model: torch.nn.Module) -> Iterator[None]:
-    # The model's own calls come to the innermost mode first, which is to hand the walk what it counts.
-    with walk, _KeptBuffers(model.buffers()):
+def _again(repeating: Sequence[contextlib.AbstractContextManager[Any]], model: torch.nn.Module) -> Iterator[None]:
+    with contextlib.ExitStack() as modes:
+        for mode in repeating:
+            modes.enter_context(mode)
+        # The model's own calls come to the innermost mode first, which is to hand the others what they count.
+        modes.enter_context(_KeptBuffers(model.buffers()))
         yield
 
 

@@ -30,6 +30,9 @@ RunLayer = Callable[[int, Call], Call]
 the function itself where the call is no layer's."""
 
 
+OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float]]
+
+
 class Substitute(ABC):
     """What stands for a layer's torch function (:data:`RunLayer`), and for those that a rule calls in its place."""
 
@@ -90,6 +93,8 @@ class Sharding(NamedTuple):
         receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
             earlier stage of a pipeline made it.
         randomness: of layers that draw other numbers on each rank.
+        own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
+            the tensor's gradient is here; called with this rank's tensor and the serial model's.
         run_layer: what runs layers, below all rules; None for torch's own functions.
     """
 
@@ -100,6 +105,7 @@ class Sharding(NamedTuple):
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
     receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
     randomness: OwnRandomness | None = None
+    own_part: OwnPart | None = None
     run_layer: RunLayer | None = None
 
 
@@ -166,6 +172,14 @@ def _varies(network: Network, how: str) -> WorkError:
 
 _SIZE = torch.Tensor.size
 _SHAPE_QUESTIONS = (_SIZE, torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
+
+
+@runtime_checkable
+class Repeated(Protocol):
+    """A mode that is entered again where operations run a second time."""
+
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """A mode that is where this one is now."""
 
 
 class Walk(TorchFunctionMode):

@@ -102,7 +102,11 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
             else _mark(value, _Blocks(block.boxes, tuple(network.layers[index].output_shape[1:])))
         )
 
-    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive, random)
+    def own_part(tensor: torch.Tensor, whole_tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+        blocks: _Blocks | None = getattr(tensor, _MARK, None)
+        return (whole_tensor, 1.0) if blocks is None else (whole_tensor[blocks.slices[group.rank]], float(group.size))
+
+    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive, random, own_part)
 
 
 def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:

@@ -73,6 +73,7 @@ class TensorRunner:
             whole_shape=_whole_shape,
             receive=receive,
             randomness=random,
+            own_part=_own_part,
         )
 
 
@@ -122,6 +123,11 @@ class Part(NamedTuple):
     def take(self, tensor: torch.Tensor, of: Cut) -> torch.Tensor:
         """This rank's part of a whole tensor."""
         return _take(tensor, tensor.dim() + of.dim, of.of(tuple(tensor.shape), self.own, self.piece.atoms))
+
+
+def _own_part(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, float]:
+    part: Part | None = getattr(tensor, _MARK, None)
+    return (whole if part is None else part.take(whole, part.piece.cut)), 1.0
 
 
 def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:

@@ -1,0 +1,67 @@
+"""When two tensors count as equal, and by how much they differ where they do not."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+NO_NUMBER = 1e9
+"""A difference where there is no number for it: another shape, or a value that is not finite on one side."""
+
+
+class Tolerance(msgspec.Struct, frozen=True):
+    """By how much an element may differ.
+
+    Attributes:
+        of_element: times its exact value.
+        of_tensor: times the tensor's largest exact value.
+        of_all: times the largest exact value of all tensors of its kind: gradients that cancel to nothing, as that of a
+            bias before a batch norm, are rounding of much larger numbers.
+        absolute: in any case.
+    """
+
+    of_element: float
+    of_tensor: float
+    of_all: float
+    absolute: float = 0.0
+
+
+FLOAT64 = Tolerance(of_element=1e-9, of_tensor=1e-10, of_all=1e-13)
+"""Some thousand times what sums in another order differ by behind a hundred layers with batch norms."""
+FLOAT32 = Tolerance(of_element=1e-2, of_tensor=1e-2, of_all=1e-5)
+"""Likewise where the model computes in fp32 whatever it is given; wrong rules were seen to differ by 10% and more."""
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value; 0 of nothing."""
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def difference(found: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, scale: float) -> tuple[bool, float]:
+    """Whether a tensor differs, and by how much: the largest difference over the largest exact value.
+
+    Args:
+        scale: the largest exact value of all tensors of its kind.
+    """
+    if found.shape != exact.shape:
+        return True, NO_NUMBER
+    if not found.numel():
+        return False, 0.0
+    found, exact = found.detach(), exact.detach()
+    if not (found.is_floating_point() or found.is_complex()):
+        equal = torch.equal(found, exact)
+        return not equal, 0.0 if equal else NO_NUMBER
+    off = (found.to(exact.dtype) - exact).abs()
+    of_tensor = largest(exact)
+    bound = tolerance.absolute + tolerance.of_tensor * of_tensor + tolerance.of_all * scale
+    differs = not bool((off <= bound + tolerance.of_element * exact.abs()).all())
+    most = float(off.max())
+    # Both may hold the same infinity, as a mask does.
+    if most != most and torch.equal(found.isfinite(), exact.isfinite()):
+        finite = exact.isfinite()
+        if torch.equal(found[~finite].nan_to_num(), exact[~finite].nan_to_num()):
+            return difference(found[finite], exact[finite], tolerance, scale)
+    if not most < float("inf"):
+        return True, NO_NUMBER
+    floor = max(of_tensor, (tolerance.of_all / tolerance.of_element) * scale, 1e-300)
+    return differs, min(most / floor, NO_NUMBER)

@@ -1,0 +1,111 @@
+"""Models that mix samples: what they give for one depends on the others in the batch.
+
+Ranks and micro-batches that compute parts of a mini-batch train such a model otherwise than one process trains it on
+the whole, whatever the strategy; plain data parallelism does so too. It shows in one process, which splits a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
+from paradl_bench.measure.proof.copies import tolerance_of
+from paradl_bench.measure.proof.watching import WatchedForward, tensors_of, watch_forward
+from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.spec.network import Network
+
+
+class Mixing(NamedTuple):
+    """What forward of some samples at once, and of their halves, shows.
+
+    Attributes:
+        layer: the first whose result for a sample depends on others; empty for none. Batch norms are known to be such,
+            and do not count here.
+        dtypes: floating ones that layers gave.
+    """
+
+    layer: str
+    dtypes: set[torch.dtype]
+
+
+def dtypes_of(model: LoadedModel, inputs: torch.Tensor) -> set[torch.dtype]:
+    """Floating dtypes that a copy's layers give."""
+    watched = watch_forward(model.module)
+    try:
+        with torch.no_grad():
+            model.module(inputs)
+        return watched.dtypes
+    finally:
+        watched.remove(model.module)
+
+
+class _Halves(NamedTuple):
+    """What a batch gave, and what its halves did; layer: index of that which gave it."""
+
+    layer: int
+    whole: torch.Tensor
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+def find_mixing(model: LoadedModel, network: Network, inputs: torch.Tensor) -> Mixing:
+    """The first layer of a model that mixes samples.
+
+    Args:
+        model: a copy to be spoilt: its running statistics change.
+        inputs: an even number of samples.
+    """
+    watched = watch_forward(model.module)
+    try:
+        outputs = _run_halved(model, network, watched, inputs, note=False)
+        tolerance = tolerance_of(watched.dtypes)
+        if all(_apart(of, tolerance) for of in outputs):
+            return Mixing("", watched.dtypes)
+        mixed = (of for of in _run_halved(model, network, watched, inputs, note=True) if not _apart(of, tolerance))
+        first = next(mixed, None)
+        return Mixing("its output" if first is None else network.layers[first.layer].name, watched.dtypes)
+    finally:
+        watched.remove(model.module)
+
+
+def _run_halved(
+    model: LoadedModel, network: Network, watched: WatchedForward, inputs: torch.Tensor, *, note: bool
+) -> list[_Halves]:
+    """What forward gives, or with ``note`` what each of its layers gives: of the batch, and of its halves."""
+    norms = [
+        index
+        for index, layer in enumerate(network.layers)
+        if layer.kind == "batch_norm" and layer.attributes["training"]
+    ]
+    watched.forget()
+    watched.noting = note
+    parts = (inputs, *inputs.chunk(2))
+    for part in parts:
+        watched.cuts = {index: ((0, 2),) for index in norms} if part is inputs else {}
+        with torch.no_grad():
+            model.module(part)
+    if not note:
+        return [_Halves(0, *tensors) for tensors in zip(*map(tensors_of, watched.outputs), strict=False)]
+    whole, one, other = (passage.outputs for passage in watched.passages)
+    return [
+        _Halves(key[0], whole[key], one[key], other[key])
+        for key in whole
+        # Positions of samples are whole numbers, and no sign that anything is mixed.
+        if key in one and key in other and key[0] < len(network.layers) and whole[key].is_floating_point()
+    ]
+
+
+def _apart(of: _Halves, tolerance: Tolerance) -> bool:
+    """Whether the batch gave what its halves gave, in whatever order."""
+    scale = largest(of.whole)
+
+    def same(found: torch.Tensor, exact: torch.Tensor) -> bool:
+        return not difference(found, exact, tolerance, scale)[0]
+
+    if same(of.whole, of.one) and same(of.whole, of.other):
+        # It does not depend on samples.
+        return True
+    halves = torch.cat([of.one.flatten(), of.other.flatten()])
+    return same(of.whole.flatten(), halves) or same(of.whole.flatten().sort()[0], halves.sort()[0])

@@ -1,0 +1,135 @@
+"""Which part of the serial model's tensors a rank holds, and over which parts batch norms take their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.partition import shard_channels, shard_filters
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.channel_shards import split_layers
+from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.spatial.region import region_of
+from paradl_bench.strategies.tensor.pairs import find_pairs
+from paradl_bench.strategies.tensor.plan import parameter_ranges
+
+_CUTS = {"filter": shard_filters, "channel": shard_channels}
+
+AtOnce = Literal["own", "replicas", "all"]
+"""What one forward of the serial model reads: a micro-batch of this rank's replica, those of all replicas together, as
+norms that replicas synchronise need it, or the global mini-batch."""
+
+NormCuts = tuple[tuple[int, int], ...]
+"""Dims of a batch norm's input, and in how many parts each is cut."""
+
+
+class Place(NamedTuple):
+    """Where a rank's samples are in the global mini-batch.
+
+    Attributes:
+        replica: which of ``replicas`` this rank belongs to.
+        steps: micro-batches that each replica computes one after the other.
+        samples: of one micro-batch.
+    """
+
+    replica: int
+    replicas: int
+    steps: int
+    samples: int
+
+    @property
+    def own(self) -> slice:
+        """This rank's samples."""
+        local = self.steps * self.samples
+        return slice(self.replica * local, (self.replica + 1) * local)
+
+    def micro_batch(self, replica: int, step: int) -> slice:
+        """Samples of one micro-batch of a replica."""
+        begin = (replica * self.steps + step) * self.samples
+        return slice(begin, begin + self.samples)
+
+
+def place_of(strategy: Strategy, settings: PlanSettings, rank: int) -> Place:
+    """The place of a rank's samples; its mini-batch is the settings'."""
+    replicas, replica = 1, 0
+    for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
+        if axis.kind == "data":
+            replicas, replica = axis.degree, position
+    steps = steps_of(strategy, settings)
+    return Place(replica, replicas, steps, settings.batch // (replicas * steps))
+
+
+def steps_of(strategy: Strategy, settings: PlanSettings) -> int:
+    """Micro-batches that a replica computes one after the other."""
+    stages = degree_of(strategy, "pipeline")
+    return micro_batches(settings, stages) if stages > 1 else settings.accumulate
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that ranks hold rows of, on every rank; a collective where there are such."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_parts(network: Network, strategy: Strategy, rank: int, patterns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Per parameter that is split, the slices or positions of it that this rank holds."""
+    parts: dict[str, tuple[Any, ...]] = {}
+    for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
+        if axis.kind == "tensor":
+            held = parameter_ranges(network, find_pairs(network, patterns), axis.degree, position)
+            for name, (dim, ranges) in held.items():
+                own = [at for interval in ranges for at in range(*interval)]
+                parts[name] = (*(slice(None),) * dim, own)
+        if axis.kind not in _CUTS:
+            continue
+        for index, shards in split_layers(network, axis.degree, _CUTS[axis.kind], patterns).shards.items():
+            names, own_shard = network.layers[index].parameters, shards[position]
+            parts[names[0]] = (slice(*own_shard.filters), slice(*own_shard.group_channels))
+            if axis.kind == "filter":
+                parts |= {name: (slice(*own_shard.filters),) for name in names[1:]}
+    return parts
+
+
+def norm_cuts(
+    network: Network, strategy: Strategy, settings: PlanSettings, place: Place, at_once: AtOnce
+) -> dict[int, NormCuts]:
+    """Per index of a batch norm that takes its statistics of parts of what forward reads, those parts.
+
+    Args:
+        at_once: what forward reads.
+    """
+    local = settings.batch_norm == "local"
+    counts = {"own": 1, "replicas": place.replicas if local else 1}
+    # Micro-batches of one replica are one behind the other.
+    count = counts.get(at_once, place.steps * (place.replicas if local else 1))
+    of_samples: NormCuts = ((0, count),) if count > 1 else ()
+    axes = strategy.axes if local else ()
+    spatial = next((axis for axis in axes if axis.kind == "spatial" and axis.degree > 1), None)
+    blocks = set(region_of(network, spatial, settings).layers) if spatial else set()
+    of_blocks: NormCuts = tuple((2 + dim, parts) for dim, parts in enumerate(spatial.extents)) if spatial else ()
+    found = {}
+    for index, layer in enumerate(network.layers):
+        cuts = of_samples + (of_blocks if index in blocks else ())
+        if layer.kind == "batch_norm" and layer.attributes["training"] and cuts:
+            found[index] = cuts
+    return found
+
+
+def normalise_apart(function: Any, arguments: dict[str, Any], cuts: NormCuts) -> torch.Tensor:
+    """Batch norm of each part by that part's own statistics; running statistics are left as they are.
+
+    Args:
+        arguments: of ``torch.nn.functional.batch_norm``, by name.
+    """
+    if not cuts:
+        result: torch.Tensor = function(**arguments | {"running_mean": None, "running_var": None})
+        return result
+    (dim, parts), *rest = cuts
+    pieces = arguments["input"].tensor_split(parts, dim)
+    done = [normalise_apart(function, arguments | {"input": piece}, tuple(rest)) for piece in pieces]
+    return torch.cat(done, dim)

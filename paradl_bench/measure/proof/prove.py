@@ -1,0 +1,132 @@
+"""One proof: a copy of a model trained by a strategy beside one trained serially, in fp64 where forward takes that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from paradl_bench.measure.proof.copies import TRIALS, Trial, copy_values, fresh_copy, runs, tolerance_of, undisturbed
+from paradl_bench.measure.proof.mixing import Mixing, dtypes_of, find_mixing
+from paradl_bench.measure.proof.parts import Place, place_of
+from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
+from paradl_bench.measure.proof.reference import Ranks
+from paradl_bench.measure.proof.verdict import Outcome, settle
+from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.verification import Verification
+from paradl_bench.strategies.parallel import ParallelModule
+
+_SEED = 7
+
+
+class Subject(NamedTuple):
+    """What is proved, as one of its ranks sees it.
+
+    Attributes:
+        model: stays as it is.
+        settings: with the mini-batch of the proof.
+        build: makes a copy the parallel module of this rank; a collective.
+    """
+
+    model: LoadedModel
+    network: Network
+    strategy: Strategy
+    settings: PlanSettings
+    device: torch.device
+    ranks: Ranks
+    build: Callable[[LoadedModel], ParallelModule]
+
+    @property
+    def place(self) -> Place:
+        """Where this rank's samples are."""
+        return place_of(self.strategy, self.settings, self.ranks.rank)
+
+    def batch(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The global mini-batch; whole numbers stay whole."""
+        inputs, targets = self.model.make_batch(self.settings.batch, seed=_SEED)
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        return inputs.to(self.device), targets.to(self.device)
+
+
+class Proved(NamedTuple):
+    """What a proof says, and what it found."""
+
+    verification: Verification
+    outcome: Outcome
+
+
+def prove(subject: Subject) -> Proved:
+    """Train one iteration both ways and compare; a collective.
+
+    Raises:
+        UserError: the strategy does not take the model.
+    """
+    with undisturbed(subject.device, torch.float64):
+        trial = _find_trial(subject)
+    if trial is None:
+        return _left_out("the model's forward runs neither in fp64 nor in fp32")
+    with undisturbed(subject.device, trial.dtype):
+        return _prove_in(subject, trial)
+
+
+def _left_out(why_not: str, mixing: str = "") -> Proved:
+    return Proved(Verification(why_not=why_not, mixes_samples=mixing), Outcome(None, 0.0, why_not))
+
+
+def _find_trial(subject: Subject) -> Trial | None:
+    """The first kind in which forward of one micro-batch runs on every rank."""
+    for trial in TRIALS:
+        copied = fresh_copy(subject.model, subject.device, trial.dtype)
+        inputs, _ = subject.batch(trial.dtype)
+        if all(subject.ranks.gather(runs(copied, inputs[: subject.place.samples], trial))):
+            return trial
+    return None
+
+
+def _prove_in(subject: Subject, trial: Trial) -> Proved:
+    inputs, targets = subject.batch(trial.dtype)
+    serial = fresh_copy(subject.model, subject.device, trial.dtype)
+    mixing = _mixing(subject, serial, inputs)
+    # Running statistics have changed.
+    copy_values(subject.model.module, serial.module)
+    exact = all(dtype == torch.float64 for dtype in mixing.dtypes)
+    case = Case(
+        subject.network,
+        subject.strategy,
+        subject.settings,
+        tolerance_of(mixing.dtypes),
+        with_input=trial.with_input,
+    )
+    if mixing.layer and synchronises(case):
+        return _left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
+    parallel = fresh_copy(subject.model, subject.device, trial.dtype)
+    proof = StrategyProof(case, parallel, serial, subject.ranks, subject.build)
+    outcome = settle(proof, subject.ranks, inputs, targets)
+    groups = proof.groups
+    del proof, parallel, serial
+    subject.ranks.let_go(groups)
+    return Proved(
+        Verification(
+            why_not=outcome.why_not,
+            dtype="fp64" if exact else "fp32",
+            samples=len(inputs),
+            largest_difference=outcome.most,
+            mixes_samples=mixing.layer,
+        ),
+        outcome,
+    )
+
+
+def _mixing(subject: Subject, model: LoadedModel, inputs: torch.Tensor) -> Mixing:
+    """What mixes samples, where ranks or micro-batches compute parts of the mini-batch."""
+    samples = subject.place.samples
+    if len(inputs) == samples:
+        return Mixing("", dtypes_of(model, inputs))
+    found = find_mixing(model, subject.network, inputs[: 2 * samples])
+    # Rounding may fall otherwise on a rank with another processor.
+    layers = subject.ranks.gather(found.layer)
+    return found._replace(layer=layers[0])

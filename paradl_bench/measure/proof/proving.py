@@ -1,0 +1,336 @@
+"""A strategy's training beside the serial model's, on one rank together with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from paradl_bench.measure.micro_steps import MicroSteps
+from paradl_bench.measure.optimizers import share_out_optimizer
+from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
+from paradl_bench.measure.proof.parts import AtOnce, norm_cuts, own_parts, place_of, whole
+from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialStep
+from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_forward
+from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.strategies.norm_statistics import statistics_axes
+from paradl_bench.strategies.parallel import ParallelModule
+
+_LEARNING_RATE, _MOMENTUM = 0.05, 0.9
+
+
+class Difference(NamedTuple):
+    """One thing that differs from serial on one rank.
+
+    Attributes:
+        order: what comes first has the least.
+        what: in words. layer: that it belongs to; empty for what belongs to none.
+        relative: the largest difference over the largest exact value.
+    """
+
+    order: int
+    what: str
+    layer: str
+    relative: float
+    rank: int
+
+
+class Findings(NamedTuple):
+    """What one comparison found on this rank.
+
+    Attributes:
+        differences: in no order. most: the largest relative difference of all that was compared.
+        finite: whether the serial model's outputs are.
+    """
+
+    differences: list[Difference]
+    most: float
+    finite: bool = True
+
+
+class Case(NamedTuple):
+    """What is proved.
+
+    Attributes:
+        settings: with the mini-batch of the proof.
+        strategy: as the ranks of the proof run it.
+        hold: whether drawn numbers are held still.
+        at_once: what a forward of the serial model reads; None for its own replica's samples, or all replicas' where
+            norms synchronise them.
+        with_input: whether the input's gradient is compared.
+    """
+
+    network: Network
+    strategy: Strategy
+    settings: PlanSettings
+    tolerance: Tolerance
+    hold: bool = True
+    at_once: AtOnce | None = None
+    with_input: bool = True
+
+
+class StrategyProof:
+    """One rank's part of a proof.
+
+    Args:
+        parallel: model that is made parallel. serial: one with the same values.
+        build: makes the parallel module; a collective.
+
+    Raises:
+        UserError: as ``build``.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        parallel: LoadedModel,
+        serial: LoadedModel,
+        ranks: Ranks,
+        build: Callable[[LoadedModel], ParallelModule],
+    ) -> None:
+        self._case, self._ranks, self._loss = case, ranks, parallel.loss
+        network, strategy, settings = case.network, case.strategy, case.settings
+        self._module = parallel.module
+        self._place = place_of(strategy, settings, ranks.rank)
+        at_once: AtOnce = case.at_once or ("replicas" if synchronises(case) else "own")
+        self._own_loss = at_once == "own" or self._place.replicas == 1
+        cuts = norm_cuts(network, strategy, settings, self._place, at_once)
+        self._reference = SerialReference(serial, self._place, ranks, cuts=cuts, at_once=at_once, hold=case.hold)
+        self._parts = own_parts(network, strategy, ranks.rank, settings.split)
+        self._built = build(parallel)
+        self._watched = watch_forward(parallel.module, hold=case.hold)
+        # Statistics apart leave no running ones, and replicas of a pipeline take the first one's before each forward.
+        pipeline = degree_of(strategy, "pipeline") > 1
+        self._compares_buffers = not cuts and not (pipeline and self._place.replica)
+        self._averages = not self._built.groups and bool(group_axes(strategy, *REPLICATING))
+        self._optimizers: tuple[torch.optim.Optimizer, ...] | None = None
+
+    @property
+    def groups(self) -> tuple[Any, ...]:
+        """Process groups to let go of, once nothing of this is reached any more."""
+        return self._built.groups[1:]
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Floating ones that the serial model's layers gave."""
+        return self._reference.watched.dtypes
+
+    def iterate(self, inputs: torch.Tensor, targets: torch.Tensor, seed: int | None = None) -> Findings:
+        """Forward and backward of both on a global mini-batch; outputs, loss, gradients and buffers are compared.
+
+        Args:
+            seed: of what both draw; None where drawn numbers are held still.
+        """
+        if seed is not None:
+            torch.manual_seed(seed)
+        exact = self._reference.run(inputs, targets, with_input=self._asks_input(inputs))
+        if seed is not None:
+            torch.manual_seed(seed)
+        loss, input_gradient = self._run_parallel(inputs, targets)
+        comparison = _Comparison(self._case.tolerance, self._ranks.rank)
+        comparison.finite = all(bool(t.isfinite().all()) for of in exact.outputs for t in tensors_of(of))
+        self._compare_outputs(comparison, exact)
+        if loss is not None and self._own_loss:
+            comparison.compare("the loss", "", loss, exact.loss, 1.0)
+        scale = self._largest_gradient(exact.input_gradient)
+        if exact.input_gradient is not None and input_gradient is not None:
+            comparison.compare("the gradient of the input", "", input_gradient, exact.input_gradient, scale)
+        self._compare_parameters(comparison, scale)
+        if self._compares_buffers:
+            of_serial = dict(self._reference.module.named_buffers())
+            for name, buffer in self._module.named_buffers():
+                comparison.compare(f"buffer {name}", "", whole(buffer), of_serial[name], 1.0)
+        return comparison.findings
+
+    def update(self) -> Findings:
+        """One optimizer step of both; parameters are compared."""
+        if self._optimizers is None:
+            self._optimizers = self._build_optimizers()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        exact = dict(self._reference.module.named_parameters())
+        comparison = _Comparison(self._case.tolerance, self._ranks.rank)
+        for name, parameter in self._module.named_parameters():
+            of = exact[name][self._parts.get(name, ())]
+            comparison.compare(f"parameter {name} after the weight update", "", whole(parameter), of, 1.0)
+        return comparison.findings
+
+    def serial_varies(self, inputs: torch.Tensor, targets: torch.Tensor) -> bool:
+        """Whether the serial model gives something else with other random numbers."""
+        given = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            self._reference.run(inputs, targets, with_input=False)
+            gradients = [p.grad for p in self._reference.module.parameters() if p.grad is not None]
+            given.append([tensor.detach().clone() for tensor in (*self._reference.outputs, *gradients)])
+        return any(difference(one, other, self._case.tolerance, 1.0)[0] for one, other in zip(*given, strict=True))
+
+    def locate(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[Difference]:
+        """Both once more, layer by layer: what differs on this rank, forward first, then in the order of backward."""
+        with_input = self._asks_input(inputs)
+        exact = self._reference.run(inputs, targets, with_input=with_input, note=True)
+        self._run_parallel(inputs, targets, note=True)
+        scale = self._largest_gradient(exact.input_gradient)
+        comparison = _Comparison(self._case.tolerance, self._ranks.rank)
+        layers = self._case.network.layers
+        for step, found, of in self._passages(exact.passages):
+            for (index, place), output in found.outputs.items():
+                held = self._held(step, output, of.outputs.get((index, place)))
+                if held is None or index >= len(layers):
+                    continue
+                name = layers[index].name
+                comparison.compare(f"the output of {name}", name, output, held[0], 1.0, index)
+                self._compare_gradient(comparison, step, found, of, (index, place), scale)
+        parameters = _Comparison(self._case.tolerance, self._ranks.rank)
+        self._compare_parameters(parameters, scale)
+        readers = {name: i for i, layer in enumerate(layers) for name in layer.parameters}
+        located = list(comparison.findings.differences)
+        for item in parameters.findings.differences:
+            parameter = item.what.removeprefix(_GRADIENT)
+            index = readers.get(parameter, 0)
+            layer = layers[index].name if parameter in readers else ""
+            located.append(item._replace(order=_backward(len(layers), index) + 1, layer=layer))
+        return sorted(located)
+
+    def _compare_gradient(
+        self,
+        comparison: _Comparison,
+        step: int,
+        found: Passage,
+        exact: Passage,
+        key: Key,
+        scale: float,
+    ) -> None:
+        gradient, of = found.gradients.get(key), exact.gradients.get(key)
+        if gradient is None or of is None:
+            return
+        kept = self._held(step, gradient, of, marks=found.outputs[key])
+        if kept is None:
+            return
+        layers = self._case.network.layers
+        name = layers[key[0]].name
+        what = f"the gradient of the output of {name}"
+        comparison.compare(what, name, gradient / kept[1], kept[0], scale, _backward(len(layers), key[0]))
+
+    def _asks_input(self, inputs: torch.Tensor) -> bool:
+        return self._case.with_input and inputs.is_floating_point() and self._built.pipeline is None
+
+    def _run_parallel(
+        self, inputs: torch.Tensor, targets: torch.Tensor, *, note: bool = False
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Forward and backward as training does them; the loss where this rank knows it, and the input's gradient."""
+        self._watched.forget()
+        self._watched.noting = note
+        self._module.zero_grad(set_to_none=True)
+        own, pipeline = self._place.own, self._built.pipeline
+        if pipeline is not None:
+            return pipeline.step(inputs[own], targets[own]), None
+        leaf = inputs[own].detach().clone().requires_grad_(self._asks_input(inputs))
+        steps = MicroSteps(self._built, self._loss, leaf, targets[own], self._place.steps)
+        loss = steps.run(0, lambda: 0, [], lambda _: None)
+        if self._averages:
+            gradients = [parameter.grad for parameter in self._module.parameters() if parameter.grad is not None]
+            self._ranks.mean(gradients)
+        return loss, leaf.grad
+
+    def _held(
+        self, step: int, found: torch.Tensor, exact: torch.Tensor | None, marks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, float] | None:
+        """This rank's part of the serial model's tensor, and how many times as large its gradient is here."""
+        if exact is None:
+            return None
+        own = self._built.own_part
+        part, scale = (exact, 1.0) if own is None else own(found if marks is None else marks, exact)
+        return self._reference.own_rows(part, found.shape, step), scale
+
+    def _compare_outputs(self, comparison: _Comparison, exact: SerialStep) -> None:
+        # Where stages run in turns, only the last one's output is real.
+        outputs = [tensors for tensors in map(tensors_of, self._watched.outputs) if not any(t.is_meta for t in tensors)]
+        for step, found in enumerate(outputs):
+            for tensor, of in zip(found, tensors_of(exact.outputs[self._reference.forward_of(step)]), strict=False):
+                held = self._held(step, tensor, of)
+                assert held is not None
+                comparison.compare("the output", "", tensor, held[0], 1.0)
+
+    def _compare_parameters(self, comparison: _Comparison, scale: float) -> None:
+        exact = dict(self._reference.module.named_parameters())
+        for name, parameter in self._module.named_parameters():
+            # A collective where ranks hold rows, whatever is compared.
+            gradient = None if parameter.grad is None else whole(parameter.grad)
+            of = exact[name].grad
+            if of is None:
+                # What no loss reads gets zeros where ranks exchange gradients.
+                of = torch.zeros_like(exact[name])
+            own = of[self._parts.get(name, ())]
+            found = torch.zeros_like(own) if gradient is None else gradient
+            comparison.compare(f"{_GRADIENT}{name}", "", found, own, scale)
+
+    def _largest_gradient(self, of_input: torch.Tensor | None) -> float:
+        gradients = [parameter.grad for parameter in self._reference.module.parameters()]
+        return max((largest(gradient) for gradient in (*gradients, of_input) if gradient is not None), default=0.0)
+
+    def _passages(self, exact: list[Passage]) -> Iterator[tuple[int, Passage, Passage]]:
+        """Each forward here with its micro-batch and the serial model's forward on that.
+
+        A rank's stages of a pipeline run in turns, each its micro-batches in order.
+        """
+        turns: dict[frozenset[Key], int] = {}
+        for found in self._watched.passages:
+            stage = frozenset(found.outputs)
+            step = turns.get(stage, 0)
+            turns[stage] = step + 1
+            yield step, found, exact[self._reference.forward_of(step)]
+
+    def _build_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        arguments: dict[str, Any] = {"lr": _LEARNING_RATE, "momentum": _MOMENTUM}
+        group, own = self._built.optimizer_group, self._module.parameters()
+        optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(own, **arguments)
+            if group is None
+            else share_out_optimizer(torch.optim.SGD, own, group, **arguments)
+        )
+        return optimizer, torch.optim.SGD(self._reference.module.parameters(), **arguments)
+
+
+_GRADIENT = "the gradient of "
+
+
+def _backward(layers: int, index: int) -> int:
+    """The place of a layer's gradients in the order of backward, behind all of forward."""
+    return layers + 2 * (layers - index)
+
+
+def synchronises(case: Case) -> bool:
+    """Whether batch norms take statistics over the samples of several replicas."""
+    if case.settings.batch_norm != "sync":
+        return False
+    of_data = set(group_axes(case.strategy, "data"))
+    axes = statistics_axes(case.network, case.strategy, case.settings)
+    return any(of_data.intersection(of) for of in axes.values())
+
+
+class _Comparison:
+    """Collects what differs on one rank."""
+
+    def __init__(self, tolerance: Tolerance, rank: int) -> None:
+        self._tolerance, self._rank = tolerance, rank
+        self._found: list[Difference] = []
+        self._most = 0.0
+        self.finite = True
+
+    @property
+    def findings(self) -> Findings:
+        return Findings(self._found, self._most, self.finite)
+
+    def compare(
+        self, what: str, layer: str, found: torch.Tensor, exact: torch.Tensor, scale: float, order: int = 0
+    ) -> None:
+        differs, relative = difference(found, exact, self._tolerance, scale)
+        self._most = max(self._most, relative)
+        if differs:
+            self._found.append(Difference(order, what, layer, relative, self._rank))

@@ -1,0 +1,84 @@
+"""What a comparison with serial training comes to: it holds, one thing differs first, or nothing can be said."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from paradl_bench.measure.proof.comparison import NO_NUMBER
+from paradl_bench.measure.proof.proving import Difference, StrategyProof
+from paradl_bench.measure.proof.reference import Ranks
+from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.verification import Verification
+
+DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
+
+_LEFT_OUT = {
+    "spatial": "cut fewer layers by --spatial-until",
+    "filter": "leave layers whole by --split",
+    "channel": "leave layers whole by --split",
+    "tensor": "leave layers whole by --split",
+    "pipeline": "give other --stages",
+}
+"""By kind of axis, how to have it share less."""
+
+
+class Outcome(NamedTuple):
+    """What all ranks found, the same on each.
+
+    Attributes:
+        first: what differs first; None for nothing. most: the largest relative difference on any rank.
+        why_not: why nothing can be said; empty where something can.
+    """
+
+    first: Difference | None
+    most: float
+    why_not: str = ""
+
+
+def settle(proof: StrategyProof, ranks: Ranks, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+    """Compare one iteration and one weight update, and find what differs first; a collective.
+
+    Args:
+        inputs: the global mini-batch. targets: likewise.
+    """
+    found = proof.iterate(inputs, targets)
+    differs, most, finite = _gathered(ranks, found.differences, found.most, found.finite)
+    if not finite:
+        return Outcome(None, most, "the serial model's own output is not finite")
+    if differs:
+        # Only now: to note every layer's result takes as much memory again.
+        if any(ranks.gather(proof.serial_varies(inputs, targets))):
+            return Outcome(None, most, "the serial model itself gives something else each time")
+        located = _gathered(ranks, proof.locate(inputs, targets), 0.0, True)[0]
+        return Outcome(located[0] if located else differs[0], most)
+    updated = proof.update()
+    differs, most_updated, _ = _gathered(ranks, updated.differences, updated.most, True)
+    return Outcome(differs[0] if differs else None, max(most, most_updated))
+
+
+def _gathered(
+    ranks: Ranks, differences: list[Difference], most: float, finite: bool
+) -> tuple[list[Difference], float, bool]:
+    # All but the first few would be a message of megabytes.
+    first: list[list[Any]] = [list(item) for item in sorted(differences)[:3]]
+    every = sorted(Difference(*item) for of_rank in ranks.gather(first) for item in of_rank)
+    return every, max(ranks.gather(most)), all(ranks.gather(finite))
+
+
+def end_if_differs(outcome: Outcome, about: str, strategy: Strategy, verification: Verification) -> None:
+    """Raises:
+    WorkError: something differs; the message names what does so first.
+    """
+    first = outcome.first
+    if first is None:
+        return
+    by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"
+    remedies = [_LEFT_OUT[axis.kind] for axis in strategy.axes if axis.kind in _LEFT_OUT and axis.degree > 1]
+    raise WorkError(
+        f"{about} as {strategy} is not what serial training makes of it: first {first.what} differs {by} (on rank"
+        f" {first.rank}, {verification.samples} samples, {verification.dtype}). Nothing was timed. Take another"
+        f" strategy{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
+    )
