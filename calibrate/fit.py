@@ -14,6 +14,7 @@ from calibrate.beside_all_reduce_fit import fit_beside_all_reduce
 from calibrate.communication_fit import fit_communication
 from calibrate.contention_fit import fit_contention
 from calibrate.copy_fit import fit_copies
+from calibrate.disagreement import disagreements
 from calibrate.input_fit import fit_input
 from calibrate.interference_fit import fit_interference
 from calibrate.kernel_files import archive_beside, write_arrays
@@ -80,6 +81,7 @@ def fit_profile(
         **communication,
         notes=(
             *measured.notes,
+            *disagreements(measured),
             *communication_notes,
             *regressor_notes,
             *of_memory.notes,

@@ -33,6 +33,7 @@ from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_load import HostLoad
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
 from paradl_bench.spec.network import Network
@@ -67,6 +68,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         environment: index into the profile's ``environments``.
         sha256: over the directory's files, to find out later whether they are the same.
+        host_load: what else the host's cores did meanwhile, in the mean; None where nobody looked.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sha256: str
     environment: int
     complete: bool
+    host_load: HostLoad | None = None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

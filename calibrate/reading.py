@@ -18,6 +18,7 @@ from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_clocks import HostClocks
+from paradl_bench.spec.host_load import read_load
 from paradl_bench.spec.host_record import read_host_records
 from paradl_bench.spec.input_record import (
     BATCHES_FILE,
@@ -120,6 +121,9 @@ def read_measurements(directories: Sequence[Path], *, force: bool) -> Measuremen
         if not manifest.complete:
             command = " ".join(manifest.command_line)
             notes.append(f"{directory} is incomplete (interrupted?); what it holds is used; to go on: {command}")
+        load = sources[-1].host_load
+        if load is not None and load.is_busy:
+            notes.append(f"{directory} was measured on a busy host: {load.words}; measure it again on a quiet one")
         notes += _torn(directory, manifest)
         notes += [note for file in manifest.imported for note in file.notes if NOT_WHOLE in note]
         if manifest.kind == "collectives" and not manifest.imported:
@@ -230,6 +234,7 @@ def _source(directory: Path, manifest: Manifest, environment: int) -> Source:
         sha256=directory_hash(directory),
         environment=environment,
         complete=manifest.complete,
+        host_load=read_load(directory),
     )
 
 

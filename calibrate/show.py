@@ -82,10 +82,12 @@ def _print_origin(profile: Profile, console: Console) -> None:
         console.print(f"Measured on {_environment(environment)}", markup=False)
     for line in device_lines(profile.devices):
         console.print(line, markup=False)
-    table = _table("Measurements", ("directory", "kind", "when", "complete", "command"))
+    table = _table("Measurements", ("directory", "kind", "when", "complete", "host", "command"))
     for source in profile.sources:
         complete = "yes" if source.complete else "no"
-        table.add_row(source.path, source.kind, source.created_utc, complete, " ".join(source.command_line))
+        load = source.host_load
+        host = "" if load is None else "busy" if load.is_busy else "quiet"
+        table.add_row(source.path, source.kind, source.created_utc, complete, host, " ".join(source.command_line))
     console.print(table)
 
 
@@ -103,8 +105,8 @@ def _environment(environment: Environment) -> str:
 
 _WORDS = frozenset(
     (
-        "", "directory", "kind", "command", "model", "computed in", "copy", "operation", "library", "level", "regime",
-        "algorithm", "beside", "what", "form",
+        "", "directory", "kind", "command", "host", "model", "computed in", "copy", "operation", "library", "level",
+        "regime", "algorithm", "beside", "what", "form",
     )
 )  # fmt: skip
 

@@ -355,4 +355,5 @@ def _open(
         arguments=request.arguments(),
         command_line=command_line,
         environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
+        watch=True,
     )

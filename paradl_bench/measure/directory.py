@@ -12,9 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
+from paradl_bench.measure.host_watch import HostWatch
 from paradl_bench.measure.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release
 from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.host_load import LOAD_FILE, HostLoad, read_load
 from paradl_bench.spec.measurement import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -32,6 +34,9 @@ from paradl_bench.terminal import say
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_LAST_STRETCH_S = 0.5
+"""Seconds at least of the stretch that ends a measurement: the kernel counts time in hundredths."""
+
 
 @dataclass(slots=True)
 class MeasurementDirectory:
@@ -39,11 +44,13 @@ class MeasurementDirectory:
 
     Attributes:
         resumed: whether it held measurements of the same command before.
+        watch: looks at what else the host does; None where another process writes, or all is measured.
     """
 
     path: Path
     manifest: Manifest
     resumed: bool
+    watch: HostWatch | None = None
 
     @classmethod
     def open(
@@ -55,12 +62,14 @@ class MeasurementDirectory:
         command_line: tuple[str, ...],
         environment: Environment,
         alone: bool = True,
+        watch: bool = False,
     ) -> MeasurementDirectory:
         """Create the directory, or go on in one that the same command left; rows that were not written whole are cut.
 
         Args:
             alone: whether this process is to be the only one that writes there; False for a rank that adds to what
                 rank 0 writes.
+            watch: note what else the host does from now on until the end, and say at once where it is busy.
 
         Raises:
             UserError: the path holds something else, a measurement of other arguments, or one from another machine, or
@@ -78,7 +87,7 @@ class MeasurementDirectory:
                 raise
             if alone:
                 _clear(path)
-            return cls(path, manifest, True)
+            return cls(path, manifest, True)._watched(watch)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             kind=kind,
@@ -88,11 +97,26 @@ class MeasurementDirectory:
             environment=environment,
         )
         write_manifest(path, manifest)
-        return cls(path, manifest, False)
+        return cls(path, manifest, False)._watched(watch)
+
+    def _watched(self, watch: bool) -> MeasurementDirectory:
+        if watch and not self.manifest.complete:
+            self.watch = HostWatch()
+            load = self.watch.before()
+            if load is not None and load.is_busy:
+                say(f"this host is busy: {load.words}; what is measured now holds that, and says so")
+            self._note(load)
+        return self
+
+    def _note(self, load: HostLoad | None) -> None:
+        if load is not None:
+            append_lines(self.path / LOAD_FILE, [load])
 
     def append(self, file_name: str, records: Iterable[msgspec.Struct]) -> None:
         """Append records to a JSON-lines file, synchronised to disk."""
         append_lines(self.path / file_name, records)
+        if self.watch is not None:
+            self._note(self.watch.stretch())
 
     def records(self, file_name: str, of: type[T]) -> list[T]:
         """Records appended so far, by this and by earlier, interrupted runs."""
@@ -101,6 +125,11 @@ class MeasurementDirectory:
     def finish(self) -> None:
         """Mark the measurement complete."""
         if not self.manifest.complete:
+            if self.watch is not None:
+                self._note(self.watch.stretch(at_least_s=_LAST_STRETCH_S))
+                load = read_load(self.path)
+                if load is not None and load.is_busy:
+                    say(f"{self.path} was measured on a busy host: {load.words}; calibrate fit repeats that")
             self.manifest = msgspec.structs.replace(self.manifest, complete=True)
             write_manifest(self.path, self.manifest)
         release(self.path)

@@ -107,6 +107,7 @@ def measure_input(
         arguments=request.arguments(),
         command_line=command_line,
         environment=capture_environment(request.device, settings=settings),
+        watch=True,
     )
     done = _finished(directory)
     steps = [step for step in _steps(request) if step not in done]

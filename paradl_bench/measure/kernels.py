@@ -126,7 +126,12 @@ def sweep_kernels(request: KernelsRequest, context: RankContext, output: Path, c
     # Models are looked at before a directory is made.
     design = None if (output / DESIGN_FILE).exists() else plan_sweep(request, context.device, clock, caches)
     directory = MeasurementDirectory.open(
-        output, kind="kernels", arguments=request.arguments(), command_line=command_line, environment=environment
+        output,
+        kind="kernels",
+        arguments=request.arguments(),
+        command_line=command_line,
+        environment=environment,
+        watch=True,
     )
     if design is None:
         design = read_design(output / DESIGN_FILE)

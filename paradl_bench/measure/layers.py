@@ -151,6 +151,7 @@ def _open(
                 **context.settings,
             },
         ),
+        watch=True,
     )
 
 

@@ -115,6 +115,7 @@ def _open(
         arguments=request.arguments(context.ranks),
         command_line=command_line,
         environment=capture_environment(request.device, settings=context.settings),
+        watch=True,
     )
 
 

@@ -80,6 +80,7 @@ class TrainingWriter:
                 layers=layers,
             ),
             alone=alone,
+            watch=alone,
         )
         records = directory.records(TRAINING_FILE, TrainingIterations)
         done = [0] * context.ranks

@@ -100,11 +100,26 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for label in ("versions", "settings"):
             mine, theirs = getattr(self, label), getattr(other, label)
             found += [
-                f"{label}.{key} {mine.get(key)!r} against {theirs.get(key)!r}"
+                f"{label}.{key} {_setting(mine.get(key))} against {_setting(theirs.get(key))}"
                 for key in sorted(mine.keys() | theirs.keys())
                 if mine.get(key) != theirs.get(key)
             ]
         return found
+
+
+_SCHEDULING = {
+    "SCHED_BATCH": "each rank had a core",
+    "SCHED_OTHER": "ranks shared cores",
+    "SCHED_RR": "ranks of emulated nodes took turns",
+}
+"""What a policy of Linux's scheduler says of the ranks that had it."""
+
+
+def _setting(value: str | None) -> str:
+    """A setting's value as it is written, and what it means where its name does not tell."""
+    if value is None:
+        return "not recorded"
+    return f"{value!r} ({_SCHEDULING[value]})" if value in _SCHEDULING else repr(value)
 
 
 NOT_WHOLE = "is not whole"

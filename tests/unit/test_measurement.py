@@ -282,8 +282,12 @@ def test_a_nan_in_a_file_is_named(tmp_path: Path) -> None:
         ({"device": "cuda", "device_name": "V100"}, ["device 'cpu' against 'cuda'", "device_name 'Some CPU' against"]),
         ({"emulated": EMULATED}, ["emulated 'no' against 'nodes with links of 125 MB/s (tbf)'"]),
         ({"versions": {"python": "3.11.7", "torch": "2.6.0"}}, ["versions.torch '2.13.0' against '2.6.0'"]),
-        ({"settings": {}}, ["settings.threads '1' against None"]),
-        ({"settings": {"threads": "1", "tf32": "on"}}, ["settings.tf32 None against 'on'"]),
+        (
+            {"settings": {"threads": "1", "scheduling": "SCHED_OTHER"}},
+            ["settings.scheduling not recorded against 'SCHED_OTHER' (ranks shared cores)"],
+        ),
+        ({"settings": {}}, ["settings.threads '1' against not recorded"]),
+        ({"settings": {"threads": "1", "tf32": "on"}}, ["settings.tf32 not recorded against 'on'"]),
     ],
 )
 def test_environments_that_measure_unlike_things_say_where_they_differ(
