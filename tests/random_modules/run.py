@@ -1,0 +1,139 @@
+"""Cases planned on this process, and those that no limit refuses run on real ranks, many by one start of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from paradl_bench.measure.launcher import launch_ranks
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.training import check_limits
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.network import Network
+from paradl_bench.spec.strategy import parse_strategy
+from random_modules.case import Case, case_of
+
+PROGRAM = Path(__file__).parent / "program.py"
+AT_ONCE = 400
+"""Cases that are planned together, and for which ranks are then started once for each number of ranks."""
+
+Outcome = Literal["equal", "refused", "differs", "crashes", "other collectives"]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of a case."""
+
+    number: int
+    case: str
+    outcome: Outcome
+    reasons: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it should not have been found."""
+        return self.outcome not in ("equal", "refused")
+
+    @property
+    def line(self) -> str:
+        """With the command that repeats it."""
+        reason = " ".join("; ".join(self.reasons[:3]).split())[:400]
+        return f"python benchmarks/random_modules.py --case {self.number}  # {self.case}: {self.outcome}: {reason}"
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A case that no limit refuses."""
+
+    case: Case
+    network: Network
+
+
+def plan(case: Case) -> Planned | Result:
+    """What ``paradl-bench train`` does before it starts ranks."""
+    try:
+        case.request().check()
+        network = trace_network(load_model(case.model, device="meta"))
+        request = case.request(network)
+        request.check()
+        check_limits(request)
+    except UserError as error:
+        return Result(number=case.number, case=case.label, outcome="refused", reasons=(str(error),))
+    except Exception as error:
+        reason = f"while planning: {type(error).__name__}: {error}"
+        return Result(number=case.number, case=case.label, outcome="crashes", reasons=(reason,))
+    return Planned(case, network)
+
+
+def run(numbers: Iterable[int]) -> Iterator[Result]:
+    """Results of cases, in the order in which they are found."""
+    left = iter(numbers)
+    while some := list(islice(left, AT_ONCE)):
+        planned: list[Planned] = []
+        for number in some:
+            found = plan(case_of(number))
+            if isinstance(found, Result):
+                yield found
+            else:
+                planned.append(found)
+        planned.sort(key=_ranks)
+        for ranks, of_ranks in groupby(planned, key=_ranks):
+            yield from run_on_ranks(list(of_ranks), ranks)
+
+
+def _ranks(planned: Planned) -> int:
+    return parse_strategy(planned.case.strategy).ranks
+
+
+def run_on_ranks(planned: Sequence[Planned], ranks: int) -> Iterator[Result]:
+    """All by one start of ranks; by another one for those behind a failure."""
+    with tempfile.TemporaryDirectory() as directory:
+        left = list(planned)
+        while left:
+            place = Path(tempfile.mkdtemp(dir=directory))
+            cases, results = place / "cases.json", place / "results.jsonl"
+            cases.write_bytes(msgspec.json.encode([{"case": item.case, "network": item.network} for item in left]))
+            failure = ""
+            try:
+                environment = {"PYTHONPATH": str(PROGRAM.parents[1])}
+                command = [sys.executable, str(PROGRAM), str(cases), str(results)]
+                launch_ranks(command, ranks=ranks, device="cpu", timeout_s=None, environment=environment)
+            except (UserError, WorkError) as error:
+                failure = str(error)
+            done = [_result(json.loads(line), left) for line in _lines(results)]
+            yield from done
+            left = left[len(done) :]
+            if left and failure:
+                yield _crash(left[0].case, results, failure)
+                left = left[1:]
+
+
+def _lines(results: Path) -> list[str]:
+    return results.read_text().splitlines() if results.exists() else []
+
+
+def _result(found: dict[str, Any], planned: Sequence[Planned]) -> Result:
+    case = next(item.case for item in planned if item.case.number == found["number"])
+    outcome: Outcome = "differs" if found["serial"] else "other collectives" if found["plan"] else "equal"
+    return Result(
+        number=case.number,
+        case=case.label,
+        outcome=outcome,
+        reasons=(*found["serial"], *found["plan"]),
+        seconds=float(found["seconds"]),
+    )
+
+
+def _crash(case: Case, results: Path, failure: str) -> Result:
+    """The first rank's failure is the cause of the others'."""
+    failed = [json.loads(path.read_text()) for path in results.parent.glob("*.failed")]
+    failed.sort(key=lambda found: found["at"])
+    reason = f"rank {failed[0]['rank']}: {failed[0]['error']}" if failed else failure
+    return Result(number=case.number, case=case.label, outcome="crashes", reasons=(reason,))
