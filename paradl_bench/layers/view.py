@@ -77,6 +77,7 @@ KIND = LayerKind(
     functions=(
         "flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "expand", "chunk", "split",
         "unflatten", "getitem", "t", "narrow", "select", "unbind", "detach", "view_as", "expand_as", "movedim",
+        "T", "mT", "H", "mH", "real", "imag", "data",
     ),
     facts=facts,
     attributes={"function": TEXT},

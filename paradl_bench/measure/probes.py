@@ -90,7 +90,7 @@ class OperationProbe(TorchFunctionMode):
             self.builtin_calls += 1
         # Most results are tensors, which take the shortest way here.
         if isinstance(result, torch.Tensor):
-            if function.__name__ not in ("__get__", "requires_grad_"):
+            if function.__name__ not in ("__get__", "requires_grad_") or is_operation(function, result):
                 self.records.append((start, end, result.grad_fn))
         elif is_operation(function, result):
             output = output_of(function, args, result)

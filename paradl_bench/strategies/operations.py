@@ -6,21 +6,37 @@ knows which layer of the traced network each call is.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 _ASSIGNMENT = "__setitem__"
+_ATTRIBUTE = "__get__"
+_VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+"""Attributes that are tensors of their own, on the same memory."""
+_EXTENT = frozenset(
+    ("size", "shape", "numel", "nelement", "stride", "nbytes", "__len__", "is_contiguous", "is_same_size")
+)
+_ELSE = frozenset((
+    "device", "dtype", "layout", "ndim", "dim", "itemsize", "element_size", "requires_grad", "requires_grad_", "grad",
+    "grad_fn", "is_leaf", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested",
+    "is_floating_point", "is_complex", "is_signed", "is_inference", "names", "name", "get_device", "type", "output_nr",
+    "_version",
+))  # fmt: skip
 
 
 def is_operation(function: Any, result: Any) -> bool:
     """Whether a torch function's call counts as an operation: it returned a tensor, or assigned to a part of one.
 
-    An attribute access is none.
+    An attribute access is none, unless the attribute is another view of the tensor.
     """
-    if function.__name__ == _ASSIGNMENT:
+    name = function.__name__
+    if name == _ASSIGNMENT:
         return True
-    if function.__name__ in ("__get__", "__set__", "requires_grad_", "register_hook"):
+    if name == _ATTRIBUTE:
+        return attribute_of(function) in _VIEWS
+    if name in ("__set__", "requires_grad_", "register_hook"):
         return False
     if isinstance(result, torch.Tensor):
         return True
@@ -36,9 +52,29 @@ def output_of(function: Any, args: tuple[Any, ...], result: Any) -> Any:
     return args[0] if function.__name__ == _ASSIGNMENT else result
 
 
+def attribute_of(function: Any) -> str:
+    """The attribute that a function reads; empty for another function."""
+    return str(getattr(function.__self__, "__name__", "")) if function.__name__ == _ATTRIBUTE else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_extent(function: Any) -> bool:
+    """Whether a function asks a tensor how large it is, and nothing about its values."""
+    return (attribute_of(function) or function.__name__) in _EXTENT
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_else(function: Any) -> bool:
+    """Whether a function asks a tensor what neither its extents nor its values decide, as its dtype."""
+    return (attribute_of(function) or function.__name__) in _ELSE
+
+
 def function_name(function: Any) -> tuple[str, bool]:
-    """Normalised name of a torch function, and whether it works in place: ``Tensor.__iadd__`` is (``add``, True)."""
-    name: str = function.__name__
+    """Normalised name of a torch function, and whether it works in place: ``Tensor.__iadd__`` is (``add``, True).
+
+    Of an attribute that is read, the attribute's.
+    """
+    name: str = attribute_of(function) or function.__name__
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
         if name == "setitem":

@@ -140,7 +140,7 @@ def _sharding(
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}
-        sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups))
+        sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups, sharding.whole))
     return sharding
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.network import Layer, Network
@@ -21,7 +22,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
 from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.group_functions import Group
-from paradl_bench.strategies.operations import function_name, is_operation
+from paradl_bench.strategies.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.own_randomness import OwnRandomness
 
 Call = Callable[..., Any]
@@ -31,6 +32,9 @@ the function itself where the call is no layer's."""
 
 
 OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float]]
+
+Whole = Callable[[Any], Any]
+"""From arguments of a call, the same with all of a tensor in the place of this rank's part of it."""
 
 
 class Substitute(ABC):
@@ -88,8 +92,9 @@ class Sharding(NamedTuple):
         rules: by index of the layer in the network.
         network: with the shapes that the parameters have on this rank.
         enter: what is done to the input first. leave: what is done to the output last.
-        whole_shape: the shape that the serial model has in the place of a tensor; None where it is the tensor's. What
-            the module's own code asks for is answered so.
+        whole_shape: the shape that the serial model has in the place of an activation; None where it is the tensor's.
+            What the module's own code asks about a tensor's extents is answered of that shape.
+        whole: what calls without a rule are given; None where they are given no parts.
         receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
             earlier stage of a pipeline made it.
         randomness: of layers that draw other numbers on each rank.
@@ -103,6 +108,7 @@ class Sharding(NamedTuple):
     enter: Callable[[Any], Any] | None = None
     leave: Callable[[Any], Any] | None = None
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
+    whole: Whole | None = None
     receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
     randomness: OwnRandomness | None = None
     own_part: OwnPart | None = None
@@ -170,8 +176,14 @@ def _varies(network: Network, how: str) -> WorkError:
     )
 
 
-_SIZE = torch.Tensor.size
-_SHAPE_QUESTIONS = (_SIZE, torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
+_WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+def _stand_in(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A tensor without memory, of another shape, whose dims lie in memory in the order that the tensor's do."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+    dense = torch.empty([shape[dim] for dim in order], dtype=tensor.dtype, device="meta")
+    return dense.permute([order.index(dim) for dim in range(len(order))])
 
 
 @runtime_checkable
@@ -209,9 +221,11 @@ class Walk(TorchFunctionMode):
             called = function if run_layer is None else run_layer(self.index, function)
             if rule is not None and ruled:
                 result = rule.run(called, args, given)
-            elif self._sharding.whole_shape is not None and function in _SHAPE_QUESTIONS:
-                return self._shape(function, args, given)
+            elif asks_extent(function):
+                return self._of_whole(function, args, given)
             else:
+                if self._sharding.whole is not None and not asks_else(function):
+                    args, given = self._sharding.whole((args, given))
                 result = called(*args, **given)
         if is_operation(function, result):
             if rule is not None and not ruled:
@@ -220,13 +234,15 @@ class Walk(TorchFunctionMode):
             self.index += 1
         return result
 
-    def _shape(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert self._sharding.whole_shape is not None
-        shape = self._sharding.whole_shape(args[0])
-        if shape is None:
-            return function(*args, **kwargs)
-        dim = args[1] if len(args) > 1 and function == _SIZE else kwargs.get("dim")
-        return shape if dim is None else shape[dim]
+    def _of_whole(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a question about extents is answered with: the serial model's."""
+        args, kwargs = tree_map_only(torch.Tensor, self._as_whole, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        of_activation = self._sharding.whole_shape
+        shape = getattr(tensor, _WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
+        return tensor if shape is None else _stand_in(tensor, shape)
 
 
 @contextlib.contextmanager
@@ -256,8 +272,10 @@ def channel_dim(layer: Layer, tensor: torch.Tensor) -> int:
 
 
 def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put a shard in the place of a parameter, everywhere in the module that it is registered under this name."""
+    """Put a shard in the place of a parameter; :class:`Walk` answers for the whole one where its extents are asked."""
     path, _, attribute = name.rpartition(".")
     owner = module.get_submodule(path)
     old = owner.get_parameter(attribute)
-    owner.register_parameter(attribute, torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad))
+    shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
+    setattr(shard, _WHOLE_SHAPE, old.shape)
+    owner.register_parameter(attribute, shard)

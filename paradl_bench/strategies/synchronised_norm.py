@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from paradl_bench.strategies.group_functions import Group
 from paradl_bench.strategies.norm_statistics import SUMS
-from paradl_bench.strategies.sharded_module import Call, Rule, Substitute
+from paradl_bench.strategies.sharded_module import Call, Rule, Substitute, Whole
 
 
 class _Normalise(torch.autograd.Function):
@@ -122,14 +122,16 @@ class _Messages(torch.autograd.Function):
 class _SynchronisedNorm:
     """Runs one batch normalisation over a group, within what runs the layer otherwise."""
 
-    def __init__(self, group: Group, within: Rule | None) -> None:
-        self._group, self._within = group, within
+    def __init__(self, group: Group, within: Rule | None, whole: Whole | None) -> None:
+        self._group, self._within, self._whole = group, within, whole
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         normalise = _Substituted(function, self._group) if isinstance(function, Substitute) else self._normalise
-        if self._within is None:
-            return normalise(*args, **kwargs)
-        return self._within.run(normalise, args, kwargs)
+        if self._within is not None:
+            return self._within.run(normalise, args, kwargs)
+        if self._whole is not None:
+            args, kwargs = self._whole((args, kwargs))
+        return normalise(*args, **kwargs)
 
     def _normalise(
         self,
@@ -152,10 +154,16 @@ class _SynchronisedNorm:
         return result
 
 
-def with_synchronised_norms(rules: Mapping[int, Rule], groups: Mapping[int, Group]) -> dict[int, Rule]:
-    """The rules with those of batch normalisations, whose groups are given by index of the layer."""
+def with_synchronised_norms(
+    rules: Mapping[int, Rule], groups: Mapping[int, Group], whole: Whole | None = None
+) -> dict[int, Rule]:
+    """The rules with those of batch normalisations, whose groups are given by index of the layer.
+
+    Args:
+        whole: as :attr:`Sharding.whole <paradl_bench.strategies.sharded_module.Sharding.whole>`.
+    """
     norms = {
-        index: Rule(frozenset({"batch_norm"}), _SynchronisedNorm(group, rules.get(index)))
+        index: Rule(frozenset({"batch_norm"}), _SynchronisedNorm(group, rules.get(index), whole))
         for index, group in groups.items()
     }
     return {**rules, **norms}

@@ -56,7 +56,10 @@ CASES = {
         "BlockedDropout:c2:recompute=blocks.*:seeded BlockedDropout:s2:recompute=all:repeated "
         "transformer_networks.Own:t2:recompute=norm1+down transformer_networks.gpt2:t2:recompute=all "
         "transformer_networks.bert:t2:recompute=all transformer_networks.t5:t2:recompute=all "
-        "transformer_networks.gpt2:d2:recompute=all transformer_networks.dropping:t2:recompute=all:repeated"
+        "transformer_networks.gpt2:d2:recompute=all transformer_networks.dropping:t2:recompute=all:repeated "
+        "equality_idioms.Measuring:s2 equality_idioms.Measuring:s1x2 equality_idioms.Measuring:f2 "
+        "equality_idioms.Measuring:c2 equality_idioms.Measuring:t2 "
+        "equality_idioms.Unwatched:s2 equality_idioms.Turned:s2 equality_idioms.Turned:f2 equality_idioms.Turned:c2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "

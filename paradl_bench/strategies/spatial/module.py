@@ -29,7 +29,7 @@ from paradl_bench.strategies.group_functions import (
 )
 from paradl_bench.strategies.own_randomness import OwnRandomness
 from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, beside, bind, instead
-from paradl_bench.strategies.spatial.region import INPUT, BlockLayer, Region, region_of
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
 _WHOLE = "_paradl_whole"
@@ -69,22 +69,16 @@ RUNNER = SpatialRunner()
 
 def _shard(network: Network, region: Region, group: Group) -> Sharding:
     kinds = layer_kinds()
-    end, random = _RegionEnd(group), OwnRandomness(group)
-    cut = {INPUT, *(network.layers[index].name for index in region.layers)}
+    gathering, random = _Gathering(group), OwnRandomness(group)
     rules = {}
-    for index, layer in enumerate(network.layers):
-        if index in region.layers:
-            if layer.attributes.get(RETURNS_INPUT):
-                # The block that it returns is marked already, and may have been gathered.
-                continue
-            functions = frozenset(kinds[layer.kind].functions)
-            run: Any = _BlockOperation(layer, kinds[layer.kind], region.layers[index], group, random)
-        elif cut.intersection(layer.inputs):
-            functions = _functions(layer, kinds.get(layer.kind))
-            run = end
-        else:
-            continue
-        rules[index] = Rule(functions, run)
+    for index, block in region.layers.items():
+        layer = network.layers[index]
+        kind = kinds[layer.kind]
+        run: Any = _BlockOperation(layer, kind, block, group, random)
+        if layer.attributes.get(RETURNS_INPUT):
+            # The block that it returns is marked already, and may have been gathered.
+            run = _as_it_is
+        rules[index] = Rule(_functions(layer, kind), run)
     whole = _Blocks(region.boxes, tuple(network.input_shape[1:]))
 
     def enter(inputs: torch.Tensor) -> torch.Tensor:
@@ -106,12 +100,26 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
         blocks: _Blocks | None = getattr(tensor, _MARK, None)
         return (whole_tensor, 1.0) if blocks is None else (whole_tensor[blocks.slices[group.rank]], float(group.size))
 
-    return Sharding(rules, network, enter, end.gather_all, _whole_shape, receive, random, own_part)
+    return Sharding(
+        rules,
+        network,
+        enter=enter,
+        leave=gathering,
+        whole_shape=_whole_shape,
+        whole=gathering,
+        receive=receive,
+        randomness=random,
+        own_part=own_part,
+    )
 
 
-def _functions(layer: Layer, kind: LayerKind | None) -> frozenset[str]:
+def _as_it_is(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _functions(layer: Layer, kind: LayerKind) -> frozenset[str]:
     # Calls that did nothing are views, whatever they are called.
-    return frozenset((*(kind.functions if kind else ()), str(layer.attributes.get("function", ""))))
+    return frozenset((*kind.functions, str(layer.attributes.get("function", ""))))
 
 
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:
@@ -126,17 +134,13 @@ def _whole_shape(tensor: torch.Tensor) -> torch.Size | None:
     return None if blocks is None else torch.Size((*tensor.shape[:_LEADING], *blocks.extents))
 
 
-class _RegionEnd:
-    """Runs an operation on whole activations, gathering those of which the rank holds a block, each once."""
+class _Gathering:
+    """Replaces every block in a value by the whole tensor; each block is gathered once."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return function(*self.gather_all(args), **self.gather_all(kwargs))
-
-    def gather_all(self, value: Any) -> Any:
-        """The value with every block in it replaced by the whole."""
+    def __call__(self, value: Any) -> Any:
         return tree_map_only(torch.Tensor, self._gather, value)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +150,9 @@ class _RegionEnd:
         whole: torch.Tensor | None = getattr(tensor, _WHOLE, None)
         if whole is None:
             shape = (*tensor.shape[:_LEADING], *blocks.extents)
-            whole = gather(tensor, blocks.slices, shape, self._group, scale=self._group.size)
+            # The first to read it may want no gradient; others may.
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                whole = gather(tensor, blocks.slices, shape, self._group, scale=self._group.size)
             setattr(tensor, _WHOLE, whole)
         return whole
 
