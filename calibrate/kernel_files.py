@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import write_bytes_atomically
+from paradl_bench.spec.storage import read_whole, write_bytes_atomically
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -52,7 +52,7 @@ def copy_archive(path: Path, sha256: str, profile: Path) -> Path:
     """
     read_arrays(path, sha256)
     copied = profile.with_name(f"{profile.stem}.kernels-{sha256[:8]}.npz")
-    write_bytes_atomically(copied, path.read_bytes())
+    write_bytes_atomically(copied, read_whole(path, most_bytes=_MOST_BYTES))
     return copied
 
 
@@ -64,12 +64,9 @@ def read_arrays(path: Path, sha256: str) -> Mapping[str, NDArray[Any]]:
         UserError: missing, broken, or of another hash than the profile's.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}, which holds the profile's kernel regressors: {error.strerror or error}; move it "
-            "along with the profile"
-        ) from error
+        content = read_whole(path, most_bytes=_MOST_BYTES)
+    except UserError as error:
+        raise UserError(f"{error}; it holds the profile's kernel regressors: move it along with the profile") from error
     if hashlib.sha256(content).hexdigest() != sha256:
         raise UserError(f"{path} is not the file that the profile was written with (its SHA-256 differs); fit it again")
     try:

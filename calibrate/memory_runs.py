@@ -20,6 +20,7 @@ from paradl_bench.memory.paradl import has_papers_row
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import MANIFEST_NAME, Environment, Manifest, read_manifest
 from paradl_bench.spec.network import Network, read_network
+from paradl_bench.spec.storage import read_whole
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.spec.training_record import RUN_NAME, TrainingRun, read_run
 
@@ -157,7 +158,7 @@ def run_hash(directory: Path) -> str:
     """SHA-256 over what says which run this was and what it held: the manifest and ``run.json``."""
     digest = hashlib.sha256()
     for name in (MANIFEST_NAME, RUN_NAME):
-        content = (directory / name).read_bytes()
+        content = read_whole(directory / name)
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

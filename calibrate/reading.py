@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,7 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Network, read_network
 from paradl_bench.spec.roofline_record import RATES_FILE, RateSamples
+from paradl_bench.spec.storage import PIECE_BYTES, open_regular
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -244,9 +246,10 @@ def directory_hash(directory: Path) -> str:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
-            content = path.read_bytes()
-            digest.update(f"{name}\0{len(content)}\0".encode())
-            digest.update(content)
+            with open_regular(path) as stream:
+                digest.update(f"{name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+                while piece := stream.read(PIECE_BYTES):
+                    digest.update(piece)
     return digest.hexdigest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import read_whole
 
 _LONGEST_BYTES = 1 << 18
 
@@ -22,14 +23,9 @@ def read_yaml(path: Path, what: str) -> object:
     """
     import yaml
 
+    content = read_whole(path, what=what, most_bytes=_LONGEST_BYTES)
     try:
-        with open(path, "rb") as stream:
-            content = stream.read(_LONGEST_BYTES + 1)
-        if len(content) > _LONGEST_BYTES:
-            raise UserError(f"{what} {path} is larger than {_LONGEST_BYTES} bytes: it is no {what}")
         found: object = yaml.load(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"cannot read {what} {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{what} {path} is no valid YAML: {error}") from None
     return found

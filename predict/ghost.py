@@ -6,7 +6,6 @@ predicted; and what is predicted of the run beside it holds its communication ag
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
 from paradl_bench.spec.plan import Between, Compute, Plan, Role, WeightUpdate
 from paradl_bench.spec.slow_rank import SlowRank
+from paradl_bench.spec.storage import hash_of_file
 from paradl_bench.strategies.catalog import planner_for
 from predict.cost_model import CostModel
 from predict.costs import Cost, Remarks, Source
@@ -55,10 +55,7 @@ def profile_hash(path: Path) -> str:
     Raises:
         UserError: unreadable.
     """
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read profile {path}: {error.strerror or error}") from error
+    return hash_of_file(path, what="profile")
 
 
 def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: int) -> GhostTable:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.input_record import Condition
+from paradl_bench.spec.storage import MOST_BYTES, open_regular
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif"))
 _MEAN, _SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -104,8 +105,12 @@ def _drawn_size(generator: np.random.Generator) -> ImageSize:
 
 
 def read_file(path: Path) -> bytes:
-    """The whole file."""
-    with open(path, "rb", buffering=0) as stream:
+    """The whole file.
+
+    Raises:
+        OSError: as :func:`~paradl_bench.spec.storage.open_regular`.
+    """
+    with open_regular(path, most_bytes=MOST_BYTES) as stream:
         return stream.readall()
 
 
@@ -115,16 +120,14 @@ def drop_from_cache(path: Path) -> Condition:
     A read that may not wait (RWF_NOWAIT) succeeds only where the page is in memory. File systems in memory, and
     layers that keep copies of their own, do not tell.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with open_regular(path) as stream:
+        descriptor = stream.fileno()
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         try:
             os.preadv(descriptor, [bytearray(_PAGE)], 0, os.RWF_NOWAIT)
         except OSError as error:
             return "cold" if error.errno == errno.EAGAIN else "not known"
         return "not dropped"
-    finally:
-        os.close(descriptor)
 
 
 def decode(content: bytes) -> Image.Image:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.slurm.plan import Plan
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import read_whole
 
 _ANSWER_S = 60.0
 
@@ -58,8 +60,8 @@ class _Line(msgspec.Struct, frozen=True):
 def read_attempts(output: Path, mark: str) -> tuple[Attempt, ...]:
     """Attempts at a command, the first one first; none where nothing is noted. A line that was torn is passed over."""
     try:
-        lines = (output / "state" / f"{mark}.attempts").read_bytes().split(b"\n")
-    except OSError:
+        lines = read_whole(output / "state" / f"{mark}.attempts").split(b"\n")
+    except UserError:
         return ()
     found: list[Attempt] = []
     for line in filter(None, lines):

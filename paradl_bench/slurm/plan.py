@@ -20,7 +20,13 @@ from paradl_bench.slurm.job import Job
 from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.site import Site, Use
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import encode_pretty, read_json, write_bytes_atomically, write_text_atomically
+from paradl_bench.spec.storage import (
+    encode_pretty,
+    hash_of_file,
+    read_json,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 
 T = TypeVar("T")
 
@@ -162,7 +168,8 @@ def write_plan(output: Path, plan: Plan, scripts: Mapping[str, str], *, force: b
     kept = []
     for name, text in scripts.items():
         path = script_path(output, name)
-        if path.exists() and not force and _digest(path.read_text()) not in (written.get(name), _digest(text)):
+        ours = (written.get(name), _digest(text))
+        if path.exists() and not force and hash_of_file(path) not in ours:
             kept.append(name)
             continue
         write_text_atomically(path, text)

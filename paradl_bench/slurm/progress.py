@@ -9,8 +9,9 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.slurm.plan import Plan, PlannedJob, PlannedTask, Submitted
-from paradl_bench.spec.errors import WorkError
+from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import is_complete
+from paradl_bench.spec.storage import read_whole
 
 What = Literal["done", "failed", "unfinished", "not started"]
 _SIGNALLED = 128
@@ -96,8 +97,8 @@ def _state(output: Path, job: PlannedJob, index: int, task: PlannedTask) -> Task
 def _note(path: Path) -> Note | None:
     """What is noted; None where nothing is, or where it can't be read, which a rerun mends."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Note)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(read_whole(path), type=Note)
+    except (UserError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

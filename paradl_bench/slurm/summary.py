@@ -15,6 +15,8 @@ from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
 from paradl_bench.slurm.evenness import Evenness, evenness_lines, evenness_of
 from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.storage import read_json
 
 _REPORT_FILE = "report.json"
 _LAST = "report"
@@ -113,8 +115,8 @@ def _lack(job: PlannedJob, found: tuple[TaskState, ...]) -> str:
 
 def _accuracy(path: Path) -> Accuracy | None:
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Report).overall.simulate
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        found = read_json(path, _Report).overall.simulate
+    except UserError:
         return None
     return found.score if found else None
 
@@ -123,8 +125,8 @@ def _nodes(output: Path, found: tuple[TaskState, ...]) -> Iterator[JobDifference
     for state in found:
         if not state.name.startswith(f"{NODES}/"):
             continue
-        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            job = msgspec.json.decode((output / state.name / NODES_NAME).read_bytes(), type=JobNodes)
+        with contextlib.suppress(UserError):
+            job = read_json(output / state.name / NODES_NAME, JobNodes)
             hosts = tuple(node.host for node in job.nodes)
             calendars = tuple(calendar_lines(job.nodes))
             yield JobDifferences(job=state.job, hosts=hosts, differences=job.differences, calendars=calendars)

@@ -22,7 +22,16 @@ from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, 
 from paradl_bench.spec.emulation import Emulation, kind_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import settings_of_label
-from paradl_bench.spec.storage import encode_pretty, not_a_number, read_lines, torn_bytes, write_bytes_atomically
+from paradl_bench.spec.storage import (
+    MOST_DOCUMENT_BYTES,
+    encode_pretty,
+    not_a_number,
+    read_json,
+    read_lines,
+    read_whole,
+    torn_bytes,
+    write_bytes_atomically,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -448,10 +457,7 @@ def load_versioned(
     Raises:
         UserError: unreadable, not JSON (truncated), no object, no version, a NaN, or a newer version.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {what} {path}: {error.strerror or error}") from error
+    content = read_whole(path, what=what, most_bytes=MOST_DOCUMENT_BYTES)
     try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -472,14 +478,19 @@ def load_versioned(
     return cast(dict[str, Any], raw)
 
 
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
 def stored_version(directory: Path) -> int:
     """Format version that a measurement directory was written in.
 
     Raises:
         UserError: as :func:`read_manifest`.
     """
+    path = directory / MANIFEST_NAME
     read_manifest(directory)
-    return int(msgspec.json.decode((directory / MANIFEST_NAME).read_bytes())["schema_version"])
+    return read_json(path, _Versioned).schema_version
 
 
 def torn_rows(directory: Path) -> dict[str, int]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -22,10 +24,17 @@ import msgspec
 
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.interruption import uninterrupted
+from paradl_bench.spec.units import format_bytes
 
 T = TypeVar("T")
 
+MOST_BYTES = 1 << 30
+"""Of a file that is read whole, where its reader sets no limit of its own."""
+MOST_DOCUMENT_BYTES = 1 << 28
+"""Of one JSON document: decoded, it takes about ten times as much memory."""
 _CHUNK_BYTES = 64 * 1024
+PIECE_BYTES = 1 << 24
+"""Of a file that is read in pieces."""
 _REMEDIES = {
     errno.ENOSPC: "free some there, or give a place on another disk with -o",
     errno.EDQUOT: "free some of the quota, or give a place on another disk with -o",
@@ -34,6 +43,75 @@ _REMEDIES = {
     errno.EACCES: "give a place that can be written with -o",
 }
 """What would be right, by the system's error."""
+
+
+def open_regular(path: Path, *, most_bytes: int | None = None) -> FileIO:
+    """Open a file for reading, unbuffered. Every file that somebody may have put there is opened here.
+
+    A pipe would make its reader wait for a writer, and a device such as ``/dev/zero`` has no end.
+
+    Raises:
+        OSError: it can't be opened, is no regular file, or holds more than ``most_bytes``.
+    """
+    # Not to wait: a pipe that nobody writes would otherwise block here.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    found = os.fstat(descriptor)
+    why = None if stat.S_ISREG(found.st_mode) else f"{_sort_of_file(found.st_mode)}; give a regular file"
+    if why is None and most_bytes is not None and found.st_size > most_bytes:
+        why = _too_large(most_bytes)
+    if why is not None:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, why, str(path))
+    return open(descriptor, "rb", buffering=0)
+
+
+def read_whole(path: Path, *, what: str = "", most_bytes: int = MOST_BYTES) -> bytes:
+    """All bytes of a file.
+
+    Args:
+        what: the file is, in words, before its path in messages (``network``).
+
+    Raises:
+        UserError: it can't be read, is no regular file, or holds more than ``most_bytes``.
+    """
+    with _unreadable(path, what), open_regular(path, most_bytes=most_bytes) as stream:
+        pieces, left = [], most_bytes + 1
+        while left and (piece := stream.read(min(left, PIECE_BYTES))):
+            pieces.append(piece)
+            left -= len(piece)
+        if not left:
+            raise OSError(errno.EFBIG, _too_large(most_bytes))
+        return b"".join(pieces)
+
+
+def hash_of_file(path: Path, *, what: str = "") -> str:
+    """SHA-256 of a file of any size.
+
+    Raises:
+        UserError: it can't be read, or is no regular file.
+    """
+    with _unreadable(path, what), open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _unreadable(path: Path, what: str = "") -> Iterator[None]:
+    """Say in one line which file can't be read."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a NUL byte in a path is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {f'{what} {path}'.lstrip()}: {why}") from error
+
+
+def _sort_of_file(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "it is a folder"
+    return "it is a pipe" if stat.S_ISFIFO(mode) else "it is a device"
+
+
+def _too_large(most_bytes: int) -> str:
+    return f"it holds more than {format_bytes(most_bytes)}"
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -139,12 +217,8 @@ def torn_bytes(path: Path) -> int:
     Raises:
         UserError: the file can't be read.
     """
-    try:
-        with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            return size - end_of_last_line(stream)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with _unreadable(path), open_regular(path) as stream:
+        return os.fstat(stream.fileno()).st_size - end_of_last_line(stream)
 
 
 def end_of_last_line(stream: BinaryIO | FileIO) -> int:
@@ -166,11 +240,7 @@ def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
     Raises:
         UserError: a whole line is no valid record; the message names file, line and field.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    whole, _, torn = content.rpartition(b"\n")
+    whole, _, torn = read_whole(path).rpartition(b"\n")
     decoder = msgspec.json.Decoder(of)
     records = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
@@ -191,10 +261,7 @@ def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T
         UserError: unreadable, truncated, or a wrong field, named by its path.
     """
     named = f"{what} {path}".lstrip()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {named}: {error.strerror or error}") from error
+    content = read_whole(path, what=what, most_bytes=MOST_DOCUMENT_BYTES)
     return decode_json(content, of, where=named, remedy=remedy)
 
 

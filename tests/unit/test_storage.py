@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import resource
@@ -20,8 +21,11 @@ from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.storage import (
     append_lines,
     encode_pretty,
+    hash_of_file,
     read_json,
     read_lines,
+    read_whole,
+    torn_bytes,
     write_bytes_atomically,
     write_text_atomically,
 )
@@ -234,3 +238,60 @@ def test_a_document_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
         read_json(path, Point)
     path.write_bytes(encode_pretty(Point(size=2.5)))
     assert read_json(path, Point) == Point(size=2.5)
+
+
+def test_a_file_is_read_only_where_it_is_a_regular_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((pipe, "it is a pipe"), (Path("/dev/zero"), "it is a device"), (tmp_path, "it is a folder")):
+        of_records = (lambda p: read_json(p, Record), lambda p: read_lines(p, Record))
+        for read in (read_whole, hash_of_file, torn_bytes, *of_records):
+            with pytest.raises(UserError, match=rf"cannot read {path}: {why}; give a regular file"):
+                read(path)
+    with pytest.raises(UserError, match="cannot read"):
+        read_whole(Path("a\0b"))
+
+
+def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * 4096)
+    assert read_whole(path, most_bytes=4096) == b"x" * 4096
+    with pytest.raises(UserError, match=r"large: it holds more than 2.00 KiB"):
+        read_whole(path, most_bytes=2048)
+    # /proc says that its files hold nothing, and they do not end there.
+    with pytest.raises(UserError, match=r"it holds more than 4 B"):
+        read_whole(Path("/proc/self/status"), most_bytes=4)
+
+
+ROOT = Path(__file__).parents[2]
+_OWN_WAYS = {
+    "paradl_bench/spec/storage.py",
+    "paradl_bench/measure/writer_lock.py",  # opens to lock
+    "paradl_bench/measure/kernel_runs.py",  # /sys
+    "paradl_bench/measure/node_findings.py",  # /sys
+}
+_SYSTEMS = ("/proc/", "/sys/", "_SYSCTL", "_TASKS", "task /", "index /")
+
+
+def test_all_files_are_read_by_the_one_reader() -> None:
+    """What others may have put there is opened by ``open_regular``; the system's own files (/proc, /sys) need not."""
+    found = []
+    for package in ("paradl_bench", "calibrate", "predict"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(file.read_text())):
+                if name in _OWN_WAYS or not isinstance(node, ast.Call):
+                    continue
+                text = ast.unparse(node)
+                if _reads(node) and not any(system in text for system in _SYSTEMS):
+                    found.append(f"{name}:{node.lineno}: {text[:80]}")
+    assert not found
+
+
+def _reads(node: ast.Call) -> bool:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("read_bytes", "read_text")
+    if not (isinstance(node.func, ast.Name) and node.func.id == "open"):
+        return False
+    modes = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)] or ["r"]
+    return "r" in str(modes[0])

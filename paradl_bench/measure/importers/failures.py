@@ -7,7 +7,7 @@ import re
 from paradl_bench.measure.importers.importer import Imported, ImportOptions
 
 FAILURE = re.compile(
-    r"Test (?:NCCL|CUDA|HIP) failure|Segmentation fault|NCCL (?:WARN )?.*unhandled (?:cuda|system) error"
+    r"Test (?:NCCL|CUDA|HIP) failure|Segmentation fault|unhandled (?:cuda|system) error"
     r"|exited on signal|task \d+: (?:Exited|Killed|Aborted)|DUE TO TIME LIMIT|oom[-_]kill"
     r"|process returned a non-zero exit|MPI_ABORT was invoked|BAD TERMINATION OF ONE OF YOUR"
     r"|application called MPI_Abort"

@@ -22,10 +22,15 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, TraceTimes
 from paradl_bench.spec.network import Network
+from paradl_bench.spec.storage import read_whole
 from paradl_bench.spec.units import format_bytes
 
-MAX_BYTES = 1024**3
-"""Of one file, unpacked: a trace of this size is read within a few GB of memory."""
+MAX_BYTES = 1 << 29
+"""Of one file, unpacked."""
+_MOST_LINES = 1 << 25
+_MOST_DECODED_BYTES = 5 << 29
+_VALUE_BYTES = {"{": 232, "[": 88, ",": 58}
+"""What Python holds for a small value, by the character that begins it or stands before it."""
 SHOWN_CHARACTERS = 160
 
 _HALF_PAIR = re.compile(
@@ -97,8 +102,18 @@ class LogFile:
 
     @property
     def json_text(self) -> str:
-        """The text with halves of surrogate pairs replaced: JSON allows them, and no file can hold them."""
-        return _HALF_PAIR.sub(r"\\ufffd", self.text)
+        """The text with halves of surrogate pairs replaced: JSON allows them, and no file can hold them.
+
+        Raises:
+            UserError: its values would take too much memory; a packed file of a megabyte may hold gigabytes of them.
+        """
+        text = self.text
+        if sum(text.count(mark) * size for mark, size in _VALUE_BYTES.items()) > _MOST_DECODED_BYTES:
+            raise UserError(
+                f"{self.path} holds more JSON values than fit in {format_bytes(_MOST_DECODED_BYTES)} of memory; cut it"
+                " into smaller ones, such as a trace of fewer iterations"
+            )
+        return _HALF_PAIR.sub(r"\\ufffd", text)
 
     @property
     def name(self) -> str:
@@ -216,16 +231,11 @@ def load_file(path: Path) -> LogFile:
     """A file's bytes; gzip is told by its first two bytes, not by the name.
 
     Raises:
-        UserError: unreadable, a broken archive, or more than a gibibyte.
+        UserError: unreadable, no regular file, a broken archive, or too large.
     """
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder; give the files in it")
-        with open(path, "rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    _check_size(str(path), content)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the files in it")
+    content = read_whole(path, most_bytes=MAX_BYTES)
     digest = hashlib.sha256(content).hexdigest()
     return LogFile(path=str(path), content=unpacked(str(path), content), sha256=digest)
 
@@ -234,7 +244,7 @@ def unpacked(path: str, content: bytes) -> bytes:
     """The bytes behind gzip's packing, or the bytes themselves.
 
     Raises:
-        UserError: a broken archive, or one of more than a gibibyte.
+        UserError: a broken archive, or too large.
     """
     if not content.startswith(b"\x1f\x8b"):
         return content
@@ -250,3 +260,5 @@ def unpacked(path: str, content: bytes) -> bytes:
 def _check_size(path: str, content: bytes) -> None:
     if len(content) > MAX_BYTES:
         raise UserError(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
+    if content.count(b"\n") > _MOST_LINES:
+        raise UserError(f"{path} holds more than {_MOST_LINES} lines; cut it into smaller ones")

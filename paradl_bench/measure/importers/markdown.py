@@ -18,7 +18,7 @@ _RULE = re.compile(r":?-+:?")
 # A quotation's marks, and the sign of a comment that a header keeps from a log.
 _BEFORE = re.compile(r"^(?:\s*>)*\s*(?:#\s*(?=\|))?")
 _EMPHASIS = "*`_ \t"
-_UNIT = re.compile(r"[\[(]\s*([^\[\]()]{0,20}?)\s*[\])]")
+_UNIT = re.compile(r"[\[(]([^\[\]()]{0,60})[\])]")
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3}){1,6}")
 _GROUPED_FRACTION = re.compile(rf"{_GROUPED.pattern}\.[0-9]+")
 _BYTES = re.compile(r"([0-9]{1,19}) ?(?:([KMG]i)?B|bytes)")
@@ -82,7 +82,7 @@ def heading_of(cell: str) -> tuple[str, str]:
     text = cell.strip("#" + _EMPHASIS).lower().replace("µ", "u").replace("μ", "u")
     unit = _UNIT.search(text)
     name = _UNIT.sub("", text)
-    return "".join(name.split()).replace("_", "").strip("*`"), unit.group(1) if unit else ""
+    return "".join(name.split()).replace("_", "").strip("*`"), unit.group(1).strip() if unit else ""
 
 
 def shown(cell: str) -> str:

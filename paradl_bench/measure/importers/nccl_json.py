@@ -18,6 +18,7 @@ _COLUMNS = ("size", "count", "type", "redop", "root")
 _PRECISION = 0.5e-6
 """Numbers are printed with six decimals."""
 _SPACE = re.compile(r"\s*")
+_BETWEEN = re.compile(r"[, \n\r\t]*")
 _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "SLURM_JOB", "SLURM_N")
 
 
@@ -69,12 +70,12 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
     text = log.json_text
     decoder = json.JSONDecoder()
     found: list[tuple[dict[str, Any], bool]] = []
-    place = _behind_space(text, 0)
+    place = _behind(_SPACE, text, 0)
     while place < len(text):
         begin = place
         try:
             report, place = decoder.raw_decode(text, begin)
-            place = _behind_space(text, place)
+            place = _behind(_SPACE, text, place)
         except (ValueError, RecursionError):
             return [*found, (_torn(log, text[begin:]), True)]
         if not isinstance(report, dict):
@@ -85,8 +86,8 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
     return found
 
 
-def _behind_space(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
+def _behind(gap: re.Pattern[str], text: str, place: int) -> int:
+    match = gap.match(text, place)
     return match.end() if match else place
 
 
@@ -103,7 +104,7 @@ def _torn(log: LogFile, text: str) -> dict[str, Any]:
     results, place = [], start.end()
     decoder = json.JSONDecoder()
     while True:
-        place = len(text) - len(text[place:].lstrip(", \n\r\t"))
+        place = _behind(_BETWEEN, text, place)
         try:
             entry, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):

@@ -50,7 +50,7 @@ _IN_MARKDOWN = {
     ("validation", ""): "Validation",
 }
 """Our name of a column by :func:`heading_of` of its header."""
-_COLUMN = re.compile(r"[^()]+?(?:\([^()]*\))|Iterations|Validation|MB/s|Messages/s|Size")
+_COLUMN = re.compile(r"[^()]{1,60}?\([^()]{0,60}\)|Iterations|Validation|MB/s|Messages/s|Size")
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ _NODE = re.compile(
     r"(node\d{1,9}) -- (.{0,2000}?) -- forward_compute_time=([^,]{1,40}), backward_compute_time=([^,]{1,40}),"
     r" activation_size=(\[[^\]]{0,400}\]|[^,]{1,40}), parameter_size=([^,\s]{1,40})"
 )
-_EDGE = re.compile(r"\s+(node\d{1,9}) -- (node\d{1,9})\s*")
+_EDGE = re.compile(r"\s{1,40}(node\d{1,9}) -- (node\d{1,9})\s{0,40}")
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 _MAX_BYTES = 2**62
 

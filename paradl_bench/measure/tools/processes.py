@@ -14,6 +14,7 @@ from pathlib import Path
 from paradl_bench.measure.tools.tool import Launcher, SweepTool
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.printed import plain_lines
+from paradl_bench.spec.storage import open_regular
 
 _HELP_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -171,7 +172,7 @@ def _signalled(group: int, number: int) -> bool:
 
 def last_lines(log: Path) -> tuple[str, ...]:
     """The last lines that were printed, for whoever has to find out why, without escapes and control characters."""
-    with open(log, "rb") as stream:
+    with open_regular(log) as stream:
         stream.seek(max(0, log.stat().st_size - _LAST_BYTES))
         text = stream.read().decode("utf-8", errors="replace")
     return tuple(line for line in plain_lines(text) if line.strip())[-_LAST_LINES:]

@@ -5,7 +5,6 @@ A program that fails half way leaves its rows: they are read and kept, its last 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import platform
@@ -39,7 +38,7 @@ from paradl_bench.spec.measurement import (
     write_manifest,
 )
 from paradl_bench.spec.printed import ending
-from paradl_bench.spec.storage import append_lines, read_lines
+from paradl_bench.spec.storage import append_lines, hash_of_file, read_lines
 from paradl_bench.terminal import progress, say
 
 LOGS = "logs"
@@ -141,7 +140,7 @@ def _open(output: Path, request: ToolRequest, programs: dict[str, Path], command
 
 def _hashes(programs: dict[str, Path]) -> dict[str, str]:
     """Which builds were run: programs of one name may differ between two measurements."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(set(programs.values()))}
+    return {path.name: hash_of_file(path)[:16] for path in sorted(set(programs.values()))}
 
 
 def _say_shared_cores(request: ToolRequest) -> None:
