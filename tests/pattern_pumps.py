@@ -21,15 +21,15 @@ _CATEGORIES = {
 }
 
 
-def pumped(pattern: re.Pattern[str], repeats: int) -> Iterator[str]:
-    """Texts of about ``repeats`` repetitions each."""
+def pumped(pattern: re.Pattern[str], length: int) -> Iterator[str]:
+    """Texts of about ``length`` characters each."""
     tree = parser.parse(pattern.pattern, pattern.flags)
     prefixes, bodies = {""}, set(_COMMON) & (set(pattern.pattern) | set(" a1"))
     _collect(list(tree), "", prefixes, bodies)
     for body in sorted(bodies | {prefix for prefix in prefixes if prefix}):
         for prefix in sorted(prefixes):
             for tail in _TAILS:
-                yield prefix + body * repeats + tail
+                yield prefix + body * (length // len(body)) + tail
 
 
 def _collect(nodes: list[Any], before: str, prefixes: set[str], bodies: set[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import re
 import time
@@ -13,10 +14,14 @@ from types import ModuleType
 import pytest
 from pattern_pumps import pumped
 
+from paradl_bench.measure.importers.catalog import importers
+from paradl_bench.measure.importers.importer import ImportOptions, LogFile
+from paradl_bench.spec.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 _TIMES_MORE = 8
 _SHORT, _MIDDLE, _LONG = 500, 500 * _TIMES_MORE, 500 * _TIMES_MORE**2
-_NOTHING_S = 0.005
+_NOTHING_S = 0.002
 """What a text of the middle length may take without a look at others: a quadratic search takes longer."""
 _MOST_S = 0.5
 _MOST_GROWTH = 3.0 * _TIMES_MORE
@@ -84,7 +89,7 @@ def _seconds(call: Callable[[str], object], text: str) -> float:
 
 def slow_text(pattern: re.Pattern[str]) -> str | None:
     """A text on which a pattern's time grows faster than the text, shortened; None where none is known."""
-    for texts in zip(*(pumped(pattern, repeats) for repeats in (_SHORT, _MIDDLE, _LONG)), strict=True):
+    for texts in zip(*(pumped(pattern, length) for length in (_SHORT, _MIDDLE, _LONG)), strict=True):
         for call in (pattern.search, pattern.match, pattern.fullmatch):
             if grows(call, texts):
                 return f"{call.__name__} {texts[0][:40]!r}...{texts[0][-5:]!r}"
@@ -101,3 +106,27 @@ def test_no_pattern_takes_more_than_its_text_is_longer() -> None:
 @pytest.mark.parametrize("quadratic", [r"\s+x", r"a .*b", r"#\s*\w*\s*:"])
 def test_the_search_finds_quadratic_ones(quadratic: str) -> None:
     assert slow_text(re.compile(quadratic))
+
+
+_HEADERS = (
+    "",
+    "# OSU MPI Allreduce Latency Test v7.0\n# Size ",
+    "# OSU MPI Allreduce Latency Test v7.0\n| Size (",
+    "# Benchmarking Allreduce\n| #bytes (",
+    "# nThread 1\n| size (",
+)
+_PIECES = (" ", "(", "[ ", "| ", "#", "1,", "NCCL ", "Rank 0 ", "-", "size ( ", "\x1b]", '{"', "x1", "\n", "|\n")
+
+
+@pytest.mark.parametrize("name", sorted(importers()))
+def test_no_importer_takes_more_than_its_line_is_longer(name: str) -> None:
+    """Long lines of what formats are made of, alone and behind the header of each format."""
+
+    def read(text: str) -> None:
+        with contextlib.suppress(UserError):
+            importers()[name].read(LogFile(path="a.log", content=text.encode()), ImportOptions(batch=1, ranks=2))
+
+    for header in _HEADERS:
+        for piece in _PIECES:
+            texts = [header + piece * (length // len(piece)) + "\n" for length in (_SHORT, _MIDDLE, _LONG)]
+            assert not grows(read, (texts[0], texts[1], texts[2])), (header, piece)

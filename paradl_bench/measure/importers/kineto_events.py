@@ -90,8 +90,9 @@ def load_trace(log: LogFile) -> Trace:
     Raises:
         UserError: no JSON, or no trace.
     """
+    text = log.json_text
     try:
-        document = json.loads(log.json_text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(f"{log.path} is no trace of PyTorch's profiler: no JSON (truncated?)") from None
     properties = document if isinstance(document, dict) else {}
