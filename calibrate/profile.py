@@ -17,6 +17,7 @@ A new version adds a line here and a function to ``MIGRATIONS``; a test case of 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
 from paradl_bench.spec.checks import check_finite, check_not_negative
 from paradl_bench.spec.cluster import Cluster
+from paradl_bench.spec.documents import validation_text
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_load import HostLoad
 from paradl_bench.spec.kernel_settings import settings_of_label
@@ -262,17 +264,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"network {name!r} is called {network.name!r} inside")
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: str | os.PathLike[str]) -> Profile:
     """Read and validate a profile of this or an older version.
 
     Raises:
         UserError: unreadable, truncated, of a newer version, or a wrong field, named by its path.
     """
+    path = Path(path)
     raw = load_versioned(path, SCHEMA_VERSION, what="profile", migrations=MIGRATIONS)
     try:
         profile = msgspec.convert(raw, Profile)
     except msgspec.ValidationError as error:
-        raise UserError(f"profile {path}: {error}") from None
+        raise UserError(f"profile {path}: {validation_text(error, Profile)}") from None
     # Files lie beside the profile, wherever it was moved to.
     models = tuple(_beside(model, path) for model in profile.kernel_models)
     return msgspec.structs.replace(profile, kernel_models=models)
@@ -284,9 +287,9 @@ def _beside(model: KernelModel, path: Path) -> KernelModel:
     return msgspec.structs.replace(model, file=str(path.parent / model.file))
 
 
-def write_profile(path: Path, profile: Profile) -> None:
+def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
     """Write a profile atomically."""
-    write_bytes_atomically(path, encode_profile(profile))
+    write_bytes_atomically(Path(path), encode_profile(profile))
 
 
 def encode_profile(profile: Profile) -> bytes:

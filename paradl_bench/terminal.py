@@ -19,6 +19,7 @@ import click
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, shown
 from paradl_bench.spec.interruption import Terminated, signals_raise
 from paradl_bench.spec.storage import write_pieces_atomically
+from paradl_bench.usage import usage_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def _code_of(command: click.Command, program: str) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         code = 2
     except click.ClickException as error:
-        code = _fail(program, error.format_message(), 2, debug)
+        code = _fail(program, usage_text(error), 2, debug)
     except ParadlError as error:
         to_go_on = f"; to go on: {_same_command(program)}" if _goes_on(error) else ""
         code = _fail(program, str(error), error.exit_code, debug, to_go_on)

@@ -71,8 +71,6 @@ point_options = together(
 )
 """A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
 
-_FLAGS = {"profile": "--from-profile"}
-
 
 def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
     """Refuse a command line without these options.
@@ -82,4 +80,6 @@ def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
     """
     for name in names:
         if options[name] is None:
-            raise click.UsageError(f"Missing option '{_FLAGS.get(name, f'--{name}')}'.")
+            context = click.get_current_context()
+            parameter = next(each for each in context.command.params if each.name == name)
+            raise click.MissingParameter(ctx=context, param=parameter)

@@ -10,6 +10,7 @@ import msgspec
 from calibrate.profile import LayerTime, ModelTime, Profile
 from paradl_bench.layers.check import check_layers
 from paradl_bench.spec.cluster import ClusterFile
+from paradl_bench.spec.documents import foreign_document, validation_text
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.kernel_settings import flag_of
 from paradl_bench.spec.network import Network, read_network
@@ -28,7 +29,10 @@ def read_cluster(path: Path) -> ClusterFile:
         # Half a surrogate pair is text to YAML, and no file can hold it.
         msgspec.json.encode(cluster)
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
-        raise UserError(f"cluster {path}: {error}") from None
+        found = foreign_document(raw, "cluster")
+        raise UserError(
+            f"cluster {path}: {f'it is {found}' if found else validation_text(error, ClusterFile)}"
+        ) from None
     return cluster
 
 

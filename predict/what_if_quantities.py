@@ -169,5 +169,8 @@ def _factor(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR:
-        raise UserError(f"{where}: {text.strip()!r} is no factor between 1e-9 and 1e9 on what was measured")
+        raise UserError(
+            f"{where}: {text.strip()!r} is no factor between 1e-9 and 1e9 on what was measured;"
+            " write values as 1,2,4, or a range as 0.1:10:log"
+        )
     return value

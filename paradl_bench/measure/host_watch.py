@@ -18,7 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.measure.rank_place import LAUNCHER_PID
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_load import HostLoad
+from paradl_bench.spec.storage import read_whole
 
 BEFORE_S = 0.3
 """How long the host is looked at before anything is measured."""
@@ -104,7 +106,7 @@ class HostWatch:
         """Seconds that the cores were busy, and that were stolen from them."""
         busy = stolen = 0
         found = 0
-        for line in (self._proc / "stat").read_text().splitlines():
+        for line in _text(self._proc / "stat").splitlines():
             name, *counts = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._cores:
                 ticks = [int(count) for count in counts]
@@ -123,8 +125,8 @@ class HostWatch:
             if not path.name.isdigit():
                 continue
             # A process may end between the two.
-            with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            with contextlib.suppress(UserError):
+                fields = _text(path / "stat").rpartition(")")[2].split()
                 pid = int(path.name)
                 children[int(fields[_PARENT])].append(pid)
                 ticks[pid] = sum(map(int, fields[_TIMES]))
@@ -139,11 +141,16 @@ class HostWatch:
         """Seconds that the control group's limit kept its threads from running; 0 without one."""
         for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
             for path in (self._cgroup / "cpu.stat", self._cgroup / "cpu" / "cpu.stat"):
-                with contextlib.suppress(OSError, ValueError):
-                    counts = dict(line.split() for line in path.read_text().splitlines())
+                with contextlib.suppress(ValueError):
+                    counts = dict(line.split() for line in _text(path).splitlines())
                     if name in counts:
                         return int(counts[name]) * unit_s
         return 0.0
+
+
+def _text(path: Path) -> str:
+    """What the kernel says in a file; a command's name may be of any bytes."""
+    return read_whole(path).decode(errors="replace")
 
 
 def first_process() -> int:

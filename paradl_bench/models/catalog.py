@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.models.language_models import build_by_name
@@ -182,6 +183,9 @@ def _from_torchvision(name: str) -> torch.nn.Module:
     models = import_torchvision_models()
     names = model_names()
     if name not in names:
+        if any(mark in name for mark in "/."):
+            file = Path(name)
+            raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
         raise unknown_choice("model", name, names)
     # Auxiliary classifiers give several outputs and losses; the papers' networks are measured without them.
     arguments: dict[str, Any] = {"weights": None}
@@ -201,8 +205,14 @@ def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
         ) from None
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown_choice(f"factory in {module_name}", attribute, public)
+        own = {
+            key: value
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        }
+        if not own:
+            raise UserError(f"model {name!r}: {module_name} defines no function or class that could build a model")
+        raise unknown_choice(f"factory in {module_name}", attribute, own)
     try:
         built = factory()
     except TypeError as error:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
+from paradl_bench.spec.documents import foreign_document, validation_text
 from paradl_bench.spec.emulation import Emulation, kind_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import settings_of_label
@@ -425,6 +426,8 @@ def read_manifest(directory: Path) -> Manifest:
         UserError: no such directory, no manifest, a newer version, or a wrong field (named by its path).
     """
     path = directory / MANIFEST_NAME
+    if directory.is_file():
+        raise UserError(f"{directory} is a file: give the directory that paradl-bench wrote")
     if not directory.is_dir():
         raise UserError(f"{directory} is no measurement directory: it does not exist")
     if not path.is_file():
@@ -433,7 +436,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         return msgspec.convert(raw, Manifest)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {validation_text(error, Manifest)}") from None
 
 
 def is_complete(directory: Path) -> bool:
@@ -457,12 +460,18 @@ def load_versioned(
     Raises:
         UserError: unreadable, not JSON (truncated), no object, no version, a NaN, or a newer version.
     """
+    if (path / MANIFEST_NAME).exists():
+        raise UserError(
+            f"{path} is no {what}, but a measurement: make a profile of it by calibrate fit {path} -o PROFILE"
+        )
     content = read_whole(path, what=what, most_bytes=MOST_DOCUMENT_BYTES)
     try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         found = not_a_number(content)
         raise UserError(f"{what} {path}: {found or f'no valid JSON (truncated?): {error}'}") from None
+    if found := foreign_document(raw, what):
+        raise UserError(f"{path} is no {what}, but {found}")
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if type(version) is not int:
         raise UserError(f"{what} {path} has no schema_version: it was not written by this program")

@@ -22,6 +22,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from paradl_bench.spec.documents import foreign_document, validation_text
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.interruption import uninterrupted
 from paradl_bench.spec.units import format_bytes
@@ -277,7 +278,18 @@ def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") ->
     try:
         return msgspec.json.decode(content, type=of)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: {not_a_number(content) or error}{remedy}") from None
+        raise UserError(f"{where}: {_wrong(content, of, error)}{remedy}") from None
+
+
+def _wrong(content: bytes, of: object, error: Exception) -> str:
+    """What is wrong with JSON: a number that is none, another document, or a field."""
+    if found := not_a_number(content):
+        return found
+    try:
+        found = foreign_document(json.loads(content), getattr(of, "__name__", "").lower())
+    except (ValueError, RecursionError):
+        return str(error)
+    return f"it is {found}" if found else validation_text(error, of)
 
 
 def not_a_number(content: bytes) -> str | None:

@@ -48,7 +48,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if not self.extents or any(extent < 1 for extent in self.extents):
-            raise ValueError(f"degrees of a {self.kind} axis have to be at least 1, not {self.extents}")
+            written = "x".join(map(str, self.extents)) or "none"
+            raise ValueError(f"degrees of a {self.kind} axis have to be at least 1, not {written}")
         if len(self.extents) > 1 and self.kind != "spatial":
             raise ValueError(f"only spatial splits several dims; {self.kind} takes one degree")
         if self.zero_stage and self.kind != "data":

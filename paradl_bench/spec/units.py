@@ -47,6 +47,18 @@ def parse_size(text: str, where: str = "") -> int:
     return int(value)
 
 
+def parse_memory(text: str, where: str) -> int:
+    """Bytes of ``16GiB``; few of them without a unit are refused, since who writes 16 means GiB.
+
+    Raises:
+        UserError: as of :func:`parse_size`, or fewer than 2^20 without a unit.
+    """
+    count = parse_size(text, where)
+    if text.strip()[-1].isdigit() and count < 2**20:
+        raise UserError(f"{where} {text.strip()}: that is {counted(count, 'byte')}; give a unit, as {count}GiB")
+    return count
+
+
 def spell_size(count: int) -> str:
     """Bytes as :func:`parse_size` takes them, exactly: ``64M``, ``1000``."""
     for suffix, scale in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
@@ -61,11 +73,11 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     Raises:
         UserError: a part does not parse, the range is empty or has more than 4,096 points, or the factor is too small.
     """
-    if ":" not in text:
-        return tuple(sorted({parse_size(part) for part in text.split(",")}))
     parts = text.split(":")
-    if len(parts) not in (2, 3):
-        raise UserError(f"sizes {text!r} do not parse: write first:last:factor, as 1K:64M:2")
+    if len(parts) > 3 or "-" in text or ".." in text:
+        raise UserError(f"sizes {text!r} do not parse: write first:last:factor, as 1K:64M:2, or a list, as 1K,4K,1M")
+    if len(parts) == 1:
+        return tuple(sorted({parse_size(part) for part in text.split(",")}))
     first, last = parse_size(parts[0]), parse_size(parts[1])
     factor = _parse_factor(parts[2] if len(parts) == 3 else "2", repr(text))
     if last < first:
@@ -83,11 +95,12 @@ def parse_ranks(text: str, where: str = "") -> tuple[int, ...]:
         UserError: a part is no positive whole number, the range is empty or has more than 4,096 points.
     """
     where = where or f"ranks {text!r}"
-    if ":" not in text:
-        return tuple(sorted({parse_count(part, where) for part in text.split(",")}))
+    forms = f"{where}: write counts as 2,4,8, or a range as 2:64:x2 (times 2) or 2:64:2 (plus 2)"
     parts = text.split(":")
-    if len(parts) != 3:
-        raise UserError(f"{where}: write first:last:x2, first:last:step, or 2,4,8")
+    if len(parts) not in (1, 3) or any(not part.strip().isdigit() for part in parts[0].split(",") + parts[1:2]):
+        raise UserError(forms)
+    if len(parts) == 1:
+        return tuple(sorted({parse_count(part, where) for part in text.split(",")}))
     first, last = (parse_count(part, where) for part in parts[:2])
     if last < first:
         raise UserError(f"{where}: the last count is smaller than the first")
@@ -170,7 +183,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
     Raises:
         UserError: an extent is no positive whole number.
     """
-    return tuple(parse_count(part, f"shape {text!r} (write it as 3x224x224)") for part in text.lower().split("x"))
+    parts = text.lower().split("x")
+    if not all(part.strip().isdigit() for part in parts):
+        raise UserError(f"shape {text!r} does not parse: write extents with x between them, channels first: 3x224x224")
+    return tuple(parse_count(part, f"shape {text!r}") for part in parts)
 
 
 def parse_sample_shape(input_shape: str | None, sequence: int | None) -> tuple[int, ...] | None:

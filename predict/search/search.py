@@ -12,7 +12,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import KernelSettings, flag_of
 from paradl_bench.spec.plan import bucket_limits
 from paradl_bench.spec.strategy import MAX_DEGREE
-from paradl_bench.spec.units import parse_counts, parse_ranks, parse_size
+from paradl_bench.spec.units import parse_counts, parse_memory, parse_ranks
 from predict.bucket_advice import parse_caps
 from predict.cost_model import CostModel
 from predict.prediction import Prediction, Predictor
@@ -169,10 +169,7 @@ def _limit_memory(model: CostModel, text: str | None) -> float | None:
     """A rank's memory: as given, else of the cluster; predictions say by it what fits."""
     communication = model.communication
     if text is not None:
-        try:
-            limit = parse_size(text)
-        except UserError as error:
-            raise UserError(f"--memory: {error}") from None
+        limit = parse_memory(text, "--memory")
         communication.cluster = msgspec.structs.replace(communication.cluster, memory_bytes_per_rank=float(limit))
     return communication.cluster.memory_bytes_per_rank
 

@@ -145,11 +145,13 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes, expected:
 
 def test_a_profile_that_is_not_there_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "absent.json")
-    assert "Is a directory" in refused(tmp_path)
+    assert "it is a folder" in refused(tmp_path)
 
 
 def test_a_measurement_is_not_taken_for_a_profile() -> None:
-    assert "unknown field `kind`" in refused(DATA / "layers-v1" / "manifest.json")
+    assert "but the manifest of a measurement: give its directory to calibrate fit" in refused(
+        DATA / "layers-v1" / "manifest.json"
+    )
 
 
 def test_an_older_profile_is_migrated_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

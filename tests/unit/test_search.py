@@ -268,7 +268,7 @@ def test_rows_are_the_fastest_strategies_once_each_and_their_chances_add_up(prof
 def test_what_does_not_fit_is_ruled_out_and_the_rest_still_found(profile: Path) -> None:
     free = found(profile, "--ranks", "4", "--batch", "16")
     limit = int(free["rows"][0]["prediction"]["memory_bytes"]) - 1
-    tight = found(profile, "--ranks", "4", "--batch", "16", "--memory", str(limit))
+    tight = found(profile, "--ranks", "4", "--batch", "16", "--memory", f"{limit}B")
     assert tight["memory_bytes_per_rank"] == limit
     assert tight["searched"][0]["too_large"] > 0
     assert all(row["prediction"]["fits"] and row["prediction"]["memory_bytes"] <= limit for row in tight["rows"])
@@ -279,7 +279,7 @@ def test_plans_whose_memory_nobody_looked_at_stay_open(profile: Path, monkeypatc
     asked_for = ("--ranks", "8", "--batch", "64", "--recompute", "none")
     leanest = min(row["prediction"]["memory_bytes"] for row in found(profile, *asked_for)["rows"])
     monkeypatch.setattr(ranking, "_MEMORY_FOR_EACH", 1)
-    tight = found(profile, *asked_for, "--predictions", "1", "--memory", str(leanest))
+    tight = found(profile, *asked_for, "--predictions", "1", "--memory", f"{leanest}B")
     assert all(row["prediction"]["memory_bytes"] <= leanest for row in tight["rows"])
     (searched,) = tight["searched"]
     assert searched["open"] > 0

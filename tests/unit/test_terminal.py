@@ -48,7 +48,10 @@ def test_exit_codes_and_lines(
 
 def test_a_wrong_option_is_a_users_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(None, monkeypatch, "--count", "many") == 2
-    assert capsys.readouterr().err == "prog: error: Invalid value for '--count': 'many' is not a valid integer.\n"
+    assert (
+        capsys.readouterr().err
+        == "prog: error: Invalid value for '--count': 'many' is no whole number: write --count INTEGER\n"
+    )
 
 
 def test_a_traceback_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

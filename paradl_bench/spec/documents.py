@@ -1,0 +1,84 @@
+"""What a decoded file is, in words, where another one was wanted; and which field was meant where one is unknown."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from difflib import get_close_matches
+
+import msgspec
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
+_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[[^\]]*\]")
+
+_KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
+    (frozenset({"schema_version", "devices", "sources"}), "profile", "a profile: give it by --from-profile"),
+    (
+        frozenset({"schema_version", "kind", "environment"}),
+        "measurement",
+        "the manifest of a measurement: give its directory to calibrate fit",
+    ),
+    (frozenset({"layers", "input_shape"}), "network", "a network of paradl-bench describe: give it by --network"),
+    (frozenset({"levels", "name"}), "cluster", "a cluster file: give it by --cluster"),
+    (
+        frozenset({"traceEvents"}),
+        "trace",
+        "a trace: paradl-bench import kineto FILE -o DIR reads it, and calibrate fit DIR makes a profile",
+    ),
+    (frozenset({"pairs", "overall"}), "report", "a report of predict validate, which no command reads"),
+    (frozenset({"rows", "searched"}), "search", "the answer of predict search, which no command reads"),
+)
+"""By the keys that tell them: kinds of files, and where each goes."""
+
+
+def foreign_document(value: object, wanted: str) -> str:
+    """What a decoded document is, where that is known and not what was wanted (``profile``); else nothing."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "iteration_s" in each for each in value):
+        return "predictions, which no command reads"
+    keys = frozenset(value) if isinstance(value, dict) else frozenset()
+    known = next(((kind, words) for told, kind, words in _KINDS if told <= keys), None)
+    return known[1] if known is not None and known[0] != wanted else ""
+
+
+def validation_text(error: Exception, of: object) -> str:
+    """A message of msgspec's, with the field that was meant where it names one that there is not.
+
+    Args:
+        of: the type that was read.
+    """
+    text = str(error)
+    found = _UNKNOWN_FIELD.search(text)
+    names = _fields_at(of, found.group(2) or "") if found else ()
+    if found is None or not names:
+        return text
+    near = get_close_matches(found.group(1), names, n=1, cutoff=0.5)
+    near = near or [name for name in names if name.startswith(found.group(1)) or found.group(1).startswith(name)][:1]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{text}: {hint}fields are {', '.join(names)}"
+
+
+def _fields_at(of: object, path: str) -> tuple[str, ...]:
+    """Names of the fields of what stands at a path as msgspec writes it, ``.levels[0]``; none where it is no struct."""
+    for step in _STEP.finditer(path):
+        struct = _struct_in(of)
+        if step.group(1) is None:
+            of = _inside(of)
+        elif struct is not None:
+            of = typing.get_type_hints(struct).get(step.group(1))
+    struct = _struct_in(of)
+    return () if struct is None else struct.__struct_fields__
+
+
+def _struct_in(of: object) -> type[msgspec.Struct] | None:
+    """A struct's type, also where it may be left out."""
+    if isinstance(of, type) and issubclass(of, msgspec.Struct):
+        return of
+    if isinstance(of, types.UnionType) or typing.get_origin(of) is typing.Union:
+        return next((found for each in typing.get_args(of) if (found := _struct_in(each)) is not None), None)
+    return None
+
+
+def _inside(of: object) -> object:
+    """What a sequence or a mapping holds."""
+    return next((each for each in reversed(typing.get_args(of)) if each is not Ellipsis), None)

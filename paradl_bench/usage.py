@@ -1,0 +1,48 @@
+"""A mistake on the command line in words: what click says, and what would be right."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import click
+
+_NUMBERS = (
+    (" is not a valid integer range.", " is no whole number"),
+    (" is not a valid integer.", " is no whole number"),
+    (" is not a valid float range.", " is no number"),
+    (" is not a valid float.", " is no number"),
+)
+
+
+def usage_text(error: click.ClickException) -> str:
+    """The message, and behind it how the option, argument or command is written."""
+    text = error.format_message()
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        return _of_command(error, text)
+    for said, meant in _NUMBERS:
+        text = text.replace(said, meant)
+    parameter = getattr(error, "param", None)
+    right = _spelled(parameter) if isinstance(parameter, click.Parameter) else ""
+    # Of a choice click names all there are.
+    if not right or isinstance(getattr(parameter, "type", None), click.Choice):
+        return text
+    return f"{text.rstrip('.')}: write {right}"
+
+
+def _spelled(parameter: click.Parameter) -> str:
+    """An option as it is written, with the beginning of its help: ``--batch N (Local batches to measure)``."""
+    if not isinstance(parameter, click.Option):
+        return ""
+    form = parameter.metavar or parameter.type.name.upper().removesuffix(" RANGE")
+    first = (parameter.help or "").partition(". ")[0].rstrip(".")
+    return f"{parameter.opts[-1]} {form}" + (f" ({first})" if first else "")
+
+
+def _of_command(error: click.exceptions.NoSuchCommand, text: str) -> str:
+    """What is no command, the one that was meant, or all there are."""
+    group = error.ctx.command if error.ctx is not None else None
+    if "Did you mean" in text or not isinstance(group, click.Group) or error.ctx is None:
+        return text
+    names = group.list_commands(error.ctx)
+    near = get_close_matches(text.partition("'")[2].partition("'")[0], names, n=1)
+    return f"{text} Did you mean {near[0]!r}?" if near else f"{text} Commands are {', '.join(names)}"
