@@ -28,6 +28,7 @@ from paradl_bench.measure.rank_place import (
     LAUNCHER_PID,
     LISTENER,
     MARK,
+    PEER_FAILURES,
     PEER_LOST,
     port_in_use,
     whole_number,
@@ -42,8 +43,13 @@ _POLL_S = 0.05
 _RANKS_PER_CORE = 8
 # A rank whose peer failed by an exception often exits before that peer does: wait for the one to blame.
 _BLAME_S = 2.0
+# Where all that have failed say that they lost another one, that one is about to end: what it says is the cause.
+_LOST_BLAME_S = 20.0
 _TERMINATE_S = 5.0
 _ERROR_LINE = re.compile(r"^[\w-]+: error: (.*)$")
+# How torch begins every line of a rank's traceback.
+_RANK_MARK = re.compile(r"^\[rank\d+\]:[ ]?")
+_TRACEBACK = "Traceback (most recent call last)"
 _OF_FILES = re.compile(r"cannot (append to|write|cut) ")
 
 
@@ -80,13 +86,15 @@ class _Started:
         return os.pread(self.stderr.fileno(), max(0, size - start), start)
 
     def stderr_lines(self) -> list[str]:
-        """Lines that are not empty, without terminal escapes."""
-        return [line.strip() for line in plain_lines(self.stderr_from(0).decode(errors="replace"))]
+        """Lines that are not empty, without terminal escapes and torch's mark of the rank."""
+        lines = plain_lines(self.stderr_from(0).decode(errors="replace"))
+        unmarked = (_RANK_MARK.sub("", line) for line in lines)
+        return [line for line in unmarked if line.strip()]
 
     def error_message(self) -> str | None:
         """The message of the one-line error that the rank ended with, if it did."""
         for line in reversed(self.stderr_lines()):
-            match = _ERROR_LINE.match(line)
+            match = _ERROR_LINE.match(line.strip())
             if match:
                 return match.group(1)
         return None
@@ -94,8 +102,18 @@ class _Started:
     def last_words(self) -> str:
         """The exception that ended the rank, or the last three lines that it printed."""
         lines = self.stderr_lines()
-        ended_by_exception = any("Traceback (most recent call last)" in line for line in lines)
-        return " | ".join(lines[-1:] if ended_by_exception else lines[-3:])
+        starts = [place for place, line in enumerate(lines) if _TRACEBACK in line]
+        if starts:
+            # Frames are indented; what is printed while Python shuts down comes behind the exception.
+            said = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
+            if said:
+                return " ".join(said[: 2 if said[0].endswith(":") else 1])
+        return " | ".join(line.strip() for line in lines[-3:])
+
+    def lost_a_peer(self) -> bool:
+        """Whether it failed since another rank had."""
+        said = self.error_message() or self.last_words()
+        return any(mark in said for mark in (PEER_LOST, *PEER_FAILURES))
 
 
 def launch_ranks(
@@ -241,7 +259,11 @@ def _watch(
         # A rank killed by a signal, or that reports a mistake, is the cause and not a consequence of another's failure.
         blamed = any(code is not None and (code < 0 or code == UserError.exit_code) for code in codes)
         clear = blamed or None not in codes
-        if blame_at is not None and (clear or now >= blame_at):
+        if blame_at is not None and not clear and now >= blame_at and all(item.lost_a_peer() for item in failed):
+            clear = now >= blame_at + _LOST_BLAME_S
+        elif blame_at is not None and now >= blame_at:
+            clear = True
+        if blame_at is not None and clear:
             raise _failure(failed, len(started), kills_before)
         if None not in codes:
             return
@@ -264,7 +286,7 @@ def _forward(first: _Started) -> None:
         return
     new = first.stderr_from(first.forwarded)
     end = len(new)
-    for mark in (b": error: ", b"Traceback (most recent call last)"):
+    for mark in (b": error: ", _TRACEBACK.encode()):
         found = new.find(mark)
         if found >= 0:
             end = min(end, new.rfind(b"\n", 0, found) + 1)
@@ -293,7 +315,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
             return 0, item.rank
         if (code == UserError.exit_code and message) or message.startswith(DOES_NOT_FIT):
             return 1, item.rank
-        return (3 if PEER_LOST in message else 2), item.rank
+        return (3 if item.lost_a_peer() else 2), item.rank
 
     item = min(failed, key=order)
     code, message = item.process.returncode, item.error_message()

@@ -27,6 +27,7 @@ from paradl_bench.measure.rank_place import (
     BACKENDS,
     LISTENER,
     NO_BACKEND,
+    PEER_FAILURES,
     PEER_LOST,
     Launcher,
     RankPlace,
@@ -389,9 +390,7 @@ def _is_peer_failure(error: RuntimeError) -> bool:
 
     if isinstance(error, dist.DistError):
         return True
-    text = str(error)
-    marks = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Timed out waiting", "NCCL")
-    return any(mark in text for mark in marks)
+    return any(mark in str(error) for mark in PEER_FAILURES)
 
 
 def _first(error: BaseException) -> str:

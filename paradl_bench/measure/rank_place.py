@@ -26,6 +26,14 @@ LISTENER = "PARADL_LISTEN_FD"
 """Variables that a launcher sets for its ranks: that it is this program, its process, the store's socket."""
 PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
+PEER_FAILURES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "gloo/transport",
+    "Timed out waiting",
+    "NCCL",
+)
+"""What torch's own errors say where a peer went away."""
 DOES_NOT_FIT = "does not fit"
 """How the error of a rank starts whose memory ran out: no other one is to blame."""
 

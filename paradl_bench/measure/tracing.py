@@ -20,9 +20,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.layers.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.layers.view import KIND as VIEW
+from paradl_bench.measure.traced_values import (
+    ReadTensors,
+    TracedValues,
+    Versions,
+    changed_since,
+    tensors_in,
+    versions_of,
+    without_own_state,
+)
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor, Value
 from paradl_bench.strategies.operations import function_name, is_operation, output_of
 
 _DTYPE_NAMES = {
@@ -56,15 +65,14 @@ class _TracingMode(TorchFunctionMode):
         self._names: Counter[str] = Counter()
         self._parameters = {id(p): name for name, p in module.named_parameters()}
         self._buffers = {id(b): name for name, b in module.named_buffers()}
-        # Tensors are kept alive so that an id names one tensor only.
-        self._producer: dict[int, str] = {}
-        self._alive: list[Any] = []
+        self._values = TracedValues(dict((*module.named_parameters(), *module.named_buffers())))
+        self._returned: list[tuple[torch.Tensor, ...]] = []
 
     def register_input(self, tensor: torch.Tensor) -> None:
-        self._producer[id(tensor)] = "input"
-        self._alive.append(tensor)
+        self._values.name(tensor, ("input", 0), -1)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = versions_of(tensors_in((args, kwargs or {})))
         if function_name(function)[0] in self._kinds:
             result, flops = function(*args, **(kwargs or {})), 0
         else:
@@ -72,13 +80,23 @@ class _TracingMode(TorchFunctionMode):
                 result = function(*args, **(kwargs or {}))
             flops = counter.get_total_flops() // self.batch
         if is_operation(function, result):
-            self._record(function, args, kwargs or {}, output_of(function, args, result), flops)
+            self._record(
+                function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
+            )
+        elif isinstance(result, torch.Tensor) and function.__name__ == "__get__":
+            self._values.name_alike(result, args[0])
         return result
 
-    def _record(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any, flops: int) -> None:
-        outputs = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
+    def _record(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        outputs: tuple[torch.Tensor, ...],
+        flops: int,
+        before: Versions,
+    ) -> None:
         name, in_place = function_name(function)
-        tensors = list(_tensors((args, tuple(kwargs.values()))))
         call = Call(
             function=name,
             arguments=tuple(self._argument(value) for value in args),
@@ -87,23 +105,43 @@ class _TracingMode(TorchFunctionMode):
             batch=self.batch,
             in_place=in_place,
         )
-        layer = self._layer(call, tensors, flops)
-        if any(result is tensor for tensor in tensors) and not _works_in_place(call, layer):
+        changed = changed_since(before)
+        read = self._values.read(without_own_state(before, changed, outputs))
+        layer = self._layer(call, read, flops)
+        self._returned.append(outputs)
+        given = any(outputs[0] is tensor for tensor, _ in before)
+        if given and not changed and not _works_in_place(call, layer):
             # Nothing was done, and the tensor stays that of the layer that made it.
             self.layers.append(_untouched(layer, call.function))
             return
-        self.layers.append(layer)
-        for tensor in outputs:
-            self._producer[id(tensor)] = layer.name
-            self._alive.append(tensor)
+        state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
+        state += [held for held in self._values.held(changed) if held not in layer.parameters]
+        index = len(self.layers)
+        written = self._values.write(changed, layer.name, index)
+        self.layers.append(msgspec.structs.replace(layer, writes=written, state=tuple(dict.fromkeys(state))))
+        for number, tensor in enumerate(outputs):
+            self._values.name(tensor, (layer.name, number), index)
 
-    def _layer(self, call: Call, tensors: list[torch.Tensor], counted_flops: int) -> Layer:
+    def finished(self) -> tuple[Layer, ...]:
+        """All layers; call it once, when nothing more is traced."""
+        seen = {value for layer in self.layers for value in layer.values_read}
+        return tuple(
+            msgspec.structs.replace(
+                layer,
+                writes=_unless_told(layer, tuple(value for value in layer.writes or () if value in seen)),
+                without_gradient=tuple(number for number, tensor in enumerate(outputs) if not tensor.requires_grad)
+                if layer.inputs or layer.parameters
+                else (),
+            )
+            for layer, outputs in zip(self.layers, self._returned, strict=True)
+        )
+
+    def _layer(self, call: Call, read: ReadTensors, counted_flops: int) -> Layer:
         kind = self._kinds.get(call.function)
         # For a function that no kind covers, torch's own counter knows forward; backward of a product is two products.
         unknown = Facts({"function": call.function, "in_place": call.in_place}, counted_flops, 2 * counted_flops)
         facts = kind.facts(call) if kind else unknown
         activations = [t for t in call.tensors if not t.parameter]
-        inputs = dict.fromkeys(self._producer[id(t)] for t in tensors if id(t) in self._producer)
         moved = facts.moved_elements
         if moved is None:
             moved = 0 if kind and kind.view else call.input_elements + call.output_elements
@@ -111,9 +149,11 @@ class _TracingMode(TorchFunctionMode):
             name=self._unique_name(call),
             kind=kind.name if kind else "opaque",
             attributes=facts.attributes,
-            inputs=tuple(inputs),
+            inputs=read.inputs,
+            reads=() if read.values == tuple((name, 0) for name in read.inputs) else read.values,
             input_shapes=tuple(per_sample(t.shape, self.batch) for t in activations),
             output_shape=call.output_shape,
+            further_outputs=tuple(per_sample(shape, self.batch) for shape in call.output_shapes[1:]),
             batchless=bool(call.output_shapes[0]) and batch_dim(call.output_shapes[0], self.batch) is None,
             batchless_inputs=tuple(i for i, t in enumerate(activations) if batch_dim(t.shape, self.batch) is None),
             parameters=tuple(t.parameter for t in call.tensors if t.parameter and not t.parameter.startswith(BUFFER)),
@@ -161,12 +201,10 @@ def _untouched(layer: Layer, function: str) -> Layer:
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
+def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    """What a layer writes; None where its other fields tell."""
+    told = msgspec.structs.replace(layer, writes=None).values_written
+    return None if written == told else written
 
 
 @contextmanager
@@ -224,7 +262,7 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
         name=model.name,
         input_shape=model.input_shape,
         input_dtype=model.input_dtype,
-        layers=tuple(mode.layers),
+        layers=mode.finished(),
         parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
         buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
         gradient_order=order,

@@ -36,6 +36,7 @@ from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import Plan
 from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.strategies.pipeline.rehearsal import rehearse
 from paradl_bench.terminal import progress
 
 CHUNK_ITERATIONS = 10
@@ -48,10 +49,12 @@ def check_limits(request: TrainingRequest) -> None:
     Raises:
         UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
     """
-    network = trace_network(load_model(request.model, request.input_shape, device="meta"))
+    model = load_model(request.model, request.input_shape, device="meta")
+    network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     request = with_measured_stages(request, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    rehearse(model.module, network, request.strategy, request.settings)
 
 
 def measure_training(

@@ -28,6 +28,12 @@ DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 
 _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32"}
 """Fields that older networks lack, and what they stand for there: digests pass over them, and stay what they were."""
 
+_OF_DATA_FLOW = ("reads", "writes", "further_outputs", "without_gradient", "state")
+"""Fields that tell tensors apart and change no work: digests pass over them always."""
+
+Value = tuple[str, int]
+"""A tensor that the network's code holds: the layer that returned it last (or ``input``), and which of its outputs."""
+
 RETURNS_INPUT = "returns_input"
 """Attribute of a layer that did nothing: its output is its input, which others still read of the layer before."""
 
@@ -70,6 +76,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fw_flops, bw_input_flops, bw_weight_flops: per sample; a multiply-add counts 2. Of a layer whose output holds no
             batch: of the whole mini-batch.
         fw_bytes: bytes read and written by forward, likewise; parameters not counted.
+        reads: tensors read, where these are others than the first outputs of ``inputs``. What works in place
+            on a part of a tensor is an input of what reads the whole later, and returns another tensor.
+        writes: tensors whose memory it changed; None where that is the first that it reads, if it works in place.
+        further_outputs: shapes of the tensors that it returns after the first, as ``output_shape``.
+        without_gradient: indices of the tensors returned that autograd passes no gradient to.
+        state: names of the buffers that it reads or changes, and of the parameters that it changes.
     """
 
     name: str
@@ -85,16 +97,37 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fw_bytes: int = 0
     batchless: bool = False
     batchless_inputs: tuple[int, ...] = ()
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] | None = None
+    further_outputs: tuple[tuple[int, ...], ...] = ()
+    without_gradient: tuple[int, ...] = ()
+    state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
             raise ValueError(f"layer name {self.name!r} is reserved or empty")
-        if any(extent < 0 for shape in (*self.input_shapes, self.output_shape) for extent in shape):
+        if any(extent < 0 for shape in (*self.input_shapes, *self.output_shapes) for extent in shape):
             raise ValueError(f"layer {self.name!r} has a negative extent in a shape")
         if min(self.fw_flops, self.bw_input_flops, self.bw_weight_flops, self.fw_bytes) < 0:
             raise ValueError(f"layer {self.name!r} has negative FLOPs or bytes")
         if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
+
+    @property
+    def output_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every tensor returned."""
+        return (self.output_shape, *self.further_outputs)
+
+    @property
+    def values_read(self) -> tuple[Value, ...]:
+        """The tensors that it reads."""
+        return self.reads or tuple((name, 0) for name in self.inputs)
+
+    @property
+    def values_written(self) -> tuple[Value, ...]:
+        """The tensors whose memory it changes."""
+        first = self.values_read[:1] if self.attributes.get("in_place") else ()
+        return first if self.writes is None else self.writes
 
     @property
     def output_elements(self) -> int:
@@ -147,14 +180,18 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.input_dtype not in DTYPE_BYTES:
             raise ValueError(f"input_dtype {self.input_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        seen = {"input"}
+        seen, outputs = {"input"}, {"input": 1}
         for layer in self.layers:
             if layer.name in seen:
                 raise ValueError(f"layer name {layer.name!r} occurs twice in {self.name!r}")
             unknown = [name for name in layer.inputs if name not in seen]
             if unknown:
                 raise ValueError(f"layer {layer.name!r} reads {unknown[0]!r}, which no earlier layer writes")
+            for name, output in (*layer.reads, *(layer.writes or ())):
+                if not 0 <= output < outputs.get(name, 0):
+                    raise ValueError(f"layer {layer.name!r} reads or writes output {output} of {name!r}, which is none")
             seen.add(layer.name)
+            outputs[layer.name] = len(layer.output_shapes)
         names = [parameter.name for parameter in self.parameters]
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
@@ -197,6 +234,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             for name in _ADDED.keys() & part.keys():
                 if part[name] == _ADDED[name]:
                     del part[name]
+            for name in _OF_DATA_FLOW:
+                part.pop(name, None)
         return hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:12]
 
 

@@ -26,8 +26,9 @@ from paradl_bench.strategies.data.node_groups import node_groups
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
-from paradl_bench.strategies.pipeline.module import Loss, RankPipeline, record_calls
+from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
 from paradl_bench.strategies.pipeline.plan import samples_at_once
+from paradl_bench.strategies.pipeline.recording import record_calls
 from paradl_bench.strategies.process_mesh import ProcessMesh
 from paradl_bench.strategies.recomputed_module import recompute_segments
 from paradl_bench.strategies.sharded_module import AxisRunner, OwnPart, RunLayer, ShardedModule, Sharding

@@ -32,6 +32,7 @@ from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import DTYPE_BYTES
 from paradl_bench.spec.strategy import Axis, Strategy
+from paradl_bench.strategies.pipeline.crossings import elements
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.cost_model import CostModel
 from predict.costs import Floats, Ints, UnmeasuredCollective
@@ -285,7 +286,7 @@ class Estimates:
                 return self._cuts[key]
             schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
             stages = cut_into_stages(network, ranks, msgspec.structs.replace(self._space.settings, schedule=schedule))
-            sent = [sum(network.layers[i].output_elements for i in stage.sends) for stage in stages]
+            sent = [sum(elements(network, value) for value in stage.sends) for stage in stages]
             bounds = np.array([*(stage.layers.start for stage in stages), len(network.layers)])
             self._cuts[key] = Cut(key, bounds, np.array(sent, float) * _ELEMENT_BYTES)
         return self._cuts[key]

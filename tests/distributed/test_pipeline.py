@@ -68,6 +68,29 @@ DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
 }
 
+# What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
+IDIOMS = (
+    *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
+    *("Auxiliary", "Query", "Transposed"),
+)
+IDIOMATIC = {
+    2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
+    3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in IDIOMS],
+}
+MORE_IDIOMATIC = {
+    2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
+    + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f", "add#2")]
+    + [f"pipeline_idioms.Views:p2:zb:2:{cut}" for cut in ("c", "view", "getitem#4", "pad")]
+    + [f"pipeline_idioms.Attending:p2:zb:2:{cut}" for cut in ("gru", "gru#2", "lstm", "lstm#3", "matmul", "getitem")]
+    + [f"pipeline_idioms.Query:p2:zb:2:{cut}" for cut in ("tanh", "q", "k", "v", "softmax", "fc")]
+    + [f"pipeline_idioms.SeveralTensors:p2:interleaved:2:{cuts}" for cuts in ("chunk:unbind:e", "cat:split:d")],
+    4: [
+        f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
+        for name in IDIOMS
+        for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
+    ],
+}
+
 # By number of ranks; each network takes the next strategy, and the next schedule.
 DRAWN = {
     2: ("p2",),
@@ -88,6 +111,20 @@ def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_stages_are_serial(ranks: int) -> None:
     run(ranks, CASES[ranks])
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_work_in_place_views_and_several_outputs_are_serial(ranks: int) -> None:
+    run(ranks, IDIOMATIC[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", MORE_IDIOMATIC)
+def test_more_of_them_are_serial(ranks: int) -> None:
+    cases = MORE_IDIOMATIC[ranks]
+    for start in range(0, len(cases), A_LAUNCH):
+        run(ranks, cases[start : start + A_LAUNCH])
 
 
 @pytest.mark.parametrize("ranks", NESTED)

@@ -146,6 +146,34 @@ def test_the_rank_that_failed_is_named_with_its_last_words() -> None:
         launch(program)
 
 
+def test_the_last_words_are_the_exception_and_not_what_torch_prints_round_it() -> None:
+    """As torch prints a rank's exception: each line marked, an empty one at the end, and what others log behind it."""
+    program = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    for line in ('Traceback (most recent call last):', '  File \"m.py\", line 1, in f', 'KeyError: 1', '',\n"
+        "        'The above exception was the direct cause of the following exception:', '',\n"
+        "        'Traceback (most recent call last):', '  File \"m.py\", line 3, in f', '    raise', \n"
+        "        'RuntimeError: shapes differ', 'a hint', ''):\n"
+        "        print(f'[rank1]: {line}', file=sys.stderr)\n"
+        "    print('[W socket.cpp] shutting down', file=sys.stderr)\n"
+        "    sys.exit(1)\n"
+        "time.sleep(60)"
+    )
+    with pytest.raises(WorkError, match=r"rank 1 ended with .*; its last words: RuntimeError: shapes differ$"):
+        launch(program)
+
+
+def test_a_rank_that_takes_long_to_end_is_blamed_before_one_that_lost_it() -> None:
+    program = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '0': raise RuntimeError('gloo/transport/tcp/pair.cc: Connection closed by peer')\n"
+        "time.sleep(4); raise ValueError('the cause')"
+    )
+    with pytest.raises(WorkError, match=r"rank 1 ended with exit code 1.*ValueError: the cause$"):
+        launch(program)
+
+
 def test_a_failure_is_blamed_on_the_rank_that_failed_and_not_on_its_peer() -> None:
     # The peer is first to end, because the failing rank takes long to.
     program = (

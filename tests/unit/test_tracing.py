@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -141,3 +142,61 @@ def test_assignment_to_a_part_is_an_operation() -> None:
     assert (by_tensor.inputs, layers["two"].inputs) == (("setitem", "getitem"), ("setitem#2",))
     # Written: two positions of one feature; read and written: four positions of two.
     assert (by_number.fw_bytes, by_tensor.fw_bytes) == (4 * 2, 4 * 2 * 8)
+
+
+class InPlace(torch.nn.Module):
+    input_shape = (4, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (torch.nn.Linear(6, 6) for _ in range(3))
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        torch.nn.functional.relu(x, inplace=True)
+        whole = self.two(x)
+        whole[:, 0].mul_(2.0)
+        self.seen[1].add_(1.0)
+        left, right = whole.chunk(2, dim=-1)
+        y = self.norm(self.three(torch.cat([right, left], -1))) + whole.mT.mT
+        return (y + (y > 0.0) * whole.detach()).mean(1)
+
+
+def in_place() -> torch.nn.Module:
+    return InPlace()
+
+
+def test_what_works_in_place_makes_what_is_read_later() -> None:
+    network = trace_network(LoadedModel(name=f"{__name__}:in_place", module=in_place(), input_shape=(4, 6)))
+    layers = {layer.name: layer for layer in network.layers}
+    # What it returns is thrown away.
+    assert layers["two"].inputs == ("relu",)
+    assert layers["relu"].values_written == (("one", 0),)
+    # It changes a part; the whole is read, by its own name, and by one of its attributes.
+    assert layers["mul"].values_written == (("two", 0), ("getitem", 0))
+    assert (layers["chunk"].inputs, layers["chunk"].reads) == (("mul",), (("two", 0),))
+    assert ("two", 0) in layers["add#2"].reads
+    assert layers["chunk"].further_outputs == ((4, 3),)
+    assert layers["cat"].reads == (("chunk", 1), ("chunk", 0))
+    assert (layers["add"].state, layers["norm"].state) == (
+        ("seen",),
+        ("norm.running_mean", "norm.running_var"),
+    )
+    assert (layers["gt"].without_gradient, layers["detach"].without_gradient, layers["cat"].without_gradient) == (
+        (0,),
+        (0,),
+        (),
+    )
+
+
+def test_data_flow_outlives_a_file_and_leaves_digests_as_they_were() -> None:
+    network = trace_network(LoadedModel(name=f"{__name__}:in_place", module=in_place(), input_shape=(4, 6)))
+    again = msgspec.json.decode(msgspec.json.encode(network), type=Network)
+    assert again == network
+    bare = [
+        msgspec.structs.replace(layer, reads=(), writes=None, further_outputs=(), without_gradient=(), state=())
+        for layer in network.layers
+    ]
+    assert msgspec.structs.replace(network, layers=tuple(bare)).digest == network.digest

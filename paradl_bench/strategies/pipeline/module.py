@@ -9,29 +9,29 @@ Where an axis shares layers, a stage runs its range of them under that axis' rul
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.compute import gradient_order, operations_of_forward
+from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.group_functions import Group, Spans
-from paradl_bench.strategies.operations import is_operation
+from paradl_bench.strategies.operations import output_of
+from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
+from paradl_bench.strategies.pipeline.recording import INPUT, Calls, tensors_of, with_tensors
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
-from paradl_bench.strategies.pipeline.stages import Stage, constants, cut_into_stages, untouched
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.sharded_module import Sharding, Walk
 
@@ -135,87 +135,6 @@ class RankPipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
 
-class RecordedCall(NamedTuple):
-    """One operation of forward: the torch function, and what it returned, on the meta device."""
-
-    function: Any
-    result: Any
-
-
-class Calls(NamedTuple):
-    """Forward of one micro-batch: its operations, the model's input, and its output; all on the meta device.
-
-    Attributes:
-        constants: indices of the operations that every stage runs for itself.
-        untouched: of those that return what they are given, which is another tensor on each stage.
-    """
-
-    operations: Sequence[RecordedCall]
-    inputs: torch.Tensor
-    outputs: Any
-    constants: frozenset[int]
-    untouched: frozenset[int]
-
-
-def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) -> Calls:
-    """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
-
-    Raises:
-        UserError: the model needs values to run.
-        WorkError: it called other operations than when the network was traced.
-    """
-    on_meta = _copy_on_meta(module)
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    if network.input_dtype != "fp32":
-        dtype = torch.int64
-    inputs = torch.empty((micro_batch, *network.input_shape), dtype=dtype, device="meta")
-    recorder = _Recorder()
-    try:
-        with recorder:
-            outputs = on_meta(inputs)
-    except (NotImplementedError, RuntimeError) as error:
-        raise UserError(f"{network.name} does not run without values, which a pipeline's stages do: {error}") from error
-    _check_count(network, len(recorder.calls))
-    detached = [call._replace(result=_detached(call.result)) for call in recorder.calls]
-    return Calls(detached, inputs, _detached(outputs), constants(network), untouched(network))
-
-
-def _detached(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
-
-
-def _copy_on_meta(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose parameters and buffers have shapes alone; those that are shared stay shared."""
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        empty = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(module, memo)
-
-
-class _Recorder(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[RecordedCall] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if is_operation(function, result):
-            self.calls.append(RecordedCall(function, result))
-        return result
-
-
-def _check_count(network: Network, called: int) -> None:
-    expected = operations_of_forward(network)
-    if called != expected:
-        raise WorkError(
-            f"forward of {network.name} called {called} operations and {expected} when it was traced: its control flow"
-            " varies, which that of a module that runs in stages must not"
-        )
-
-
 def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:
     """Put tensors without memory in the place of the parameters and buffers that other ranks' stages hold."""
     names = {tensor.name for stage in stages for tensor in (*stage.network.parameters, *stage.network.buffers)}
@@ -244,6 +163,7 @@ class StageModule(torch.nn.Module):
         last: whether the stage ends with the model's output.
         detachable: whether torch detaches in place what forward returns, as it does between the parts of backward: a
             view cannot be, and what is kept for the second part must not.
+        walk: what runs the operations; None for :class:`StageWalk`.
     """
 
     def __init__(
@@ -255,6 +175,7 @@ class StageModule(torch.nn.Module):
         *,
         last: bool,
         detachable: bool = False,
+        walk: type[StageWalk] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -262,9 +183,8 @@ class StageModule(torch.nn.Module):
         self.stage = share.stage
         own = {index: rule for index, rule in sharding.rules.items() if index in self.stage.layers}
         self._sharding = sharding._replace(rules=own)
-        self._calls = calls
+        self._calls, self._walk = calls, walk
         self._ends, self._detachable = last, detachable
-        self._model_output: TreeSpec | None = None
 
     def hide_from_exchange(self) -> None:
         """Let DistributedDataParallel see this stage's parameters and buffers alone, not the rank's other stages'."""
@@ -279,30 +199,26 @@ class StageModule(torch.nn.Module):
         """What forward takes, as tensors without memory."""
         if not self.stage.receives:
             return (self._calls.inputs,)
-        return tuple(self._value(index) for index in self.stage.receives)
+        return tuple(self._value(value) for value in self.stage.receives)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """What forward returns, as tensors without memory."""
         if not self._ends:
-            return tuple(self._value(index) for index in self.stage.sends)
-        return tuple(tree_flatten(self._calls.outputs)[0])
+            return tuple(self._value(value) for value in self.stage.sends)
+        leaves = tree_flatten(self._calls.outputs)[0]
+        return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
 
-    def _value(self, index: int) -> torch.Tensor:
-        result = self._calls.operations[index].result
-        if not isinstance(result, torch.Tensor):
-            name = self.stage.network.name
-            raise UserError(
-                f"{name} cannot be cut behind operation {index}: several tensors cross; give other --stages"
-            )
-        held, whole = self.share.crossing[index].output_shape, self._sharding.network.layers[index].output_shape
+    def _value(self, value: Crossing) -> torch.Tensor:
+        tensor = self._calls.operations[value.layer].tensors[value.output]
+        crossing = self.share.crossing[value]
         # A layer's shape is per sample: the tensor's has the batch before it, in its first dim, or not at all.
-        shape = list(result.shape)
-        for dim in range(-len(whole), 0):
-            shape[dim] = shape[dim] * held[dim] // whole[dim]
-        return torch.empty(shape, dtype=result.dtype, device="meta", requires_grad=result.is_floating_point())
+        shape = list(tensor.shape)
+        for dim in range(-len(crossing.whole), 0):
+            shape[dim] = shape[dim] * crossing.held[dim] // crossing.whole[dim]
+        return torch.empty(shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.is_floating_point())
 
     def forward(self, *received: torch.Tensor) -> Any:
-        """What the stage sends; of the last one, the leaves of the model's output.
+        """What the stage sends; of the last one, the leaves of the model's output that the loss reads.
 
         Raises:
             WorkError: forward called other operations than when it was recorded.
@@ -310,11 +226,12 @@ class StageModule(torch.nn.Module):
         # Views, since hooks on leaves of the graph call operations of their own, which would count as the model's.
         views = [value.view_as(value) for value in received] if self.stage.receives else []
         values = dict(zip(self.stage.receives, views, strict=True))
-        if self._sharding.receive:
-            values = {index: self._sharding.receive(index, value) for index, value in values.items()}
-        walk = _StageWalk(self._sharding, self._calls, self.stage, values, received[0].device)
-        # What is received stands in for the operation that made it; the model's own input is then read by none.
-        inputs = self._calls.inputs
+        receive = self._sharding.receive
+        if receive:
+            # What an axis cuts into blocks are layers that return one tensor.
+            values = {at: value if at.output else receive(at.layer, value) for at, value in values.items()}
+        walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
+        inputs = walk.first.get(INPUT, self._calls.inputs)
         if not self.stage.receives:
             inputs = self._sharding.enter(received[0]) if self._sharding.enter else received[0]
         with walk:
@@ -322,10 +239,10 @@ class StageModule(torch.nn.Module):
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
-            return self._outputs([walk.kept[index].contiguous() for index in self.stage.sends])
+            return self._outputs([walk.kept[value].contiguous() for value in self.stage.sends])
         left = self._sharding.leave(outputs) if self._sharding.leave else outputs
-        leaves, self._model_output = tree_flatten(left)
-        return self._outputs(leaves)
+        leaves = tree_flatten(left)[0]
+        return self._outputs([leaf for number, leaf in enumerate(leaves) if number in self._calls.needed])
 
     def _outputs(self, values: list[Any]) -> Any:
         """What forward returns; where torch detaches that in place, nothing that autograd has kept for itself."""
@@ -333,10 +250,15 @@ class StageModule(torch.nn.Module):
         return apart[0] if len(apart) == 1 else tuple(apart)
 
     def as_model_gives_it(self, outputs: Any) -> Any:
-        """The model's output from its leaves."""
-        leaves = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        assert self._model_output is not None
-        return tree_unflatten(leaves, self._model_output)
+        """The model's output from what forward returned; what the loss does not read may be from another stage."""
+        needed = iter(outputs if isinstance(outputs, (tuple, list)) else [outputs])
+        leaves, structure = tree_flatten(self._calls.outputs)
+        taken = [next(needed) if number in self._calls.needed else leaf for number, leaf in enumerate(leaves)]
+        return tree_unflatten(taken, structure)
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, torch.device) and value.type == "meta"
 
 
 def _varies(name: str, index: int) -> WorkError:
@@ -346,11 +268,15 @@ def _varies(name: str, index: int) -> WorkError:
     )
 
 
-class _StageWalk(Walk):
+class StageWalk(Walk):
     """Runs the stage's operations; of others it returns what they would, or what was received from them.
 
     Constants are made on every stage, on its own device: the model's code may ask for that of a tensor from elsewhere.
     Forward runs to its end, so that whoever hooks modules sees every one of them left again.
+
+    Attributes:
+        first: what was received, by which tensor it was first: code may hold it under that name alone.
+        kept: what is sent, once forward has run.
     """
 
     def __init__(
@@ -358,32 +284,52 @@ class _StageWalk(Walk):
         sharding: Sharding,
         calls: Calls,
         stage: Stage,
-        received: Mapping[int, torch.Tensor],
+        received: Mapping[Crossing, torch.Tensor],
         device: torch.device,
     ) -> None:
         super().__init__(sharding)
-        self.kept: dict[int, torch.Tensor] = dict(received)
+        self.kept: dict[Crossing, torch.Tensor] = dict(received)
+        self.first = {calls.first(value): tensor for value, tensor in received.items()}
         self._constants, self._untouched, self._device = calls.constants, calls.untouched, device
-        self._calls, self._received, self._sends = calls.operations, received, frozenset(stage.sends)
+        self._calls, self._received = calls.operations, received
+        self._given = {value.layer for value in (*received, *self.first)}
+        self._sends: dict[int, list[Crossing]] = {}
+        for value in stage.sends:
+            self._sends.setdefault(value.layer, []).append(value)
         self._start, self._stop = stage.layers.start, stage.layers.stop
         self._name = stage.network.name
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = self.index
-        constant = index in self._constants
-        elsewhere = not self._start <= index < self._stop and not constant
+        elsewhere = not self._start <= index < self._stop and index not in self._constants
         if elsewhere and index < len(self._calls) and self._calls[index].function is function:
             self.index += 1
-            if index in self._untouched:
-                with torch._C.DisableTorchFunction():
-                    return function(*args, **(kwargs or {}))
-            return self._received[index] if index in self._received else self._calls[index].result
-        given = dict(kwargs or {})
-        if constant and "device" in given:
-            given["device"] = self._device
+            return self._from_elsewhere(index, args, kwargs or {})
+        args, given = self._on_own_device(args, kwargs or {})
         result = super().__torch_function__(function, types, args, given)
         if self.index > index and elsewhere:
             raise _varies(self._name, index)
         if self.index > index and index in self._sends:
-            self.kept[index] = result
+            tensors = tensors_of(output_of(function, args, result))
+            self.kept.update((value, tensors[value.output]) for value in self._sends[index])
         return result
+
+    def _from_elsewhere(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._calls[index]
+        if index in self._untouched:
+            with torch._C.DisableTorchFunction():
+                return call.function(*args, **kwargs)
+        if index not in self._given and self._given.isdisjoint(made.layer for made in call.made):
+            return call.result
+        own = enumerate(zip(call.tensors, call.made, strict=True))
+        tensors = [
+            self._received.get(Crossing(index, output), self.first.get(made, tensor)) for output, (tensor, made) in own
+        ]
+        return call.result if call.result is None else with_tensors(call.result, tensors)
+
+    def _on_own_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments that name no device of tensors from elsewhere, which have no memory."""
+        if any(map(_is_meta, args)) or any(map(_is_meta, kwargs.values())):
+            args = tuple(self._device if _is_meta(value) else value for value in args)
+            kwargs = {name: self._device if _is_meta(value) else value for name, value in kwargs.items()}
+        return args, kwargs

@@ -8,18 +8,28 @@ block and reads whole it gathers once, whether an earlier stage has gathered it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.plan import Communication
 from paradl_bench.strategies.axis_planner import SharedLayers
 from paradl_bench.strategies.compute import LayerShard, held_layer
+from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.stages import Stage
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+class CrossingShape(NamedTuple):
+    """Shape per sample of a tensor that crosses, as a rank holds it and whole; whether it holds no batch."""
+
+    held: tuple[int, ...]
+    whole: tuple[int, ...]
+    batchless: bool
 
 
 class StageShare(NamedTuple):
@@ -28,17 +38,20 @@ class StageShare(NamedTuple):
     Attributes:
         network: the stage's, with the shapes that its parameters have on this rank.
         shards: by index in the stage's network; layers that are missing run whole.
-        crossing: layers with the output that this rank receives or sends of them, by index in the whole network.
+        crossing: per tensor that crosses, its shape per sample on this rank.
     """
 
     stage: Stage
     network: Network
     shards: dict[int, LayerShard]
-    crossing: dict[int, Layer]
+    crossing: dict[Crossing, CrossingShape]
 
-    def message_bytes(self, layers: Sequence[int], micro_batch: int) -> tuple[int, ...]:
-        """Bytes of each value that crosses a cut, for one micro-batch; its gradient has as many."""
-        return tuple(self.crossing[index].output_elements_of(micro_batch) * _ELEMENT_BYTES for index in layers)
+    def message_bytes(self, values: Sequence[Crossing], micro_batch: int) -> tuple[int, ...]:
+        """Bytes of each tensor that crosses a cut, for one micro-batch; its gradient has as many."""
+        shapes = [self.crossing[value] for value in values]
+        return tuple(
+            math.prod(shape.held) * (1 if shape.batchless else micro_batch) * _ELEMENT_BYTES for shape in shapes
+        )
 
 
 def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageShare:
@@ -58,11 +71,21 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
         stage,
         hold_parameters(stage.network, (stage,), shared),
         shards,
-        {
-            index: held_layer(network.layers[index], shared.shards.get(index))
-            for index in (*stage.receives, *stage.sends)
-        },
+        {value: _shape(network, value, shared) for value in (*stage.receives, *stage.sends)},
     )
+
+
+def _shape(network: Network, value: Crossing, shared: SharedLayers) -> CrossingShape:
+    layer = network.layers[value.layer]
+    held, whole = held_layer(layer, shared.shards.get(value.layer)).output_shape, layer.output_shape
+    own = layer.output_shapes[value.output]
+    if value.output == 0:
+        return CrossingShape(held, whole, layer.batchless)
+    if len(own) != len(whole):
+        return CrossingShape(own, own, layer.batchless)
+    # All tensors that a layer returns are cut alike.
+    cut = tuple(extent * part // full for extent, part, full in zip(own, held, whole, strict=True))
+    return CrossingShape(cut, own, layer.batchless)
 
 
 def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:

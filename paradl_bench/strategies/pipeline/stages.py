@@ -1,25 +1,14 @@
-"""Where a network may be cut into stages, what crosses each cut, and the cut that balances best. Torch-free.
+"""A network's stages: the cuts that a user names, and the cut that balances best. Torch-free.
 
-A stage is a contiguous range of layers in forward order. What a later stage reads of an earlier one crosses every cut
-between them: a skip connection is passed on, as torch's stages send to the next one alone. The loss belongs to the last
-stage.
-
-Constants (position ids, masks made from nothing) do not cross: each stage that reads them makes them again. Nor do the
-outputs of layers that do nothing, which are their inputs.
-
-A network may be cut where
-
-- every value that crosses gets a gradient, and is one tensor;
-- no layer behind the cut works in place on a value from before it, which it would have received, not made;
-- no parameter and no buffer is used on both sides.
+A stage is a contiguous range of layers in forward order. The loss belongs to the last stage. Where a network may be
+cut, and what crosses there: :mod:`paradl_bench.strategies.pipeline.crossings`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,16 +16,14 @@ import numpy as np
 from paradl_bench.models.language_sizes import UNTIED, language_model_names
 from paradl_bench.schedules.catalog import schedule_of
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor
+from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.same import Same
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
+from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
-
-_Named = TypeVar("_Named", int, str)
-_SEVERAL_TENSORS = frozenset({"chunk", "split", "unbind", "tensor_split", "unsafe_chunk", "unsafe_split", "meshgrid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +33,16 @@ class Stage:
     Attributes:
         index: in the order of forward.
         layers: indices in the network.
-        receives, sends: indices of the layers whose outputs cross its cuts, ascending.
+        receives, sends: the tensors that cross its cuts, ascending.
+        made: per tensor that is sent, the layer that made what it holds, by index in the network.
         network: the stage's layers, parameters and buffers; what it receives is called ``input``.
     """
 
     index: int
     layers: range
-    receives: tuple[int, ...]
-    sends: tuple[int, ...]
+    receives: tuple[Crossing, ...]
+    sends: tuple[Crossing, ...]
+    made: tuple[int, ...]
     network: Network
 
     @property
@@ -62,129 +51,8 @@ class Stage:
 
         What is passed on from an earlier stage is made by no layer of this one.
         """
-        own = tuple(index - self.layers.start for index in self.sends if index in self.layers)
+        own = tuple(dict.fromkeys(index - self.layers.start for index in self.made if index in self.layers))
         return own if self.sends else (len(self.layers) - 1,)
-
-
-def untouched(network: Network) -> frozenset[int]:
-    """Indices of the layers whose output is their input."""
-    return frozenset(i for i, layer in enumerate(network.layers) if layer.attributes.get(RETURNS_INPUT))
-
-
-def constants(network: Network) -> frozenset[int]:
-    """Indices of the layers that are made from nothing, or from such layers alone."""
-    found: set[str] = set()
-    indices = []
-    for i, layer in enumerate(network.layers):
-        made_of = layer.inputs and not layer.parameters and found.issuperset(layer.inputs)
-        if made_of or (layer.kind == "constant" and not layer.inputs):
-            found.add(layer.name)
-            indices.append(i)
-    return frozenset(indices)
-
-
-def _last_readers(network: Network) -> list[int]:
-    """Per layer, the last layer that reads it; -1 where none does."""
-    index = {layer.name: i for i, layer in enumerate(network.layers)}
-    last = [-1] * len(network.layers)
-    for i, layer in enumerate(network.layers):
-        for name in layer.inputs:
-            if name in index:
-                last[index[name]] = i
-    return last
-
-
-def crossings(network: Network) -> list[tuple[int, ...]]:
-    """Indices of the layers whose outputs cross, for every cut from the one before the first layer on.
-
-    A cut is the index of the first layer behind it. What crosses are the layers before it that are read behind it,
-    constants excepted.
-    """
-    last, made_again = _last_readers(network), constants(network)
-    alive: list[int] = []
-    found: list[tuple[int, ...]] = []
-    for cut in range(len(network.layers) + 1):
-        alive = [i for i in alive if last[i] >= cut]
-        found.append(tuple(alive))
-        if cut not in made_again:
-            alive.append(cut)
-    return found
-
-
-def refusals(network: Network) -> dict[int, str]:
-    """Cuts inside the model that are not allowed, and why; in the terms of :func:`crossings`."""
-    refused = _refused_values(network)
-    reads_input = max((i for i, layer in enumerate(network.layers) if "input" in layer.inputs), default=0)
-    spans = _shared_spans(network)
-    shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
-    writer_at = _first_across((source, layer, layer) for source, layer in _overwritten(network))
-    crossed = crossings(network)
-    found = {}
-    for cut in range(1, operations_of_forward(network)):
-        shared, writer = shared_at.get(cut), writer_at.get(cut)
-        value = next((i for i in crossed[cut] if i in refused), None)
-        if shared is not None:
-            found[cut] = f"{shared} is used on both sides, by {_users(network, spans[shared])}"
-        elif cut <= reads_input:
-            found[cut] = "the model's own input is read behind it"
-        elif value is not None:
-            found[cut] = f"the output of {network.layers[value].name} crosses, and {refused[value]}"
-        elif writer is not None:
-            found[cut] = f"{network.layers[writer].name} works in place on what crosses"
-    return found
-
-
-def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:
-    """Per cut that parts a span of layers (first, last, what it is of), the first such span's."""
-    found: dict[int, _Named] = {}
-    for first, last, name in spans:
-        for cut in range(first + 1, last + 1):
-            found.setdefault(cut, name)
-    return found
-
-
-def _refused_values(network: Network) -> dict[int, str]:
-    """Layers whose output may not cross a cut, and why."""
-    passed_back = set(backward_layers(network, layers_with_gradient(network)))
-    found = {}
-    for i, layer in enumerate(network.layers):
-        if i not in passed_back:
-            found[i] = "has no gradient"
-        elif layer.kind in _SEVERAL_TENSORS or str(layer.attributes.get("function")) in _SEVERAL_TENSORS:
-            found[i] = "is several tensors"
-    return found
-
-
-def _overwritten(network: Network) -> list[tuple[int, int]]:
-    """(layer, layer that works in place on its output), constants left out."""
-    index = {layer.name: i for i, layer in enumerate(network.layers)}
-    made_again = constants(network)
-    return [
-        (index[layer.inputs[0]], i)
-        for i, layer in enumerate(network.layers)
-        if layer.attributes.get("in_place") and layer.inputs and layer.inputs[0] in index and i not in made_again
-    ]
-
-
-def _users(network: Network, span: tuple[int, int]) -> str:
-    return " and by ".join(network.layers[i].name for i in span)
-
-
-def _shared_spans(network: Network) -> dict[str, tuple[int, int]]:
-    """First and last layer that use each parameter, or the buffers of each module."""
-    spans: dict[str, tuple[int, int]] = {}
-    with_buffers = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
-    for i, layer in enumerate(network.layers):
-        for name in (*layer.parameters, *_modules_of(layer, with_buffers)):
-            spans[name] = (spans.get(name, (i, i))[0], i)
-    return spans
-
-
-def _modules_of(layer: Layer, modules: set[str]) -> set[str]:
-    """Those of the modules that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
-    name = layer.name.partition("#")[0]
-    parts = name.split(".")
-    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)} & modules
 
 
 def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tuple[Stage, ...]:
@@ -204,13 +72,16 @@ def _cut(same: Same[Network], count: int, first_layers: tuple[str, ...]) -> tupl
     cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
     bounds = (0, *cuts, len(network.layers))
     names = {layer.name: i for i, layer in enumerate(network.layers)}
-    owners, crossed = _owners(network, bounds), crossings(network)
+    owners, flow = _owners(network, bounds), data_flow(network)
+    crossed = flow.crossing()
+    sends = [crossed[bounds[stage + 1]] if stage + 1 < count else () for stage in range(count)]
     return tuple(
         Stage(
             index=stage,
             layers=range(bounds[stage], bounds[stage + 1]),
             receives=crossed[bounds[stage]] if stage else (),
-            sends=crossed[bounds[stage + 1]] if stage + 1 < count else (),
+            sends=sends[stage],
+            made=tuple(flow.made_by(value, bounds[stage + 1]) for value in sends[stage]),
             network=_part(network, range(bounds[stage], bounds[stage + 1]), names, owners, stage),
         )
         for stage in range(count)
@@ -243,10 +114,11 @@ def first_layers(network: Network, stages: Sequence[Stage]) -> tuple[str, ...]:
 def _owners(network: Network, bounds: Sequence[int]) -> dict[str, int]:
     """The stage of every parameter and buffer; what no layer uses is the last one's."""
     stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
-    first = {name: stage_of[span[0]] for name, span in _shared_spans(network).items()}
+    first = {name: stage_of[span[0]] for name, span in shared_spans(network).items()}
     last = len(bounds) - 2
     owners = {parameter.name: first.get(parameter.name, last) for parameter in network.parameters}
-    return owners | {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
+    of_modules = {buffer.name: first.get(buffer.name.rpartition(".")[0], last) for buffer in network.buffers}
+    return owners | {name: first.get(name, of_module) for name, of_module in of_modules.items()}
 
 
 def _part(network: Network, layers: range, names: dict[str, int], owners: dict[str, int], stage: int) -> Network:
@@ -255,7 +127,8 @@ def _part(network: Network, layers: range, names: dict[str, int], owners: dict[s
 
     def renamed(layer: Layer) -> Layer:
         inputs = dict.fromkeys(name if names.get(name, -1) in layers else "input" for name in layer.inputs)
-        return msgspec.structs.replace(layer, inputs=tuple(inputs))
+        # Tensors are told apart in the whole network alone.
+        return msgspec.structs.replace(layer, inputs=tuple(inputs), reads=(), writes=None)
 
     return msgspec.structs.replace(
         network,
@@ -331,8 +204,8 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     """
     weights = layer_flops(network) if weights is None else weights
     places = (0, *allowed_cuts(network), len(network.layers))
-    crossed = crossings(network)
-    sent = [sum(network.layers[i].output_elements for i in crossed[cut]) for cut in places]
+    crossed = data_flow(network).crossing()
+    sent = [sum(elements(network, value) for value in crossed[cut]) for cut in places]
     above, trained = [0.0], [0]
     for layer, weight in zip(network.layers, weights, strict=True):
         above.append(above[-1] + weight)
@@ -349,13 +222,13 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
 def widest_share(network: Network) -> str:
     """Which parameter keeps the most layers together, where one does, and what could be trained instead."""
     trained = {parameter.name for parameter in network.parameters}
-    spans = {name: span for name, span in _shared_spans(network).items() if name in trained and span[0] < span[1]}
+    spans = {name: span for name, span in shared_spans(network).items() if name in trained and span[0] < span[1]}
     if not spans:
         return ""
     name = max(spans, key=lambda name: spans[name][1] - spans[name][0])
     untied = f"{network.name}{UNTIED}"
     instead = f"; {untied}, with weights of its own in both places, can be" if untied in language_model_names() else ""
-    return f", since {name} is used by {_users(network, spans[name])}{instead}"
+    return f", since {name} is used by {users(network, spans[name])}{instead}"
 
 
 def most_stages(network: Network) -> int:

@@ -1,0 +1,216 @@
+"""What crosses each cut of a network into stages, and which cuts no pipeline can run. Torch-free.
+
+What a later stage reads of an earlier one crosses every cut between them: a skip connection is passed on, as torch's
+stages send to the next one alone. Every tensor crosses by itself: an operation may return several, and code may hold a
+tensor and a view of it.
+
+Constants (position ids, masks made from nothing) do not cross: each stage that reads them makes them again. Nor do the
+outputs of layers that do nothing, which are their inputs.
+
+A network may be cut where
+
+- every tensor that crosses gets a gradient;
+- no layer behind the cut works in place on the memory of what crosses, which it would have received, not made;
+- no parameter and no buffer is used on both sides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
+from paradl_bench.spec.same import Same
+from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
+
+_Named = TypeVar("_Named", int, str)
+_RANDOM = frozenset(
+    {
+        *("bernoulli", "dropout", "exponential", "multinomial", "normal", "rand_like", "randint_like", "randn_like"),
+        *("random", "uniform"),
+    }
+)
+_INPUT = -1
+
+
+class Crossing(NamedTuple):
+    """A tensor: the index of the layer that returned it last, and which of its outputs it is."""
+
+    layer: int
+    output: int = 0
+
+
+def elements(network: Network, value: Crossing) -> int:
+    """Elements of a tensor per sample."""
+    return math.prod(network.layers[value.layer].output_shapes[value.output])
+
+
+def untouched(network: Network) -> frozenset[int]:
+    """Indices of the layers whose output is their input."""
+    return frozenset(i for i, layer in enumerate(network.layers) if layer.attributes.get(RETURNS_INPUT))
+
+
+def constants(network: Network) -> frozenset[int]:
+    """Indices of the layers that are made from nothing, or from such layers alone, and hold nothing else later."""
+    layers = list(enumerate(network.layers))
+    written = [(i, {name for name, _ in layer.values_written}) for i, layer in layers]
+    other: set[str] = set()
+    while True:
+        found = _made_from_nothing(network, other)
+        names = {network.layers[i].name for i in found}
+        # Whoever makes a constant again must not find in it what only another stage has written there.
+        changed = names.intersection(name for i, values in written if i not in found for name in values)
+        if not changed:
+            return frozenset(found)
+        other |= changed
+
+
+def _made_from_nothing(network: Network, other: set[str]) -> list[int]:
+    """Indices of constants.
+
+    Args:
+        other: names of layers that are none.
+    """
+    found: set[str] = set()
+    indices = []
+    for i, layer in enumerate(network.layers):
+        own = layer.parameters or layer.state or str(layer.attributes.get("function")) in _RANDOM
+        made_of = layer.inputs and not own and layer.kind != "dropout" and found.issuperset(layer.inputs)
+        if layer.name not in other and (made_of or (layer.kind == "constant" and not layer.inputs)):
+            found.add(layer.name)
+            indices.append(i)
+    return indices
+
+
+class DataFlow:
+    """Which layer reads and changes which tensors, by index."""
+
+    def __init__(self, network: Network) -> None:
+        index = {layer.name: i for i, layer in enumerate(network.layers)} | {"input": _INPUT}
+
+        def of(values: Iterable[tuple[str, int]]) -> tuple[Crossing, ...]:
+            return tuple(Crossing(index[name], output) for name, output in values)
+
+        self.network = network
+        self.reads = [of(layer.values_read) for layer in network.layers]
+        self.made_again = constants(network)
+        self.last_read: dict[Crossing, int] = {}
+        self._writers: dict[Crossing, list[int]] = {}
+        for i, layer in enumerate(network.layers):
+            self.last_read.update(dict.fromkeys(self.reads[i], i))
+            for value in of(layer.values_written):
+                self._writers.setdefault(value, []).append(i)
+
+    def crossing(self) -> list[tuple[Crossing, ...]]:
+        """What crosses, for every cut from the one before the first layer on.
+
+        A cut is the index of the first layer behind it. What crosses are the tensors that layers before it have
+        returned and layers behind it read, constants excepted.
+        """
+        ends: dict[int, list[Crossing]] = {}
+        for value in self.last_read:
+            if value.layer not in self.made_again:
+                ends.setdefault(value.layer, []).append(value)
+        alive: list[Crossing] = []
+        found: list[tuple[Crossing, ...]] = []
+        for cut in range(len(self.network.layers) + 1):
+            alive = [value for value in alive if self.last_read[value] >= cut]
+            found.append(tuple(alive))
+            alive += sorted(ends.get(cut, ()))
+        return found
+
+    def made_by(self, value: Crossing, cut: int) -> int:
+        """The layer before the cut that changed a tensor last, or returned it."""
+        return max([value.layer, *(writer for writer in self._writers.get(value, ()) if writer < cut)])
+
+    def overwritten(self) -> Iterator[tuple[int, int, int]]:
+        """Spans in which a cut parts a tensor from a layer that changes its memory: first layer, last, and that one."""
+        for value, writers in self._writers.items():
+            if value.layer in self.made_again:
+                continue
+            for writer in writers:
+                yield value.layer, min(writer, self.last_read.get(value, writer)), writer
+
+
+# Plans, their check and their memory all ask for the same.
+@functools.lru_cache(maxsize=16)
+def _flow(same: Same[Network]) -> DataFlow:
+    return DataFlow(same.thing)
+
+
+def data_flow(network: Network) -> DataFlow:
+    """The data flow of a network, worked out once."""
+    return _flow(Same(network))
+
+
+def refusals(network: Network) -> dict[int, str]:
+    """Cuts inside the model that are not allowed, and why."""
+    flow = data_flow(network)
+    has_gradient = _gradients(network)
+    reads_input = flow.last_read.get(Crossing(_INPUT), 0)
+    spans = shared_spans(network)
+    shared_at = _first_across((first, last, name) for name, (first, last) in spans.items())
+    writer_at = _first_across(flow.overwritten())
+    crossed = flow.crossing()
+    found = {}
+    for cut in range(1, operations_of_forward(network)):
+        shared, writer = shared_at.get(cut), writer_at.get(cut)
+        value = next((v for v in crossed[cut] if not has_gradient(v, flow.made_by(v, cut))), None)
+        if shared is not None:
+            found[cut] = f"{shared} is used on both sides, by {users(network, spans[shared])}"
+        elif cut <= reads_input:
+            found[cut] = "the model's own input is read behind it"
+        elif writer is not None:
+            found[cut] = f"{network.layers[writer].name} works in place on what crosses"
+        elif value is not None:
+            found[cut] = f"the output of {network.layers[value.layer].name} crosses, and has no gradient"
+    return found
+
+
+class _Gradients(NamedTuple):
+    """Which tensors get a gradient."""
+
+    layers: Sequence[Layer]
+    passed_back: frozenset[int]
+
+    def __call__(self, value: Crossing, made_by: int) -> bool:
+        # What autograd says of a tensor it says of the operation that returned it last.
+        returned = made_by != value.layer or value.output not in self.layers[made_by].without_gradient
+        return made_by in self.passed_back and returned
+
+
+def _gradients(network: Network) -> _Gradients:
+    return _Gradients(network.layers, frozenset(backward_layers(network, layers_with_gradient(network))))
+
+
+def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]:
+    """Per cut that parts a span of layers (first, last, what it is of), the first such span's."""
+    found: dict[int, _Named] = {}
+    for first, last, name in spans:
+        for cut in range(first + 1, last + 1):
+            found.setdefault(cut, name)
+    return found
+
+
+def users(network: Network, span: tuple[int, int]) -> str:
+    """The first and the last layer of a span, in words."""
+    return " and by ".join(network.layers[i].name for i in span)
+
+
+def shared_spans(network: Network) -> Mapping[str, tuple[int, int]]:
+    """First and last layer that use each parameter, each buffer, or the buffers of each module."""
+    spans: dict[str, tuple[int, int]] = {}
+    with_buffers = {buffer.name.rpartition(".")[0] for buffer in network.buffers}
+    for i, layer in enumerate(network.layers):
+        for name in (*layer.parameters, *layer.state, *_modules_of(layer, with_buffers)):
+            spans[name] = (spans.get(name, (i, i))[0], i)
+    return spans
+
+
+def _modules_of(layer: Layer, modules: set[str]) -> set[str]:
+    """Those of the modules that a layer belongs to: ``bn1`` of ``bn1`` and of ``bn1.num_batches_tracked.add``."""
+    name = layer.name.partition("#")[0]
+    parts = name.split(".")
+    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)} & modules
