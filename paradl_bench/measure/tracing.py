@@ -245,7 +245,8 @@ def trace_network(model: LoadedModel) -> Network:
             return _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
         except RuntimeError as error:
             shape = "x".join(map(str, model.input_shape))
-            raise UserError(f"model {model.name!r} does not run on an input of {shape}: {error}") from meta_error
+            text = f"model {model.name!r} does not run on an input of {shape}: {error}{model.input_remedy}"
+            raise UserError(text) from meta_error
 
 
 def _trace(model: LoadedModel, batch: int, device: str) -> Network:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paradl_bench.models.language_models import build_by_name
 from paradl_bench.models.language_sizes import language_model_names, size_of
 from paradl_bench.models.token_tasks import TokenTask
-from paradl_bench.models.torchvision_import import import_torchvision_models
+from paradl_bench.models.torchvision_import import fit_torchvision, import_torchvision_models
 from paradl_bench.spec.errors import UserError, unknown_choice
 
 if TYPE_CHECKING:
@@ -32,12 +32,32 @@ class LoadedModel:
         module: in training mode, random weights.
         input_shape: of one sample, without the batch.
         task: of a model that reads token ids; None for one that reads numbers and gives classes.
+        shape_is_guessed: whether neither the user nor the model said the input's shape.
     """
 
     name: str
     module: torch.nn.Module
     input_shape: tuple[int, ...]
     task: TokenTask | None = None
+    shape_is_guessed: bool = False
+
+    @property
+    def input_remedy(self) -> str:
+        """What would be right where the model does not run on its input; nothing where that is not known."""
+        import torch
+
+        embeds = any(isinstance(each, torch.nn.Embedding) for each in self.module.modules())
+        if embeds and self.task is None:
+            return (
+                "; it seems to read token ids: set its token_task, as NextToken(vocabulary=..., sequence=...) of"
+                ' paradl_bench.models.token_tasks (docs/extending.md, "A model")'
+            )
+        if self.shape_is_guessed:
+            return (
+                "; nobody said what it reads: give --input-shape (channels first, as 1x28x28, or the features, as 32),"
+                " or set input_shape on the model"
+            )
+        return ""
 
     @property
     def input_dtype(self) -> str:
@@ -157,7 +177,8 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
             raise UserError(f"model {name!r}: {error}") from None
     else:
         shape = input_shape or own_shape or default_input_shape(name)
-    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task)
+    guessed = ":" in name and not (input_shape or own_shape or task)
+    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task, shape_is_guessed=guessed)
 
 
 def _build_on(device: str, name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
@@ -197,6 +218,8 @@ def _from_torchvision(name: str) -> torch.nn.Module:
 
 def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
     module_name, _, attribute = name.partition(":")
+    # Before the user's module imports what fails where torchvision alone would.
+    fit_torchvision()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -216,6 +239,8 @@ def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
     try:
         built = factory()
     except TypeError as error:
-        raise UserError(f"model {name!r}: calling {attribute}() failed: {error}") from None
+        raise UserError(
+            f"model {name!r}: calling {attribute}() failed: {error}; it is called without arguments"
+        ) from None
     shape = getattr(built, "input_shape", None) or getattr(factory, "input_shape", None)
     return built, tuple(shape) if shape else None

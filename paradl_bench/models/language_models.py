@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paradl_bench.models.language_sizes import UNTIED, Family, size_of
-from paradl_bench.models.torchvision_import import import_torchvision_models
+from paradl_bench.models.torchvision_import import fit_torchvision
 from paradl_bench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ def build_language_model(family: Family, *, tied: bool = True, **settings: Any) 
     Raises:
         UserError: transformers is not installed.
     """
-    # transformers imports torchvision where that is installed, and fails where it alone would.
-    import_torchvision_models()
+    fit_torchvision()
     try:
         from paradl_bench.models.transformer_families import FAMILIES, WITHOUT_MASKS
     except ModuleNotFoundError as error:

@@ -7,6 +7,7 @@ schemas are defined here, when missing, so that the import goes through.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,12 @@ def import_torchvision_models() -> ModuleType:
         return importlib.import_module("torchvision.models")
     except RuntimeError as error:
         raise UserError(f"torchvision does not fit this torch ({torch.__version__}): {error}") from None
+
+
+def fit_torchvision() -> None:
+    """See to it that other packages can import torchvision, as transformers does where it is installed."""
+    with contextlib.suppress(UserError):
+        import_torchvision_models()
 
 
 def _forget_half_imported() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,3 +119,83 @@ def test_volumes_of_every_size_are_described(extent: int) -> None:
     assert first.fw_flops == 2 * 27 * 4 * 16 * extent**3 + 16 * extent**3
     assert [layer.kind for layer in network.layers].count("pool") == 7
     assert 1.6e6 < network.parameter_elements < 3.8e6
+
+
+def documented_model() -> str:
+    """The example of a token model in docs/extending.md."""
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    return text.partition("# mine.py\n")[2].partition("```")[0]
+
+
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> str:
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_the_documented_token_model_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = own_module(tmp_path, monkeypatch, "documented_tokens", documented_model())
+    network = trace_network(load_model(f"{name}:Tiny"))
+    assert network.input_shape == (32,)
+    assert network.input_dtype == "int64"
+    assert trace_network(load_model(f"{name}:Tiny", (64,))).input_shape == (64,)
+
+
+OWN = """
+from torch import nn
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+    def forward(self, ids):
+        return self.embedding(ids)
+
+def images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
+
+def needs(width):
+    return nn.Linear(width, width)
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "right"),
+    [
+        ("Tokens", "it seems to read token ids: set its token_task"),
+        ("images", "nobody said what it reads: give --input-shape (channels first, as 1x28x28"),
+        ("needs", "it is called without arguments"),
+    ],
+)
+def test_what_a_model_of_ones_own_lacks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, right: str
+) -> None:
+    name = own_module(tmp_path, monkeypatch, "own_models_that_lack", OWN)
+    with pytest.raises(UserError) as error:
+        trace_network(load_model(f"{name}:{factory}"))
+    assert right in str(error.value)
+
+
+def test_a_shape_that_was_given_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = own_module(tmp_path, monkeypatch, "own_models_given", OWN)
+    with pytest.raises(UserError) as error:
+        trace_network(load_model(f"{name}:images", (3, 8, 8)))
+    assert "nobody said" not in str(error.value)
+
+
+def test_a_factory_may_import_transformers_where_torch_lacks_torchvisions_operators(tmp_path: Path) -> None:
+    """In a process of its own, which has imported none of them before."""
+    pytest.importorskip("transformers")
+    (tmp_path / "own_gpt.py").write_text(
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "from paradl_bench.models.token_tasks import NextToken\n"
+        "def build():\n"
+        "    sizes = dict(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8)\n"
+        "    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **sizes))\n"
+        "    model.token_task = NextToken(vocabulary=16, sequence=8, positions=8)\n"
+        "    return model\n"
+    )
+    command = [sys.executable, "-m", "paradl_bench", "describe", "own_gpt:build", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["input_dtype"] == "int64"
