@@ -180,9 +180,8 @@ def every_step(steps: list[Description]) -> Iterator[Description]:
             yield from every_step(inner)
 
 
-def draws_by_chance(description: Description) -> bool:
-    """Whether it drops values by chance: ranks and serial draw other numbers."""
-    return any(
-        step["do"] == "dropout" and step["with"]["p"] == 0.4 and step["with"]["way"] != "eval"
-        for step in every_step(description["steps"])
-    )
+def draws_again(description: Description) -> bool:
+    """Whether backward draws numbers, as a checkpoint that drops values does: nothing holds those still."""
+    steps = list(every_step(description["steps"]))
+    drops = any(step["do"] == "dropout" and 0 < step["with"]["p"] < 1 for step in steps)
+    return drops and any(step.get("checkpoint", "no") != "no" for step in steps)

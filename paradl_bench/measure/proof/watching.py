@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from paradl_bench.measure.proof.parts import NormCuts, normalise_apart
-from paradl_bench.strategies.operations import function_name, is_operation
+from paradl_bench.strategies.operations import function_name, is_operation, output_of
 
 _PROBABILITY = {
     **dict.fromkeys(
@@ -124,11 +124,12 @@ class Watch(TorchFunctionMode):
         if self._hold:
             _hold_still(name, result)
         if is_operation(function, result):
-            first = result if isinstance(result, torch.Tensor) else result[0]
+            output = output_of(function, args, result)
+            first = output if isinstance(output, torch.Tensor) else output[0]
             if first.is_floating_point():
                 self.dtypes.add(first.dtype)
             if self._passage is not None:
-                self._passage.note(self._index, result)
+                self._passage.note(self._index, output)
             self._index += 1
         return result
 
