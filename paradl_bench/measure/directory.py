@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,14 @@ from paradl_bench.spec.measurement import (
     write_manifest,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import append_lines, cut_torn_line, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.storage import (
+    append_lines,
+    append_together,
+    cut_torn_line,
+    encode_pretty,
+    undo_unfinished,
+    write_bytes_atomically,
+)
 from paradl_bench.terminal import say
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -113,8 +120,12 @@ class MeasurementDirectory:
             append_lines(self.path / LOAD_FILE, [load])
 
     def append(self, file_name: str, records: Iterable[msgspec.Struct]) -> None:
-        """Append records to a JSON-lines file, synchronised to disk."""
-        append_lines(self.path / file_name, records)
+        """Append records to a JSON-lines file, synchronised to disk: all of them, or none where it is killed."""
+        self.append_together({file_name: records})
+
+    def append_together(self, records: Mapping[str, Iterable[msgspec.Struct]]) -> None:
+        """As :meth:`append`, to several files, given by name."""
+        append_together(self.path, records)
         if self.watch is not None:
             self._note(self.watch.stretch())
 
@@ -163,6 +174,9 @@ def _is_temporary(path: Path) -> bool:
 
 def _clear(path: Path) -> None:
     """Remove what a killed process left half written, and say what has to be measured again."""
+    undone = undo_unfinished(path)
+    if undone:
+        say(f"{path}: a point was not written whole; {undone} bytes are dropped, and measured again")
     for file in sorted(path.iterdir()):
         if _is_temporary(file):
             with contextlib.suppress(OSError):

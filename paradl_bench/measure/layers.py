@@ -309,9 +309,13 @@ def _append(directory: MeasurementDirectory | None, context: RankContext, record
         context.barrier()
     gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in (records or {}).items()})
     if directory is not None:
-        for name in (LAYERS_FILE, COPIES_FILE, ITERATIONS_FILE):
-            kind = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}[name]
-            directory.append(name, [msgspec.convert(row, kind) for rank in gathered for row in rank.get(name, ())])
+        kinds = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}
+        directory.append_together(
+            {
+                name: [msgspec.convert(row, kind) for rank in gathered for row in rank.get(name, ())]
+                for name, kind in kinds.items()
+            }
+        )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ _DIRECTIVE = re.compile(r"[!-~]+")
 _FORBIDDEN = frozenset("'\"\\`#")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
-_UNKNOWN_WORD = re.compile(r"Invalid enum value '(.*)' - at `\$\.(?:([a-z_]+)\.)?([a-z_]+)`")
+_UNKNOWN_WORD = re.compile(r"Invalid enum value '(.{0,200})' - at `\$\.(?:([a-z_]+)\.)?([a-z_]+)`")
 
 Launcher = Literal["srun", "torchrun"]
 Runtime = Literal["apptainer", "enroot"]

@@ -15,10 +15,10 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Annotated, BinaryIO, TypeVar
 
 import msgspec
 
@@ -36,6 +36,9 @@ MOST_DOCUMENT_BYTES = 1 << 28
 _CHUNK_BYTES = 64 * 1024
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""
+UNFINISHED = ".unfinished.json"
+"""Beside files to which rows are being appended: where each ended before."""
+_OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
 _REMEDIES = {
     errno.ENOSPC: "free some there, or give a place on another disk with -o",
     errno.EDQUOT: "free some of the quota, or give a place on another disk with -o",
@@ -159,6 +162,11 @@ def encode_pretty(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
+def encode_lines(records: Iterable[object]) -> bytes:
+    """Each record as one line of JSON."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
 def append_lines(path: Path, records: Iterable[object]) -> None:
     """Append each record as one JSON line, synchronised to disk; a torn last line is cut off first.
 
@@ -167,9 +175,70 @@ def append_lines(path: Path, records: Iterable[object]) -> None:
     Raises:
         WorkError: the disk is full or the file can't be written; the file then ends where its last whole line ended.
     """
-    content = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    content = encode_lines(records)
     with uninterrupted():
         _append(path, content)
+
+
+def append_together(directory: Path, records: Mapping[str, Iterable[object]]) -> None:
+    """As :func:`append_lines`, for rows of one or several files that count together or not at all.
+
+    Where the process is killed within, :func:`undo_unfinished` takes back what was written of them.
+
+    Args:
+        records: by the file's name in the directory.
+
+    Raises:
+        WorkError: as :func:`append_lines`.
+    """
+    contents = {name: encode_lines(rows) for name, rows in records.items()}
+    contents = {name: content for name, content in contents.items() if content}
+    if not contents:
+        return
+    with uninterrupted():
+        ends = {name: _end_of_lines(directory / name) for name in contents}
+        write_bytes_atomically(directory / UNFINISHED, msgspec.json.encode(ends))
+        for name, content in contents.items():
+            _append(directory / name, content)
+        (directory / UNFINISHED).unlink()
+
+
+def unfinished(directory: Path) -> dict[str, int]:
+    """Where each file ended before the rows of which a killed process wrote only a part; empty where none did.
+
+    Raises:
+        UserError: the note of it can't be read.
+    """
+    path = directory / UNFINISHED
+    return read_json(path, dict[Annotated[str, msgspec.Meta(pattern=_OWN_FILE)], int]) if path.exists() else {}
+
+
+def undo_unfinished(directory: Path) -> int:
+    """Cut off rows of which a killed process wrote only a part; how many bytes those were.
+
+    Raises:
+        UserError: as :func:`unfinished`. WorkError: a file can't be changed.
+    """
+    cut = 0
+    for name, end in unfinished(directory).items():
+        path = directory / name
+        if path.exists() and path.stat().st_size > end:
+            cut += path.stat().st_size - end
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                with open(descriptor, "r+b", buffering=0) as stream:
+                    stream.truncate(end)
+            except (OSError, ValueError) as error:
+                raise WorkError(f"cannot cut {path}: {error}") from error
+    (directory / UNFINISHED).unlink(missing_ok=True)
+    return cut
+
+
+def _end_of_lines(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with _unreadable(path), open_regular(path) as stream:
+        return end_of_last_line(stream)
 
 
 def _append(path: Path, content: bytes) -> None:

@@ -91,7 +91,7 @@ def slow_text(pattern: re.Pattern[str]) -> str | None:
     """A text on which a pattern's time grows faster than the text, shortened; None where none is known."""
     for texts in zip(*(pumped(pattern, length) for length in (_SHORT, _MIDDLE, _LONG)), strict=True):
         for call in (pattern.search, pattern.match, pattern.fullmatch):
-            if grows(call, texts):
+            if grows(call, texts) and grows(call, texts):  # again, since others use the machine
                 return f"{call.__name__} {texts[0][:40]!r}...{texts[0][-5:]!r}"
     return None
 
@@ -111,9 +111,9 @@ def test_the_search_finds_quadratic_ones(quadratic: str) -> None:
 _HEADERS = (
     "",
     "# OSU MPI Allreduce Latency Test v7.0\n# Size ",
-    "# OSU MPI Allreduce Latency Test v7.0\n| Size (",
-    "# Benchmarking Allreduce\n| #bytes (",
-    "# nThread 1\n| size (",
+    "# OSU MPI Allreduce Latency Test v7.0\n| Size | (",
+    "# Benchmarking Allreduce\n| #bytes | (",
+    "# nThread 1\n| size | (",
 )
 _PIECES = (" ", "(", "[ ", "| ", "#", "1,", "NCCL ", "Rank 0 ", "-", "size ( ", "\x1b]", '{"', "x1", "\n", "|\n")
 
@@ -128,5 +128,6 @@ def test_no_importer_takes_more_than_its_line_is_longer(name: str) -> None:
 
     for header in _HEADERS:
         for piece in _PIECES:
-            texts = [header + piece * (length // len(piece)) + "\n" for length in (_SHORT, _MIDDLE, _LONG)]
-            assert not grows(read, (texts[0], texts[1], texts[2])), (header, piece)
+            texts = [header + piece * (length // len(piece)) + "x |\n" for length in (_SHORT, _MIDDLE, _LONG)]
+            known = (texts[0], texts[1], texts[2])
+            assert not (grows(read, known) and grows(read, known)), (header, piece)

@@ -269,6 +269,7 @@ _OWN_WAYS = {
     "paradl_bench/measure/writer_lock.py",  # opens to lock
     "paradl_bench/measure/kernel_runs.py",  # /sys
     "paradl_bench/measure/node_findings.py",  # /sys
+    "paradl_bench/measure/host_watch.py",  # /proc
 }
 _SYSTEMS = ("/proc/", "/sys/", "_SYSCTL", "_TASKS", "task /", "index /")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.measure.directory import now_utc
+from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.spec.cluster import NODE, Cluster
 from paradl_bench.spec.errors import UserError
@@ -23,7 +23,6 @@ from paradl_bench.spec.measurement import (
     DROPPED_FILE,
     LAYERS_FILE,
     NOT_WHOLE,
-    SCHEMA_VERSION,
     TRACE_FILE,
     UNKNOWN_DEVICE,
     CollectiveSamples,
@@ -31,11 +30,10 @@ from paradl_bench.spec.measurement import (
     Environment,
     ImportedFile,
     LayerSamples,
-    Manifest,
-    write_manifest,
+    is_complete,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import append_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.storage import encode_lines, encode_pretty, write_bytes_atomically
 
 
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,50 +186,49 @@ def write_import(
     command_line: tuple[str, ...],
     arguments: dict[str, str],
 ) -> ImportSummary:
-    """Write a measurement directory; the manifest last, so that a directory with one is whole.
+    """Write a measurement directory; the manifest says at the end that it is complete.
+
+    Where an import was killed, or its disk was full, the same command writes all of its files again.
 
     Raises:
         UserError: the path is there already, or nothing was read that a directory could hold.
         WorkError: the disk is full or the folder can't be written.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} is there already; give an empty or new directory")
     summary = summarise(importer, files)
-    networks = _networks(files)
-    records = numbered([record for file in files for record in file.held.collectives])
-    layers = _layers_numbered([record for file in files for record in file.held.layers])
-    clusters = [cluster for file in files for cluster in file.held.clusters]
-    traces = [trace for file in files for trace in file.held.traces]
-    batches = _batches_numbered([record for file in files for record in file.held.batches])
-    # A trace's sums alone are nothing that is fitted.
-    if not (records or layers or networks or clusters or batches):
-        raise UserError(_nothing(summary, [file.held.left_out for file in files if file.held.left_out]))
-    if records:
-        append_lines(output / COLLECTIVES_FILE, records)
-    if layers:
-        append_lines(output / LAYERS_FILE, layers)
-    if traces:
-        append_lines(output / TRACE_FILE, traces)
-    if batches:
-        append_lines(output / BATCHES_FILE, batches)
-    if summary.dropped:
-        append_lines(output / DROPPED_FILE, summary.dropped)
-    for network in networks:
-        write_bytes_atomically(output / f"network-{file_name(network.name)}.json", encode_pretty(network))
-    for cluster in clusters:
-        write_bytes_atomically(output / f"cluster-{file_name(cluster.name)}.yaml", _yaml(cluster))
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        kind=importer.kind,
-        command_line=command_line,
-        arguments=arguments,
-        created_utc=now_utc(),
-        environment=environment,
-        complete=True,
-        imported=summary.files,
+    contents = _contents(files, summary)
+    if is_complete(output):
+        raise UserError(f"{output} is there already; give an empty or new directory")
+    directory = MeasurementDirectory.open(
+        output, kind=importer.kind, arguments=arguments, command_line=command_line, environment=environment
     )
-    write_manifest(output, manifest)
+    for name, content in contents.items():
+        write_bytes_atomically(output / name, content)
+    directory.manifest = msgspec.structs.replace(
+        directory.manifest, command_line=command_line, environment=environment, imported=summary.files
+    )
+    directory.finish()
     return summary
+
+
+def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, bytes]:
+    """What is written, by the file's name."""
+    records: dict[str, Sequence[msgspec.Struct]] = {
+        COLLECTIVES_FILE: numbered([record for file in files for record in file.held.collectives]),
+        LAYERS_FILE: _layers_numbered([record for file in files for record in file.held.layers]),
+        BATCHES_FILE: _batches_numbered([record for file in files for record in file.held.batches]),
+    }
+    documents = {f"network-{file_name(network.name)}.json": encode_pretty(network) for network in _networks(files)}
+    clusters = [cluster for file in files for cluster in file.held.clusters]
+    documents |= {f"cluster-{file_name(cluster.name)}.yaml": _yaml(cluster) for cluster in clusters}
+    # A trace's sums alone are nothing that is fitted.
+    if not (any(records.values()) or documents):
+        raise UserError(_nothing(summary, [file.held.left_out for file in files if file.held.left_out]))
+    rows: dict[str, Sequence[msgspec.Struct]] = {
+        **records,
+        TRACE_FILE: [trace for file in files for trace in file.held.traces],
+        DROPPED_FILE: summary.dropped,
+    }
+    return documents | {name: encode_lines(held) for name, held in rows.items() if held}
 
 
 def _yaml(cluster: Cluster) -> bytes:

@@ -38,7 +38,7 @@ from paradl_bench.spec.measurement import (
     write_manifest,
 )
 from paradl_bench.spec.printed import ending
-from paradl_bench.spec.storage import append_lines, hash_of_file, read_lines
+from paradl_bench.spec.storage import append_together, hash_of_file, read_lines, undo_unfinished
 from paradl_bench.terminal import progress, say
 
 LOGS = "logs"
@@ -85,6 +85,7 @@ def sweep_with_tool(request: ToolRequest, output: Path, command_line: tuple[str,
     programs = {name: find_program(request.tool, name, request.tool_path) for name in request.operations}
     reports = {path: can_report(path, request.tool) for path in sorted(set(programs.values()))}
     lock_for_writing(output)
+    undo_unfinished(output)
     _open(output, request, programs, command_line)
     (output / LOGS).mkdir(exist_ok=True)
     done = _done(output)
@@ -227,12 +228,12 @@ def _keep(request: ToolRequest, output: Path, job: Job, block: int, log: Path, *
         for record in held.collectives
     ]
     if records:
-        append_lines(output / COLLECTIVES_FILE, records)
         _describe(output, held, source)
     measured = {record.message_bytes for record in records}
     whole = whole and bool(records) and not _refused(held)
     ended = [size for size in job.message_bytes if whole or size in measured]
-    append_lines(output / LOGS / DONE, [_mark(job.operation, size, block, job.concurrent) for size in ended])
+    done = [_mark(job.operation, size, block, job.concurrent) for size in ended]
+    append_together(output, {COLLECTIVES_FILE: records, f"{LOGS}/{DONE}": done})
     return held
 
 

@@ -1,0 +1,96 @@
+"""An import that was killed, or whose disk was full, is repeated by the same command; rows are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from paradl_bench.cli import group
+from paradl_bench.spec import storage
+from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.spec.storage import UNFINISHED, append_together, undo_unfinished
+
+_ROWS = 10
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    log = tmp_path / "osu.log"
+    rows = "\n".join(f"{8 << i} {1.5 + i}" for i in range(_ROWS))
+    log.write_text(f"# OSU MPI Allreduce Latency Test v7.0\n# Size       Avg Latency(us)\n{rows}\n")
+    return ["import", "osu", str(log), "--ranks", "4", "--level", "node", "-o", str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize("writes", range(1, 5))
+def test_an_import_that_is_killed_at_any_write_is_repeated(arguments: list[str], tmp_path: Path, writes: int) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from paradl_bench.spec import storage\n"
+        "from paradl_bench.cli import main\n"
+        "real, left = os.replace, [int(sys.argv.pop(1))]\n"
+        "def replace(*paths):\n"
+        "    left[0] -= 1\n"
+        "    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(*paths)\n"
+        "storage.os.replace = replace\n"
+        "main()\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(writes), *arguments], capture_output=True, check=False)
+    out = tmp_path / "out"
+    assert killed.returncode in (0, -signal.SIGKILL)
+    if killed.returncode:
+        again = CliRunner().invoke(group, arguments)
+        assert again.exit_code == 0, again.output
+    assert read_manifest(out).complete
+    assert len(read_records(out, COLLECTIVES_FILE, CollectiveSamples)) == _ROWS
+    repeated = CliRunner().invoke(group, arguments)
+    assert "is there already" in str(repeated.exception)
+
+
+class Row(msgspec.Struct):
+    number: int
+
+
+def test_rows_of_several_files_are_whole_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"a.jsonl": [Row(1)], "b.jsonl": [Row(2), Row(3)], "logs/c.jsonl": [Row(4)]}
+    append_together(tmp_path, first)
+    before = {name: (tmp_path / name).read_bytes() for name in first}
+    assert not (tmp_path / UNFINISHED).exists()
+    real = storage._append
+
+    def killed_at(path: Path, content: bytes) -> None:
+        if path.name == "b.jsonl":
+            real(path, content[: len(content) // 2])
+            raise KeyboardInterrupt
+        real(path, content)
+
+    monkeypatch.setattr(storage, "_append", killed_at)
+    with pytest.raises(KeyboardInterrupt):
+        append_together(tmp_path, {name: [Row(9), Row(10)] for name in first})
+    assert (tmp_path / "a.jsonl").read_bytes() != before["a.jsonl"]
+    assert undo_unfinished(tmp_path) > 0
+    assert {name: (tmp_path / name).read_bytes() for name in first} == before
+    assert undo_unfinished(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", ["../precious", "/etc/passwd", "a/../../precious", ".lock"])
+def test_nothing_outside_of_the_directory_is_cut(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    directory = tmp_path / "measured"
+    directory.mkdir()
+    (directory / UNFINISHED).write_bytes(msgspec.json.encode({name: 0}))
+    with pytest.raises(storage.UserError):
+        undo_unfinished(directory)
+    os.symlink(precious, directory / "layers.jsonl")
+    (directory / UNFINISHED).write_bytes(msgspec.json.encode({"layers.jsonl": 0}))
+    with pytest.raises(storage.WorkError):
+        undo_unfinished(directory)
+    assert precious.read_text() == "kept"
