@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from paradl_bench.spec.checks import check_finite, check_not_negative, check_slowdowns
+from paradl_bench.spec.bounds import Bytes, Covariance, PositiveCount, Ranks, Relative, Seconds, Slowdown
+from paradl_bench.spec.checks import check_covariance, check_rises
 
 
 class BehindPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size: medians back to back and behind compute, and the latter under the fit of all sizes."""
 
-    ranks: int
-    message_bytes: int
-    back_to_back_s: float
-    behind_s: float
-    fitted_s: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "back_to_back_s", "behind_s", "fitted_s")
+    ranks: Ranks
+    message_bytes: Bytes
+    back_to_back_s: Seconds
+    behind_s: Seconds
+    fitted_s: Seconds
 
 
 class BehindCompute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,21 +33,20 @@ class BehindCompute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     library: str
     operation: str
     level: str
-    ranks: tuple[int, int]
-    bytes_range: tuple[int, int]
-    compute_s: float
-    lag_s: float | None
-    added_s: float
-    factor: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    residual_relative_median: float
-    samples: int
+    ranks: tuple[Ranks, Ranks]
+    bytes_range: tuple[Bytes, Bytes]
+    compute_s: Seconds
+    lag_s: Seconds | None
+    added_s: Seconds
+    factor: Slowdown
+    covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
+    residual_relative_median: Relative
+    samples: PositiveCount
     points: tuple[BehindPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "compute_s", "lag_s", "added_s", "residual_relative_median")
-        check_slowdowns(self, "factor")
-        check_finite(self, "covariance")
+        check_rises(self, "ranks", "bytes_range")
+        check_covariance(self, "covariance")
 
     def extra_s(self, back_to_back_s: float) -> float:
         """Seconds that compute before a call adds to one that takes so long back to back."""

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from paradl_bench.spec.checks import check_finite, check_not_negative, check_slowdowns
+from paradl_bench.spec.bounds import (
+    Bytes,
+    Covariance,
+    PositiveBytes,
+    PositiveCount,
+    Ranks,
+    Relative,
+    Seconds,
+    Share,
+    Slowdown,
+)
+from paradl_bench.spec.checks import check_covariance, check_rises
 
 QUEUES = 0.5
 """Share of calls from which on they count as waiting for the all-reduce."""
@@ -13,14 +24,11 @@ QUEUES = 0.5
 class BesidePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size: medians apart from the all-reduce and beside it, and the latter under the fit of all sizes."""
 
-    ranks: int
-    message_bytes: int
-    apart_s: float
-    beside_s: float
-    fitted_s: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "apart_s", "beside_s", "fitted_s")
+    ranks: Ranks
+    message_bytes: Bytes
+    apart_s: Seconds
+    beside_s: Seconds
+    fitted_s: Seconds
 
 
 class BesideAllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,24 +47,21 @@ class BesideAllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     library: str
     operation: str
     level: str
-    ranks: tuple[int, int]
-    bytes_range: tuple[int, int]
-    exchange_bytes: tuple[int, int]
-    queued: float
-    added_s: float
-    factor: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    residual_relative_median: float
-    samples: int
+    ranks: tuple[Ranks, Ranks]
+    bytes_range: tuple[Bytes, Bytes]
+    exchange_bytes: tuple[PositiveBytes, PositiveBytes]
+    queued: Share
+    added_s: Seconds
+    factor: Slowdown
+    covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
+    residual_relative_median: Relative
+    samples: PositiveCount
     points: tuple[BesidePoint, ...] = ()
     exchange_level: str = ""
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "added_s", "residual_relative_median")
-        if not 0 <= self.queued <= 1:
-            raise ValueError(f"queued has to be a share from 0 to 1, not {self.queued}")
-        check_slowdowns(self, "factor")
-        check_finite(self, "covariance")
+        check_rises(self, "ranks", "bytes_range", "exchange_bytes")
+        check_covariance(self, "covariance")
 
     @property
     def spanned(self) -> str:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_slowdowns
+from paradl_bench.spec.bounds import (
+    Bytes,
+    Count,
+    Covariance,
+    Index,
+    PositiveCount,
+    PositiveEstimatedBytes,
+    Ranks,
+    Ratio,
+    Relative,
+    Seconds,
+    SecondsPerByte,
+    Share,
+    Slowdown,
+)
+from paradl_bench.spec.checks import check_covariance, check_rises
 
 
 class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,15 +31,12 @@ class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         held_out_ranks_s: under one that did not see this rank count; None for the smallest, and where one was measured.
     """
 
-    ranks: int
-    message_bytes: int
-    measured_s: float
-    fitted_s: float
-    held_out_s: float
-    held_out_ranks_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "measured_s", "fitted_s", "held_out_s", "held_out_ranks_s")
+    ranks: Ranks
+    message_bytes: Bytes
+    measured_s: Seconds
+    fitted_s: Seconds
+    held_out_s: Seconds
+    held_out_ranks_s: Seconds | None = None
 
 
 class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,15 +48,14 @@ class Outliers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         blocks: in which they lie, numbered as they were measured one after the other.
     """
 
-    ranks: int
-    message_bytes: int
-    repetitions: int
-    total: int
-    ratio: float
-    blocks: tuple[int, ...]
+    ranks: Ranks
+    message_bytes: Bytes
+    repetitions: PositiveCount
+    total: PositiveCount
+    ratio: Ratio
+    blocks: tuple[Index, ...]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "ratio")
         if not 0 < self.repetitions < self.total:
             raise ValueError(f"repetitions has to lie between 0 and total, not {self.repetitions} of {self.total}")
 
@@ -65,19 +74,18 @@ class Congestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         calls: that were looked at.
     """
 
-    ranks: int
-    bytes_range: tuple[int, int]
-    probability: float
-    ratios: tuple[float, ...]
-    relative_sd: float
-    calls: int
+    ranks: Ranks
+    bytes_range: tuple[Bytes, Bytes]
+    probability: Share
+    ratios: tuple[Ratio, ...]
+    relative_sd: Relative
+    calls: PositiveCount
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "relative_sd")
-        check_counts(self, "ranks", "calls")
-        if not 0 <= self.probability < 1:
-            raise ValueError(f"probability has to lie between 0 and 1, not {self.probability}")
-        if bool(self.ratios) != bool(self.probability) or not all(1 < ratio < math.inf for ratio in self.ratios):
+        check_rises(self, "bytes_range")
+        if self.probability == 1:
+            raise ValueError("probability has to be below 1")
+        if bool(self.ratios) != bool(self.probability) or not all(ratio > 1 for ratio in self.ratios):
             raise ValueError(f"ratios have to be above 1, some where calls are congested, not {self.ratios}")
 
     @property
@@ -94,14 +102,13 @@ class InnerLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         covariance: of (alpha_s, beta_s_per_byte).
     """
 
-    ranks: int
-    alpha_s: float
-    beta_s_per_byte: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
+    ranks: Ranks
+    alpha_s: Seconds
+    beta_s_per_byte: SecondsPerByte
+    covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "alpha_s", "beta_s_per_byte")
-        check_counts(self, "ranks")
+        check_covariance(self, "covariance")
 
 
 class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,12 +120,8 @@ class ComparableScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         counts: how many rank counts were left out, over all of them.
     """
 
-    relative_sd: float
-    counts: int
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "relative_sd")
-        check_counts(self, "counts")
+    relative_sd: Relative
+    counts: PositiveCount
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,11 +135,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     form: str
-    held_out_relative_error: float | None
-    held_out_ranks_relative_error: float | None
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "held_out_relative_error", "held_out_ranks_relative_error")
+    held_out_relative_error: Relative | None
+    held_out_ranks_relative_error: Relative | None
 
 
 class CommunicationChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,7 +145,7 @@ class CommunicationChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     library: str
     operation: str
     level: str
-    considered: int
+    considered: Count
     candidates: tuple[Candidate, ...]
 
 
@@ -184,26 +184,26 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     algorithm: str
     level: str
     regime: str
-    alpha_s: float
-    beta_s_per_byte: float
-    gamma_s_per_byte: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    bytes_range: tuple[int, int]
-    ranks_range: tuple[int, int]
-    residual_relative_median: float
-    held_out_relative_error: float
-    block_relative_sd: float
-    points: int
-    held_out_ranks_relative_error: float | None = None
-    doubling_s: float = 0.0
+    alpha_s: Seconds
+    beta_s_per_byte: SecondsPerByte
+    gamma_s_per_byte: SecondsPerByte
+    covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
+    bytes_range: tuple[Bytes, Bytes]
+    ranks_range: tuple[Ranks, Ranks]
+    residual_relative_median: Relative
+    held_out_relative_error: Relative
+    block_relative_sd: Relative
+    points: Count
+    held_out_ranks_relative_error: Relative | None = None
+    doubling_s: Seconds = 0.0
     inner: InnerLevel | None = None
     by_ranks: bool = False
     comparable_scaling: ComparableScaling | None = None
     outliers: tuple[Outliers, ...] = ()
     congestion: tuple[Congestion, ...] = ()
     measured: tuple[CommunicationPoint, ...] = ()
-    blocks: int = 0
-    step_bytes_range: tuple[float, float] | None = None
+    blocks: Count = 0
+    step_bytes_range: tuple[PositiveEstimatedBytes, PositiveEstimatedBytes] | None = None
 
     @property
     def regime_range(self) -> tuple[float, float]:
@@ -212,23 +212,10 @@ class CommunicationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return float(low), float(high)
 
     def __post_init__(self) -> None:
-        if (
-            self.step_bytes_range is not None
-            and not 0 < self.step_bytes_range[0] <= self.step_bytes_range[1] < math.inf
-        ):
-            raise ValueError(f"step_bytes_range has to rise from above 0, not {self.step_bytes_range}")
-        check_not_negative(
-            self,
-            "alpha_s",
-            "beta_s_per_byte",
-            "gamma_s_per_byte",
-            "doubling_s",
-            "residual_relative_median",
-            "held_out_relative_error",
-            "held_out_ranks_relative_error",
-            "block_relative_sd",
-        )
-        check_finite(self, "covariance")
+        check_rises(self, "bytes_range", "ranks_range", "step_bytes_range")
+        check_covariance(self, "covariance")
+        if not any((self.alpha_s, self.beta_s_per_byte, self.gamma_s_per_byte, self.doubling_s, self.inner)):
+            raise ValueError("alpha_s and beta_s_per_byte are both 0: a collective takes time")
 
 
 class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,15 +230,14 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     library: str
     operation: str
     level: str
-    ranks: int
-    message_bytes: tuple[int, int]
-    compute_slowdown: float
-    communication_slowdown: float
-    compute_slowdown_iqr: float
-    communication_slowdown_iqr: float
-    samples: int
+    ranks: Ranks
+    message_bytes: tuple[Bytes, Bytes]
+    compute_slowdown: Slowdown
+    communication_slowdown: Slowdown
+    compute_slowdown_iqr: Relative
+    communication_slowdown_iqr: Relative
+    samples: PositiveCount
     kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_slowdowns(self, "compute_slowdown", "communication_slowdown")
-        check_not_negative(self, "compute_slowdown_iqr", "communication_slowdown_iqr")
+        check_rises(self, "message_bytes")

@@ -14,20 +14,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_positive, check_slowdowns
+from paradl_bench.spec.bounds import Bytes, Groups, PositiveCount, Ranks, Ratio, Relative, Slowdown
+from paradl_bench.spec.checks import check_rises
 from paradl_bench.spec.statistics import Z90
 
 
 class ContentionPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time at once over time alone at one size: measured, and under the fit of all sizes."""
 
-    ranks: int
-    message_bytes: int
-    measured_ratio: float
-    fitted_ratio: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "measured_ratio", "fitted_ratio")
+    ranks: Ranks
+    message_bytes: Bytes
+    measured_ratio: Ratio
+    fitted_ratio: Ratio
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,23 +41,17 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     library: str
     operation: str
     level: str
-    concurrent: int
-    ranks: tuple[int, int]
-    bytes_range: tuple[int, int]
-    factor: float
-    factor_interval: tuple[float, float]
-    residual_relative_median: float
-    samples: int
+    concurrent: Groups
+    ranks: tuple[Ranks, Ranks]
+    bytes_range: tuple[Bytes, Bytes]
+    factor: Slowdown
+    factor_interval: tuple[Slowdown, Slowdown]
+    residual_relative_median: Relative
+    samples: PositiveCount
     points: tuple[ContentionPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        check_counts(self, "concurrent", least=2)
-        check_slowdowns(self, "factor")
-        check_finite(self, "factor_interval")
-        low, high = self.factor_interval
-        if not 1 <= low <= high:
-            raise ValueError(f"factor_interval has to rise from 1 or more, not {low} to {high}")
-        check_not_negative(self, "residual_relative_median")
+        check_rises(self, "ranks", "bytes_range", "factor_interval")
 
     @property
     def factor_sd(self) -> float:

@@ -29,9 +29,20 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "memory_factors": ("device", "measured"),
     "memory_reuse": ("device", "measured", "model"),
 }
-"""By field of the profile. Several entries may share an identity: regimes of a fit, sizes of a slow-down."""
+"""By field of the profile. Several entries may share an identity, as :data:`_PARTS` says."""
+
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "communication": ("regime", "bytes_range", "ranks_range", "step_bytes_range"),
+    "interference": ("message_bytes",),
+}
+"""By field: what tells entries of one identity apart, regimes of a fit and sizes of a slow-down."""
 
 _COUNTS = ("batch", "ranks", "ranks_on_host", "ranks_per_node", "concurrent", "workers")
+
+
+def key(field: str, entry: msgspec.Struct) -> tuple[object, ...]:
+    """What no other entry of the list shares."""
+    return identity(field, entry) + tuple(getattr(entry, label) for label in _PARTS.get(field, ()))
 
 
 def identity(field: str, entry: msgspec.Struct) -> tuple[object, ...]:

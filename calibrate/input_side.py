@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_not_negative
+from paradl_bench.spec.bounds import Bytes, Count, EstimatedBytes, PositiveCount, Relative, Seconds, SecondsPerByte
+from paradl_bench.spec.checks import check_rises
 
 
 class PartTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,25 +23,19 @@ class PartTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         relative_sd: of that mean between blocks. iqr_s: over single samples.
     """
 
-    mean_s: float
-    relative_sd: float
-    iqr_s: float
-    samples: int
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "mean_s", "relative_sd", "iqr_s")
+    mean_s: Seconds
+    relative_sd: Relative
+    iqr_s: Seconds
+    samples: PositiveCount
 
 
 class LoaderRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds a sample of torch's DataLoader once it is under way, files in the page cache, nobody computing beside."""
 
-    workers: int
-    batch: int
-    sample_s: float
-    relative_sd: float
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "sample_s", "relative_sd")
+    workers: Count
+    batch: PositiveCount
+    sample_s: Seconds
+    relative_sd: Relative
 
 
 class HostCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,26 +47,22 @@ class HostCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     how: str
-    alpha_s: float
-    beta_s_per_byte: float
-    relative_sd: float
-    bytes_range: tuple[int, int]
+    alpha_s: Seconds
+    beta_s_per_byte: SecondsPerByte
+    relative_sd: Relative
+    bytes_range: tuple[Bytes, Bytes]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "alpha_s", "beta_s_per_byte", "relative_sd")
+        check_rises(self, "bytes_range")
 
 
 class BatchInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a framework's input for one mini-batch of one rank, as another tool timed it inside of training."""
 
-    batch: int
-    median_s: float
-    relative_sd: float
-    samples: int
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "median_s", "relative_sd")
-        check_counts(self, "batch")
+    batch: PositiveCount
+    median_s: Seconds
+    relative_sd: Relative
+    samples: PositiveCount
 
 
 class InputSide(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,9 +78,9 @@ class InputSide(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     source: str
     model: str = ""
-    file_bytes: float = 0.0
-    sample_bytes: int = 0
-    unreadable: int = 0
+    file_bytes: EstimatedBytes = 0.0
+    sample_bytes: Bytes = 0
+    unreadable: Count = 0
     read_cold: PartTime | None = None
     read_warm: PartTime | None = None
     decode: PartTime | None = None

@@ -33,7 +33,7 @@ from calibrate.kernel_files import Arrays, read_arrays
 from calibrate.kernel_mlp import evaluate_mlp
 from calibrate.kernel_process import evaluate_process
 from calibrate.kernel_trees import check_trees, evaluate_trees
-from paradl_bench.spec.checks import check_finite, check_not_negative
+from paradl_bench.spec.bounds import Index, PositiveCount, Rate, Relative, Seconds, SignedRelative, SignedSeconds
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel import KernelShape, KernelStage
 
@@ -60,21 +60,22 @@ class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     model: Regressor
-    validation_re: float
-    held_out_re: float
-    held_out_wre: float
-    held_out_bias: float
-
-    def __post_init__(self) -> None:
-        check_finite(self, "validation_re", "held_out_re", "held_out_wre", "held_out_bias")
+    validation_re: Relative
+    held_out_re: Relative
+    held_out_wre: Relative
+    held_out_bias: SignedRelative
 
 
 class SizeRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Smallest and largest of one operand size that was fitted on."""
 
     name: str
-    low: int
-    high: int
+    low: Index
+    high: Index
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"{self.name}: low is {self.low}, above high, {self.high}")
 
 
 class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,24 +95,20 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: str
     stage: KernelStage
     dtype: str
-    kernels: int
+    kernels: PositiveCount
     model: Regressor
     inputs: tuple[SizeRange, ...]
-    floor_s: float
-    peak_flops: float
-    bandwidth_bytes_per_s: float
-    interval_log: float
-    typical_distance: float
+    floor_s: Seconds
+    peak_flops: Rate
+    bandwidth_bytes_per_s: Rate
+    interval_log: Relative
+    typical_distance: Relative
     candidates: tuple[KernelCandidate, ...]
     file: str
     sha256: str
     arrays: str
     settings: dict[str, str] = {}
-    drift_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "floor_s", "peak_flops", "bandwidth_bytes_per_s", "interval_log", "typical_distance")
-        check_finite(self, "drift_s")
+    drift_s: tuple[SignedSeconds, ...] = ()
 
     @property
     def varied(self) -> tuple[str, ...]:

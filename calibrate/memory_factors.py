@@ -11,7 +11,16 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.checks import check_finite, check_not_negative
+from paradl_bench.spec.bounds import (
+    Covariance,
+    EstimatedBytes,
+    Index,
+    PositiveBytes,
+    PositiveCount,
+    PositiveShare,
+    Relative,
+)
+from paradl_bench.spec.checks import check_covariance, check_rises
 
 MemoryMeasure = Literal["tensors", "allocator", "device"]
 """Whose peak: tensors that torch's tracker saw; the CUDA allocator's; all that was taken of the device."""
@@ -33,21 +42,20 @@ class MemoryRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     created_utc: str
     sha256: str
     configuration: str
-    environment: int
+    environment: Index
     device: str
     model: str
     strategy: str
-    batch: int
+    batch: PositiveCount
     dtype: str
     optimizer: str
-    tensor_bytes: int
-    paradl_bytes: int | None
-    measured_bytes: dict[MemoryMeasure, int]
+    tensor_bytes: PositiveBytes
+    paradl_bytes: PositiveBytes | None
+    measured_bytes: dict[MemoryMeasure, PositiveBytes]
 
     def __post_init__(self) -> None:
-        sizes = (self.tensor_bytes, self.paradl_bytes or 1, *self.measured_bytes.values())
-        if not self.measured_bytes or min(sizes) <= 0:
-            raise ValueError("tensor_bytes, paradl_bytes and measured_bytes have to be above 0")
+        if not self.measured_bytes:
+            raise ValueError("measured_bytes is empty: a run of which no memory was measured says nothing here")
 
 
 class MemoryEstimate(NamedTuple):
@@ -70,18 +78,18 @@ class MemoryFactor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     device: str
     measured: MemoryMeasure
-    fixed_bytes: float
-    factor: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    relative_sd: float
-    deviations_90: float
-    runs: int
+    fixed_bytes: EstimatedBytes
+    factor: Relative
+    covariance: tuple[tuple[Covariance, Covariance], tuple[Covariance, Covariance]]
+    relative_sd: Relative
+    deviations_90: Relative
+    runs: PositiveCount
     models: tuple[str, ...]
-    tensor_bytes_range: tuple[int, int]
+    tensor_bytes_range: tuple[PositiveBytes, PositiveBytes]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "fixed_bytes", "factor", "relative_sd", "deviations_90")
-        check_finite(self, "covariance")
+        check_rises(self, "tensor_bytes_range")
+        check_covariance(self, "covariance")
 
     def estimate(self, tensor_bytes: float) -> MemoryEstimate:
         """The peak of a rank whose plan's tensors take so many bytes."""
@@ -104,15 +112,10 @@ class MemoryReuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str
     measured: MemoryMeasure
     model: str
-    rho: float
-    relative_sd: float
-    deviations_90: float
-    runs: int
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "relative_sd", "deviations_90")
-        if not 0 < self.rho <= 1:
-            raise ValueError(f"rho has to be in (0, 1], not {self.rho}")
+    rho: PositiveShare
+    relative_sd: Relative
+    deviations_90: Relative
+    runs: PositiveCount
 
     def estimate(self, paradl_bytes: float) -> MemoryEstimate:
         """The peak of a rank for which the paper's sum, with rho of 1, is so many bytes."""

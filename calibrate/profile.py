@@ -16,7 +16,7 @@ A new version adds a line here and a function to ``MIGRATIONS``; a test case of 
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,29 @@ from calibrate.behind import BehindCompute
 from calibrate.beside_all_reduce import BesideAllReduce
 from calibrate.communication import CommunicationChoice, CommunicationFit, Interference
 from calibrate.contention import Contention
+from calibrate.entries import IDENTITIES, key
 from calibrate.input_side import InputSide
 from calibrate.kernel_model import KernelModel
 from calibrate.memory_factors import MemoryFactor, MemoryReuse, MemoryRun
 from calibrate.roofline_rates import DeviceRate, RatesFrom
-from paradl_bench.spec.checks import check_finite, check_not_negative
+from paradl_bench.spec.bounds import (
+    Bytes,
+    Count,
+    Index,
+    PositiveCount,
+    Ranks,
+    Rate,
+    Ratio,
+    Relative,
+    SchemaVersion,
+    Seconds,
+    SecondsPerByte,
+    SignedRelative,
+)
+from paradl_bench.spec.checks import check_distinct, check_rises
 from paradl_bench.spec.cluster import Cluster
 from paradl_bench.spec.documents import validation_text
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.host_load import HostLoad
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.measurement import Environment, Migration, Mode, PhaseName, load_versioned
@@ -78,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     command_line: tuple[str, ...]
     created_utc: str
     sha256: str
-    environment: int
+    environment: Index
     complete: bool
     host_load: HostLoad | None = None
 
@@ -95,18 +110,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     kind: str
-    memory_bytes: int
-    devices_per_host: int
-    peak_flops: float | None = None
-    memory_bandwidth_bytes_per_s: float | None = None
+    memory_bytes: Bytes
+    devices_per_host: PositiveCount
+    peak_flops: Rate | None = None
+    memory_bandwidth_bytes_per_s: Rate | None = None
     rates_from: RatesFrom = ""
-    layers_reached: tuple[float | None, float | None] = (None, None)
+    layers_reached: tuple[Rate | None, Rate | None] = (None, None)
     rates: tuple[DeviceRate, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "peak_flops", "memory_bandwidth_bytes_per_s")
-        if not all(value is None or (math.isfinite(value) and value >= 0) for value in self.layers_reached):
-            raise ValueError("layers_reached has to be finite and not negative")
 
 
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,18 +137,17 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     operation: str
     phase: PhaseName
     mode: Mode
-    batch: int
+    batch: PositiveCount
     dtype: str
-    ranks_on_host: int
+    ranks_on_host: Ranks
     time: Summary
-    block_relative_sd: float
+    block_relative_sd: Relative
     shard: str = ""
-    blocks: int = 0
+    blocks: Count = 0
     kernel_settings: str = ""
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)
-        check_not_negative(self, "block_relative_sd", "blocks")
 
 
 class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,31 +169,33 @@ class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     model: str
-    batch: int
+    batch: PositiveCount
     dtype: str
     optimizer: str
-    ranks_on_host: int
+    ranks_on_host: Ranks
     fw: Summary
     bw: Summary
     wu: Summary
     iteration: Summary
     fw_between: Summary
     bw_between: Summary
-    remainder_relative: float
-    remainder_interval: tuple[float, float]
-    noise_floor_relative: float
-    common_relative_sd: float
-    iteration_relative_quantiles: tuple[float, ...]
+    remainder_relative: SignedRelative
+    remainder_interval: tuple[SignedRelative, SignedRelative]
+    noise_floor_relative: Relative
+    common_relative_sd: Relative
+    iteration_relative_quantiles: tuple[Ratio, ...]
     shard: str = ""
-    blocks: int = 0
+    blocks: Count = 0
     kernel_settings: str = ""
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)
-        check_not_negative(self, "noise_floor_relative", "common_relative_sd", "blocks")
-        check_finite(self, "remainder_relative", "remainder_interval", "iteration_relative_quantiles")
-        if len(self.iteration_relative_quantiles) < 2 or min(self.iteration_relative_quantiles) <= 0:
-            raise ValueError("iteration_relative_quantiles has to hold at least two positive numbers")
+        check_rises(self, "remainder_interval")
+        quantiles = self.iteration_relative_quantiles
+        if len(quantiles) < 2 or any(upper < lower for lower, upper in itertools.pairwise(quantiles)):
+            raise ValueError("iteration_relative_quantiles has to hold at least two numbers that do not fall")
+        if not self.iteration.typical_s:
+            raise ValueError("iteration.typical_s is 0: an iteration takes time")
 
 
 class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,14 +207,11 @@ class CopyTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     direction: str
-    ranks_on_host: int
-    alpha_s: float
-    beta_s_per_byte: float
-    relative_sd: float
+    ranks_on_host: Ranks
+    alpha_s: Seconds
+    beta_s_per_byte: SecondsPerByte
+    relative_sd: Relative
     models: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "alpha_s", "beta_s_per_byte", "relative_sd")
 
     @property
     def what(self) -> str:
@@ -229,7 +237,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         notes: what was left out of the profile or merged by force, in words.
     """
 
-    schema_version: int
+    schema_version: SchemaVersion
     created_utc: str
     command_line: tuple[str, ...]
     environments: tuple[Environment, ...]
@@ -257,11 +265,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         placed: tuple[Source | MemoryRun, ...] = (*self.sources, *self.memory_runs)
         for source in placed:
-            if not 0 <= source.environment < len(self.environments):
+            if source.environment >= len(self.environments):
                 raise ValueError(f"source {source.path} names environment {source.environment}, which is not there")
         for name, network in self.network.items():
             if network.name != name:
                 raise ValueError(f"network {name!r} is called {network.name!r} inside")
+        for field in IDENTITIES:
+            check_distinct(field, (key(field, entry) for entry in getattr(self, field)))
+        if self.layer_times and not any(entry.time.typical_s for entry in self.layer_times):
+            raise ValueError("every time in layer_times is 0: layers take time")
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
@@ -288,11 +300,24 @@ def _beside(model: KernelModel, path: Path) -> KernelModel:
 
 
 def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
-    """Write a profile atomically."""
+    """Write a profile atomically.
+
+    Raises:
+        WorkError: it can't be written, or holds a number that its format refuses, named by its path.
+    """
     write_bytes_atomically(Path(path), encode_profile(profile))
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """A profile as its file has it: what lies beside it by name alone."""
+    """A profile as its file has it: what lies beside it by name alone.
+
+    Raises:
+        WorkError: a number that the format refuses, named by its path.
+    """
     models = tuple(msgspec.structs.replace(model, file=Path(model.file).name) for model in profile.kernel_models)
-    return encode_pretty(msgspec.structs.replace(profile, kernel_models=models))
+    content = encode_pretty(msgspec.structs.replace(profile, kernel_models=models))
+    try:
+        msgspec.json.decode(content, type=Profile)
+    except msgspec.ValidationError as error:
+        raise WorkError(f"this profile could not be read again: {error}") from None
+    return content

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.blocks import between_block_sd
-from paradl_bench.spec.checks import check_finite, check_not_negative
+from paradl_bench.spec.bounds import PositiveBytes, Ranks, Rate, Relative
+from paradl_bench.spec.checks import check_rises
 from paradl_bench.spec.roofline_record import RateSamples, Resource
 
 if TYPE_CHECKING:
@@ -35,16 +36,15 @@ class DeviceRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     resource: Resource
     dtype: str
-    ranks_on_host: int
-    per_s: float
-    relative_sd: float
+    ranks_on_host: Ranks
+    per_s: Rate
+    relative_sd: Relative
     kernel: str
-    working_set_bytes: int
-    spread_over_kernels: tuple[float, float]
+    working_set_bytes: PositiveBytes
+    spread_over_kernels: tuple[Rate, Rate]
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "per_s", "relative_sd")
-        check_finite(self, "spread_over_kernels")
+        check_rises(self, "spread_over_kernels")
 
 
 class _Group(NamedTuple):

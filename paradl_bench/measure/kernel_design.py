@@ -21,6 +21,7 @@ import msgspec
 from paradl_bench.layers.kernel_shape import copy_shape, kernel_shape, layer_of_sizes, optimizer_shape
 from paradl_bench.layers.kind import layer_kinds
 from paradl_bench.measure.kernel_ranges import RANGES, KernelRange
+from paradl_bench.spec.bounds import Count, EstimatedBytes, Index, PositiveRate, Seconds
 from paradl_bench.spec.errors import unknown_choice
 from paradl_bench.spec.kernel import KernelShape, KernelStage
 from paradl_bench.spec.storage import read_json
@@ -44,11 +45,11 @@ class SweptKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     kind: str
-    sizes: dict[str, int]
+    sizes: dict[str, Index]
     settings: dict[str, str] = {}
     dtype: str = "fp32"
     origin: str = "range"
-    estimate_s: float = 0.0
+    estimate_s: Seconds = 0.0
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -64,8 +65,8 @@ def kernel_key(kind: str, sizes: dict[str, int], settings: dict[str, str], dtype
 class MachineSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """How fast a device is at best, roughly: what estimates are made from."""
 
-    flops_per_s: float
-    bytes_per_s: float
+    flops_per_s: PositiveRate
+    bytes_per_s: PositiveRate
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +76,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         kernel_s: seconds of one call of the longest stage, as estimated. memory_bytes: of all tensors of a kernel.
     """
 
-    kernel_s: float
-    memory_bytes: float
+    kernel_s: Seconds
+    memory_bytes: EstimatedBytes
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kernels: tuple[SweptKernel, ...]
     limits: Limits
     speeds: dict[str, MachineSpeed]
-    passed_over: dict[str, dict[str, int]] = {}
+    passed_over: dict[str, dict[str, Count]] = {}
 
 
 def read_design(path: Path) -> Design:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paradl_bench.measure.kernel_design import SweptKernel
+from paradl_bench.spec.bounds import Seconds
 
 DESIGN_FILE = "design.json"
 SKIPPED_FILE = "skipped.jsonl"
@@ -66,5 +67,5 @@ class SkippedKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class SweepProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time that a part of a sweep took, and what it was estimated to take (file ``progress.jsonl``)."""
 
-    wall_s: float
-    estimated_s: float
+    wall_s: Seconds
+    estimated_s: Seconds

@@ -19,6 +19,7 @@ import msgspec
 from paradl_bench.slurm.job import Job
 from paradl_bench.slurm.request import CalibrationRequest
 from paradl_bench.slurm.site import Site, Use
+from paradl_bench.spec.bounds import Count, Index, Ranks, SchemaVersion, Seconds, WholeSeconds
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import (
     encode_pretty,
@@ -39,10 +40,10 @@ class PlannedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: str
     mark: str
-    nodes: int
+    nodes: Ranks
     writes: bool
     measurement: bool
-    estimate_s: float | None
+    estimate_s: Seconds | None
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,9 +54,9 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     title: str
     adds: str
     array: bool
-    array_limit: int
-    nodes: int
-    limit_s: int
+    array_limit: Count
+    nodes: Ranks
+    limit_s: WholeSeconds
     after_ok: tuple[str, ...]
     after_any: tuple[str, ...]
     sha256: str
@@ -81,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         site: what the measurements share that the site file says.
     """
 
-    schema_version: int
+    schema_version: SchemaVersion
     request: CalibrationRequest
     command_line: tuple[str, ...]
     work: str
@@ -93,8 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job that Slurm has taken: its number, and the indices of an array's tasks."""
 
-    job_id: int
-    tasks: tuple[int, ...]
+    job_id: Index
+    tasks: tuple[Index, ...]
     submitted_utc: str
 
 

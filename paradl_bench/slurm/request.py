@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paradl_bench.slurm.site import Site
+from paradl_bench.spec.bounds import Count, PositiveCount, PositiveSeconds, Ranks
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import flags_of_label, settings_of_label
 from paradl_bench.spec.plan import PlanSettings
@@ -70,20 +71,20 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """
 
     models: tuple[str, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[Ranks, ...]
     strategies: tuple[str, ...]
-    batch: int
+    batch: PositiveCount
     input_shape: str = ""
-    sequence: int = 0
+    sequence: Count = 0
     dtype: str = "fp32"
     kernel_settings: str = ""
     optimizer: str = "sgd"
-    iterations: int = 30
-    warmup: int = 5
-    blocks: int = 5
+    iterations: PositiveCount = 30
+    warmup: Count = 5
+    blocks: PositiveCount = 5
     operations: str
     sizes: str
-    point_s: float = 0.1
+    point_s: PositiveSeconds = 0.1
 
     def __post_init__(self) -> None:
         for name in self.models:

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from paradl_bench.spec.bounds import Count, PositiveCount, PositiveRate, PositiveSeconds, RanksOrUnknown, WholeSeconds
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.units import parse_duration
 from paradl_bench.yaml_file import read_yaml
@@ -81,9 +82,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         start_s: until the ranks of a command have met. None: as :mod:`paradl_bench.slurm.starts` finds it.
     """
 
-    flops_per_s: float | None = None
-    bytes_per_s: float = 1e9
-    start_s: float | None = None
+    flops_per_s: PositiveRate | None = None
+    bytes_per_s: PositiveRate = 1e9
+    start_s: PositiveSeconds | None = None
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "bytes_per_s", "start_s"):
@@ -105,11 +106,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     device: Literal["cpu", "cuda"]
-    ranks_per_node: int = 0
-    gpus_per_node: int = 0
+    ranks_per_node: RanksOrUnknown = 0
+    gpus_per_node: RanksOrUnknown = 0
     gpu_type: str = ""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
-    cpus_per_rank: int = 1
+    cpus_per_rank: PositiveCount = 1
     backend: Literal["gloo", "nccl"] | None = None
     cluster: str = ""
     account: str = ""
@@ -120,7 +121,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     constraint: str = ""
     exclusive: bool = True
     requeue: bool = True
-    array_limit: int = 0
+    array_limit: Count = 0
     sbatch_options: tuple[str, ...] = ()
     srun_options: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
@@ -132,8 +133,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     container: Container | None = None
     nccl_tests: str = ""
     time_limits: TimeLimits = msgspec.field(default_factory=TimeLimits)
-    warning_s: int = 120
-    hang_s: int = 0
+    warning_s: WholeSeconds = 120
+    hang_s: WholeSeconds = 0
     estimate: Rates = msgspec.field(default_factory=Rates)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from paradl_bench.spec.bounds import Bytes, ClockSeconds, Index, RankIndex, Ranks, Seconds
 from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative, check_samples
 from paradl_bench.spec.host_clocks import HostClocks
 
@@ -38,20 +39,20 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     library: str
     operation: str
     level: str
-    ranks: int
-    message_bytes: int
+    ranks: Ranks
+    message_bytes: Bytes
     dtype: str
-    block: int
+    block: Index
     kernel: str
     one_clock: bool
-    back_to_back_s: tuple[tuple[float, ...], ...]
-    compute_s: tuple[tuple[float, ...], ...]
-    start_s: tuple[tuple[float, ...], ...]
-    end_s: tuple[tuple[float, ...], ...]
-    host_start_s: tuple[tuple[float, ...], ...] = ()
-    attempt: int = 0
-    first_rank: int = 0
-    clock_error_s: float | None = None
+    back_to_back_s: tuple[tuple[Seconds, ...], ...]
+    compute_s: tuple[tuple[Seconds, ...], ...]
+    start_s: tuple[tuple[Seconds, ...], ...]
+    end_s: tuple[tuple[Seconds, ...], ...]
+    host_start_s: tuple[tuple[ClockSeconds, ...], ...] = ()
+    attempt: Index = 0
+    first_rank: RankIndex = 0
+    clock_error_s: Seconds | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.operation} of {self.message_bytes} bytes behind compute"

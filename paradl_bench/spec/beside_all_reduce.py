@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paradl_bench.spec.bounds import Bytes, Index, PositiveBytes, PositiveCount, Ranks, Seconds
 from paradl_bench.spec.checks import check_counts, check_samples
 
 BESIDE_ALL_REDUCE_FILE = "beside_all_reduce.jsonl"
@@ -42,21 +43,21 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     library: str
     operation: str
     level: str
-    ranks: int
-    message_bytes: int
-    exchange_bytes: int
+    ranks: Ranks
+    message_bytes: Bytes
+    exchange_bytes: PositiveBytes
     dtype: str
-    block: int
+    block: Index
     kernel: str
-    calls: int
+    calls: PositiveCount
     one_clock: bool
-    apart_start_s: tuple[tuple[float, ...], ...]
-    apart_end_s: tuple[tuple[float, ...], ...]
-    start_s: tuple[tuple[float, ...], ...]
-    end_s: tuple[tuple[float, ...], ...]
+    apart_start_s: tuple[tuple[Seconds, ...], ...]
+    apart_end_s: tuple[tuple[Seconds, ...], ...]
+    start_s: tuple[tuple[Seconds, ...], ...]
+    end_s: tuple[tuple[Seconds, ...], ...]
     begun: tuple[tuple[bool, ...], ...]
     outlived: tuple[tuple[bool, ...], ...]
-    exchange_s: tuple[tuple[float, ...], ...]
+    exchange_s: tuple[tuple[Seconds, ...], ...]
     exchange_level: str = ""
 
     def __post_init__(self) -> None:

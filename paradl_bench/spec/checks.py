@@ -15,8 +15,9 @@ import msgspec
 
 # A module's own name is found faster than an attribute of math, and a float is compared with a float fastest.
 _INFINITY = math.inf
-LONGEST_S = 1e9
-"""Thirty years: what is longer is no measurement, and its square no number."""
+_ROUNDING = 1e-6
+LONGEST_S = 1e7
+"""Four months: what is longer is no measurement."""
 
 
 def check_finite(owner: msgspec.Struct, *labels: str) -> None:
@@ -122,6 +123,51 @@ def check_samples(samples_s: Sequence[float], where: str) -> None:
             raise ValueError(
                 f"{where} holds {value}, which is no time: seconds are not negative, and below {LONGEST_S:g}"
             )
+
+
+def check_rises(owner: msgspec.Struct, *labels: str) -> None:
+    """Hold pairs to (lower end, upper end), in that order; a pair that is None was not measured.
+
+    Raises:
+        ValueError: one is reversed.
+    """
+    for label in labels:
+        pair = getattr(owner, label)
+        if pair is not None and pair[0] > pair[1]:
+            raise ValueError(f"{label} has to rise, not go from {pair[0]} to {pair[1]}")
+
+
+def check_covariance(owner: msgspec.Struct, *labels: str) -> None:
+    """Hold 2 x 2 matrices to symmetric ones without a negative variance in any direction.
+
+    Raises:
+        ValueError: one is no covariance.
+    """
+    for label in labels:
+        (first, upper), (lower, second) = getattr(owner, label)
+        scale = math.sqrt(abs(first)) * math.sqrt(abs(second))
+        slack = _ROUNDING * scale
+        if min(first, second) < 0 or abs(upper - lower) > slack or abs(upper) > scale + slack:
+            raise ValueError(
+                f"{label} is no covariance: it has to be symmetric, with variances from 0 on"
+                f" and |covariance| at most the root of their product"
+            )
+
+
+def check_distinct(where: str, keys: Iterable[object]) -> None:
+    """Hold entries of one list to different things.
+
+    Args:
+        where: the list's name, for the message.
+
+    Raises:
+        ValueError: two are about the same.
+    """
+    first: dict[object, int] = {}
+    for index, key in enumerate(keys):
+        other = first.setdefault(key, index)
+        if other != index:
+            raise ValueError(f"{where}[{index}] is about the same as {where}[{other}]: keep one of them")
 
 
 def check_aligned(owner: msgspec.Struct, *labels: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from paradl_bench.spec.bounds import PositiveEstimatedBytes, PositiveRate, Ranks, Seconds, SecondsPerByte, Slowdown
 from paradl_bench.spec.checks import check_counts, check_not_negative, check_positive, check_slowdowns
 from paradl_bench.spec.errors import UserError
 
@@ -23,10 +24,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     name: str
-    ranks: int
-    alpha_s: float | None = None
-    beta_s_per_byte: float | None = None
-    contention: float | None = None
+    ranks: Ranks
+    alpha_s: Seconds | None = None
+    beta_s_per_byte: SecondsPerByte | None = None
+    contention: Slowdown | None = None
 
     def __post_init__(self) -> None:
         where = f"level {self.name!r}"
@@ -40,7 +41,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str
     levels: tuple[Level, ...]
-    memory_bytes_per_rank: float | None = None
+    memory_bytes_per_rank: PositiveEstimatedBytes | None = None
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -79,8 +80,8 @@ class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     device_name: str | None = None
-    peak_flops: float | None = None
-    memory_bandwidth_bytes_per_s: float | None = None
+    peak_flops: PositiveRate | None = None
+    memory_bandwidth_bytes_per_s: PositiveRate | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

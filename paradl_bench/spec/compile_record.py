@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_not_negative
+from paradl_bench.spec.bounds import PositiveCount, RankIndex, Seconds
 
 COMPILED_FILE = "compiled.jsonl"
 
@@ -23,14 +23,9 @@ class CompileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             stands.
     """
 
-    rank: int
+    rank: RankIndex
     model: str
-    batch: int
+    batch: PositiveCount
     what: Literal["whole", "layers"]
-    compile_s: float
-    graphs: int
-
-    def __post_init__(self) -> None:
-        check_not_negative(self, "compile_s")
-        check_counts(self, "rank", least=0)
-        check_counts(self, "batch", "graphs", least=1)
+    compile_s: Seconds
+    graphs: PositiveCount

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from paradl_bench.spec.bounds import PositiveRate, Ranks, Ratio
 from paradl_bench.spec.checks import check_counts, check_positive
 from paradl_bench.spec.units import format_bandwidth
 
@@ -28,9 +29,9 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ValueError: a count below one, a rate that is not positive, or both or neither of ``shaping`` and ``one_level``.
     """
 
-    nodes: int
-    ranks_per_node: int
-    link_bytes_per_s: float
+    nodes: Ranks
+    ranks_per_node: Ranks
+    link_bytes_per_s: PositiveRate
     shaping: str = ""
     one_level: str = ""
 
@@ -72,7 +73,7 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     profile_sha256: str
-    dilate: float = 1.0
+    dilate: Ratio = 1.0
     slow_rank: str = ""
     spread: bool = False
 

@@ -13,6 +13,17 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from paradl_bench.spec.bounds import (
+    Index,
+    PositiveCount,
+    Ratio,
+    Relative,
+    Seconds,
+    Seed,
+    Share,
+    SignedRelative,
+    SignedSeconds,
+)
 from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative
 from paradl_bench.spec.slow_rank import SlowRank
 from paradl_bench.spec.storage import decode_json, read_json
@@ -36,8 +47,8 @@ class GhostSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ValueError: fewer than two quantiles, falling ones, one that leaves nothing of the compute, or no samples.
     """
 
-    tied_quantiles: tuple[float, ...]
-    samples: int
+    tied_quantiles: tuple[SignedRelative, ...]
+    samples: PositiveCount
 
     def __post_init__(self) -> None:
         check_finite(self, "tied_quantiles")
@@ -56,8 +67,8 @@ class DrawnSleeps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         samples: as of :class:`GhostSpread`.
     """
 
-    seed: int
-    samples: int
+    seed: Seed
+    samples: PositiveCount
 
     def __post_init__(self) -> None:
         check_counts(self, "seed", least=0)
@@ -76,11 +87,11 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         update_own_relative_sd: the same of the weight update.
     """
 
-    layers: dict[str, dict[GhostPhase, float]]
-    between: dict[Literal["FW", "BW"], float]
-    update_s: float
-    own_relative_sd: dict[str, dict[GhostPhase, float]] = {}
-    update_own_relative_sd: float = 0.0
+    layers: dict[str, dict[GhostPhase, Seconds]]
+    between: dict[Literal["FW", "BW"], Seconds]
+    update_s: Seconds
+    own_relative_sd: dict[str, dict[GhostPhase, Relative]] = {}
+    update_own_relative_sd: Relative = 0.0
 
     def __post_init__(self) -> None:
         for name, seconds in (
@@ -129,10 +140,10 @@ class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     profile_sha256: str
     network_digest: str
     strategy: str
-    batch: int
+    batch: PositiveCount
     roles: tuple[GhostRole, ...]
-    role_of_rank: tuple[int, ...]
-    sources: dict[str, float] = {}
+    role_of_rank: tuple[Index, ...]
+    sources: dict[str, Share] = {}
     extrapolated: tuple[str, ...] = ()
     spread: GhostSpread | None = None
 
@@ -167,13 +178,13 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     profile: str
     profile_sha256: str
-    dilate: float
-    slept_s: dict[str, float]
-    framework_s: dict[str, float]
-    oversleep_s: dict[str, float]
-    without_compute_s: float
-    host_s: float | None = None
-    host_iteration_s: tuple[float, ...] = ()
+    dilate: Ratio
+    slept_s: dict[str, Seconds]
+    framework_s: dict[str, Seconds]
+    oversleep_s: dict[str, SignedSeconds]
+    without_compute_s: SignedSeconds
+    host_s: Seconds | None = None
+    host_iteration_s: tuple[Seconds, ...] = ()
     slow_rank: SlowRank | None = None
     drawn: DrawnSleeps | None = None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.spec.checks import check_counts, check_finite, check_not_negative
+from paradl_bench.spec.bounds import ClockSeconds, Index, RankIndex, Seconds
 from paradl_bench.spec.measurement import read_records
 
 HOSTS_FILE = "hosts.jsonl"
@@ -28,19 +28,14 @@ class RankHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         attempt: at the measurement, counted from 1; an interrupted one takes several. 0 in files of before.
     """
 
-    rank: int
+    rank: RankIndex
     host: str
-    core: int | None = None
-    clock_offset_s: float = 0.0
-    clock_error_s: float = 0.0
-    wall_offset_s: float = 0.0
-    clock_at_s: float | None = None
-    attempt: int = 0
-
-    def __post_init__(self) -> None:
-        check_finite(self, "clock_offset_s", "clock_error_s", "wall_offset_s", "clock_at_s")
-        check_not_negative(self, "clock_error_s")
-        check_counts(self, "rank", "attempt", least=0)
+    core: Index | None = None
+    clock_offset_s: ClockSeconds = 0.0
+    clock_error_s: Seconds = 0.0
+    wall_offset_s: ClockSeconds = 0.0
+    clock_at_s: ClockSeconds | None = None
+    attempt: Index = 0
 
 
 def read_host_records(directory: Path) -> list[RankHost]:

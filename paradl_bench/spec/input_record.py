@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import Bytes, Count, Index, PositiveCount, Seconds
 from paradl_bench.spec.checks import check_aligned, check_counts, check_not_negative, check_samples
 
 FILES_FILE = "files.jsonl"
@@ -30,13 +31,13 @@ class FileSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         decode_s: to pixels in RGB. transform_s: random crop, resizing, flip, to a normalised tensor.
     """
 
-    block: int
+    block: Index
     condition: Condition
-    bytes: tuple[int, ...]
-    pixels: tuple[int, ...]
-    read_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
-    transform_s: tuple[float, ...]
+    bytes: tuple[Bytes, ...]
+    pixels: tuple[Count, ...]
+    read_s: tuple[Seconds, ...]
+    decode_s: tuple[Seconds, ...]
+    transform_s: tuple[Seconds, ...]
 
     def __post_init__(self) -> None:
         labels = ("read_s", "decode_s", "transform_s")
@@ -56,14 +57,14 @@ class BatchSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         calls_per_sample: how many calls each value is the mean of.
     """
 
-    block: int
+    block: Index
     stage: BatchStage
-    batch: int
-    bytes: int
-    samples_s: tuple[float, ...]
+    batch: Count
+    bytes: Bytes
+    samples_s: tuple[Seconds, ...]
     how: CopyHow = ""
     model: str = ""
-    calls_per_sample: int = 1
+    calls_per_sample: PositiveCount = 1
 
     def __post_init__(self) -> None:
         check_samples(self.samples_s, self.stage)
@@ -81,12 +82,12 @@ class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         gaps_s: from one batch to the next. Several workers deliver in bursts: their sum counts, not their median.
     """
 
-    block: int
-    workers: int
-    batch: int
+    block: Index
+    workers: Count
+    batch: PositiveCount
     start: Literal["", "fork", "spawn"]
-    first_s: float
-    gaps_s: tuple[float, ...]
+    first_s: Seconds
+    gaps_s: tuple[Seconds, ...]
 
     def __post_init__(self) -> None:
         check_samples(self.gaps_s, "gaps_s of a loader")

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import Index, PositiveCount, Seconds, Work
 from paradl_bench.spec.checks import check_counts, check_not_negative, check_samples
 
 KERNELS_FILE = "kernels.jsonl"
@@ -31,10 +32,10 @@ class KernelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     kind: str
     stage: KernelStage
-    sizes: dict[str, int]
+    sizes: dict[str, Index]
     settings: dict[str, str] = {}
-    flops: float = 0.0
-    bytes: float = 0.0
+    flops: Work = 0.0
+    bytes: Work = 0.0
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -54,10 +55,10 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     shape: KernelShape
     dtype: str
-    block: int
-    samples_s: tuple[float, ...]
-    calls_per_sample: int = 1
-    reference_s: tuple[float, ...] = ()
+    block: Index
+    samples_s: tuple[Seconds, ...]
+    calls_per_sample: PositiveCount = 1
+    reference_s: tuple[Seconds, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"{self.shape.stage} of {self.shape.kind}"

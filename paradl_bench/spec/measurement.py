@@ -18,6 +18,18 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
+from paradl_bench.spec.bounds import (
+    Bytes,
+    Count,
+    Index,
+    PositiveCount,
+    RankIndex,
+    Ranks,
+    RanksOrUnknown,
+    SchemaVersion,
+    Seconds,
+    SignedSeconds,
+)
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.documents import foreign_document, validation_text
 from paradl_bench.spec.emulation import Emulation, kind_of_emulation
@@ -77,8 +89,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     device: str
     device_name: str
-    device_count: int
-    memory_bytes: int
+    device_count: PositiveCount
+    memory_bytes: Bytes
     hostname: str
     kernel: str
     versions: dict[str, str]
@@ -159,8 +171,8 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format: str
     tool_version: str
     command_lines: tuple[str, ...]
-    rows: int
-    dropped: int
+    rows: Count
+    dropped: Count
     notes: tuple[str, ...] = ()
 
 
@@ -168,7 +180,7 @@ class DroppedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A row of an imported file that was not taken (file ``dropped.jsonl``): the first line that holds it, and why."""
 
     file: str
-    line: int
+    line: Index
     text: str
     why: str
 
@@ -186,7 +198,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         also_on: further hosts on which it went on, where Slurm gave a requeued job another node of the same kind.
     """
 
-    schema_version: int
+    schema_version: SchemaVersion
     kind: MeasurementKind
     command_line: tuple[str, ...]
     arguments: dict[str, str]
@@ -219,15 +231,15 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     operation: str
     phase: PhaseName
     mode: Mode
-    batch: int
+    batch: PositiveCount
     dtype: str
-    ranks_on_host: int
-    rank: int
-    block: int
-    samples_s: tuple[float, ...]
+    ranks_on_host: Ranks
+    rank: RankIndex
+    block: Index
+    samples_s: tuple[Seconds, ...]
     shard: str = ""
-    position: int = 0
-    calls_per_sample: int = 1
+    position: Index = 0
+    calls_per_sample: PositiveCount = 1
     kernel_settings: str = ""
 
     def __post_init__(self) -> None:
@@ -251,24 +263,24 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     model: str
-    batch: int
+    batch: PositiveCount
     dtype: str
     optimizer: str
-    ranks_on_host: int
-    rank: int
-    block: int
-    fw_s: tuple[float, ...]
-    bw_s: tuple[float, ...]
-    wu_s: tuple[float, ...]
-    fw_layers_s: tuple[float, ...]
-    bw_layers_s: tuple[float, ...]
-    fw_between_s: tuple[float, ...]
-    bw_between_s: tuple[float, ...]
-    fw_instrumented_s: tuple[float, ...]
-    bw_instrumented_s: tuple[float, ...]
-    wu_instrumented_s: tuple[float, ...] = ()
+    ranks_on_host: Ranks
+    rank: RankIndex
+    block: Index
+    fw_s: tuple[Seconds, ...]
+    bw_s: tuple[Seconds, ...]
+    wu_s: tuple[Seconds, ...]
+    fw_layers_s: tuple[Seconds, ...]
+    bw_layers_s: tuple[Seconds, ...]
+    fw_between_s: tuple[SignedSeconds, ...]
+    bw_between_s: tuple[SignedSeconds, ...]
+    fw_instrumented_s: tuple[Seconds, ...]
+    bw_instrumented_s: tuple[Seconds, ...]
+    wu_instrumented_s: tuple[Seconds, ...] = ()
     shard: str = ""
-    position: int = 0
+    position: Index = 0
     kernel_settings: str = ""
 
     def __post_init__(self) -> None:
@@ -297,12 +309,12 @@ class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: str
     direction: CopyDirection
-    tensors: int
-    bytes: int
-    ranks_on_host: int
-    rank: int
-    block: int
-    samples_s: tuple[float, ...]
+    tensors: Count
+    bytes: Bytes
+    ranks_on_host: Ranks
+    rank: RankIndex
+    block: Index
+    samples_s: tuple[Seconds, ...]
 
     def __post_init__(self) -> None:
         check_samples(self.samples_s, f"gradients, {self.direction}")
@@ -331,19 +343,19 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tool: str
     operation: str
     level: str
-    ranks: int
-    message_bytes: int
+    ranks: Ranks
+    message_bytes: Bytes
     dtype: str
-    block: int
-    samples_s: tuple[tuple[float, ...], ...]
+    block: Index
+    samples_s: tuple[tuple[Seconds, ...], ...]
     verified: bool
-    calls_per_sample: int = 1
+    calls_per_sample: PositiveCount = 1
     buffers: Literal["", "in_place", "out_of_place"] = ""
     source: str = ""
-    ranks_per_node: int = 0
-    concurrent: int = 1
-    group: int = 0
-    first_rank: int = 0
+    ranks_per_node: RanksOrUnknown = 0
+    concurrent: Ranks = 1
+    group: Index = 0
+    first_rank: RankIndex = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.group < self.concurrent:
@@ -373,15 +385,15 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     library: str
     operation: str
     level: str
-    ranks: int
-    rank: int
-    message_bytes: int
+    ranks: Ranks
+    rank: RankIndex
+    message_bytes: Bytes
     kernel: str
-    block: int
-    compute_alone_s: tuple[float, ...]
-    compute_beside_s: tuple[float, ...]
-    communication_alone_s: tuple[float, ...]
-    communication_beside_s: tuple[float, ...]
+    block: Index
+    compute_alone_s: tuple[Seconds, ...]
+    compute_beside_s: tuple[Seconds, ...]
+    communication_alone_s: tuple[Seconds, ...]
+    communication_beside_s: tuple[Seconds, ...]
 
     def __post_init__(self) -> None:
         labels = ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s")
@@ -402,16 +414,16 @@ class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     source: str
-    rank: int | None
-    ranks: int | None
-    iterations: int
-    span_s: float
-    compute_s: float
-    communication_s: float
-    overlap_s: float
-    copy_s: float
-    idle_s: float
-    optimizer_s: float
+    rank: RankIndex | None
+    ranks: Ranks | None
+    iterations: Count
+    span_s: Seconds
+    compute_s: Seconds
+    communication_s: Seconds
+    overlap_s: Seconds
+    copy_s: Seconds
+    idle_s: Seconds
+    optimizer_s: Seconds
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from paradl_bench.spec.bounds import Bytes, Extent, Flops, Index, check_elements
 from paradl_bench.spec.storage import read_json
 
 Attribute = int | float | bool | str | tuple[int, ...] | None
@@ -31,8 +32,13 @@ _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_
 _OF_DATA_FLOW = ("reads", "writes", "further_outputs", "without_gradient", "state")
 """Fields that tell tensors apart and change no work: digests pass over them always."""
 
-Value = tuple[str, int]
+Value = tuple[str, Index]
 """A tensor that the network's code holds: the layer that returned it last (or ``input``), and which of its outputs."""
+
+_ONE_OUTPUT = frozenset(
+    {"activation", "addmm", "batch_norm", "cat", "conv", "dropout", "elementwise", "embedding", "linear", "softmax"}
+)
+"""Kinds of layers that make one tensor; others may make several, of which a network has the first one's shape."""
 
 RETURNS_INPUT = "returns_input"
 """Attribute of a layer that did nothing: its output is its input, which others still read of the layer before."""
@@ -42,14 +48,13 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A parameter or a buffer: its name in the module, its shape in elements, its dtype."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        if any(extent < 0 for extent in self.shape):
-            raise ValueError(f"shape {self.shape} of {self.name!r} has a negative extent")
+        check_elements(self.shape)
 
     @property
     def elements(self) -> int:
@@ -88,28 +93,26 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: str
     attributes: dict[str, Attribute] = {}
     inputs: tuple[str, ...] = ()
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    output_shape: tuple[int, ...] = ()
+    input_shapes: tuple[tuple[Extent, ...], ...] = ()
+    output_shape: tuple[Extent, ...] = ()
     parameters: tuple[str, ...] = ()
-    fw_flops: int = 0
-    bw_input_flops: int = 0
-    bw_weight_flops: int = 0
-    fw_bytes: int = 0
+    fw_flops: Flops = 0
+    bw_input_flops: Flops = 0
+    bw_weight_flops: Flops = 0
+    fw_bytes: Bytes = 0
     batchless: bool = False
-    batchless_inputs: tuple[int, ...] = ()
+    batchless_inputs: tuple[Index, ...] = ()
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] | None = None
-    further_outputs: tuple[tuple[int, ...], ...] = ()
-    without_gradient: tuple[int, ...] = ()
+    further_outputs: tuple[tuple[Extent, ...], ...] = ()
+    without_gradient: tuple[Index, ...] = ()
     state: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
             raise ValueError(f"layer name {self.name!r} is reserved or empty")
-        if any(extent < 0 for shape in (*self.input_shapes, *self.output_shapes) for extent in shape):
-            raise ValueError(f"layer {self.name!r} has a negative extent in a shape")
-        if min(self.fw_flops, self.bw_input_flops, self.bw_weight_flops, self.fw_bytes) < 0:
-            raise ValueError(f"layer {self.name!r} has negative FLOPs or bytes")
+        for shape in (*self.input_shapes, *self.output_shapes):
+            check_elements(shape)
         if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
 
@@ -170,7 +173,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     name: str
-    input_shape: tuple[int, ...]
+    input_shape: tuple[Extent, ...]
     layers: tuple[Layer, ...]
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...] = ()
@@ -200,6 +203,28 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"gradient_order of {self.name!r} names a parameter that the network lacks")
         if len(set(self.gradient_order)) != len(self.gradient_order):
             raise ValueError(f"gradient_order of {self.name!r} names a parameter twice")
+        check_elements(self.input_shape)
+        if self.layers and self.layers[-1].kind == "loss":
+            self._check_as_traced()
+
+    def _check_as_traced(self) -> None:
+        """Hold layers to what a trace tells; files of other tools have no loss, and less to tell.
+
+        Names of parameters that the network lacks are those of frozen ones, but what got a gradient was read.
+        """
+        read = {name for layer in self.layers for name in layer.parameters}
+        unread = next((name for name in self.gradient_order if name not in read), None)
+        if unread is not None:
+            raise ValueError(f"no layer of {self.name!r} reads parameter {unread!r}, which got a gradient")
+        made = {layer.name: layer for layer in self.layers if layer.kind in _ONE_OUTPUT}
+        for index, layer in enumerate(self.layers):
+            held = {math.prod(shape) for shape in layer.input_shapes}
+            for name in layer.inputs:
+                if name in made and layer.input_shapes and made[name].output_elements not in held:
+                    raise ValueError(
+                        f"layers[{index}].input_shapes: layer {layer.name!r} has no input of"
+                        f" {made[name].output_shape}, which {name!r} makes"
+                    )
 
     @property
     def parameter_elements(self) -> int:

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.spec.bounds import Bytes, PositiveCount, Ranks
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CopyDirection
 from paradl_bench.spec.network import Layer
@@ -391,22 +392,22 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             these run on streams of their own.
     """
 
-    batch: int
+    batch: PositiveCount
     optimizer: str = "sgd"
     batch_norm: Literal["local", "sync"] = "local"
-    first_bucket_bytes: int = 1024 * 1024
-    bucket_cap_bytes: int = 25 * 1024 * 1024
-    micro_batches: int | None = None
+    first_bucket_bytes: Bytes = 1024 * 1024
+    bucket_cap_bytes: Bytes = 25 * 1024 * 1024
+    micro_batches: PositiveCount | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
-    accumulate: int = 1
+    accumulate: PositiveCount = 1
     recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     exchange: str = "flat"
-    ranks_per_node: int | None = None
+    ranks_per_node: Ranks | None = None
     blocking: bool = False
 
     def __post_init__(self) -> None:
@@ -482,7 +483,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The largest number of PEs along an axis, and what sets it (``p <= 64: fewest filters, layer conv1``)."""
 
     axis: str
-    ranks: int
+    ranks: Ranks
     reason: str
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import Index, PositiveBytes, PositiveCount, RankIndex, Ranks, Seconds, Work
 from paradl_bench.spec.checks import check_counts, check_positive, check_samples
 
 RATES_FILE = "rates.jsonl"
@@ -30,15 +31,15 @@ class RateSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     resource: Resource
     kernel: str
-    sizes: dict[str, int]
+    sizes: dict[str, Index]
     dtype: str
-    work: float
-    working_set_bytes: int
-    ranks_on_host: int
-    rank: int
-    block: int
-    samples_s: tuple[float, ...]
-    calls_per_sample: int = 1
+    work: Work
+    working_set_bytes: PositiveBytes
+    ranks_on_host: Ranks
+    rank: RankIndex
+    block: Index
+    samples_s: tuple[Seconds, ...]
+    calls_per_sample: PositiveCount = 1
 
     def __post_init__(self) -> None:
         check_positive(self, "work", where=self.kernel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from paradl_bench.spec.bounds import RankIndex, Slowdown
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import Plan
 from paradl_bench.spec.units import LARGEST_FACTOR
@@ -16,8 +17,8 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ValueError: a factor below 1, or a rank below 0.
     """
 
-    factor: float
-    rank: int = 0
+    factor: Slowdown
+    rank: RankIndex = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.factor <= LARGEST_FACTOR:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paradl_bench.spec.checks import check_not_negative
+from paradl_bench.spec.bounds import SHORTEST_S, PositiveCount, Seconds
 
 Floats = NDArray[np.float64]
 Z90 = 1.6448536269514722
@@ -29,17 +29,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             not add up to the median of the whole when noise falls on one part at a time.
     """
 
-    median_s: float
-    typical_s: float
-    iqr_s: float
-    minimum_s: float
-    samples: int
+    median_s: Seconds
+    typical_s: Seconds
+    iqr_s: Seconds
+    minimum_s: Seconds
+    samples: PositiveCount
 
     def __post_init__(self) -> None:
-        check_not_negative(self, "median_s", "typical_s", "iqr_s", "minimum_s")
         # A profile holds more of these than of anything else: a call for one number would be seen in reading it.
-        if self.samples < 1:
-            raise ValueError(f"samples has to be at least 1, not {self.samples}")
+        if 0.0 < self.median_s < SHORTEST_S or 0.0 < self.typical_s < SHORTEST_S:
+            raise ValueError(f"median_s and typical_s have to be 0 or at least {SHORTEST_S:g}, not less")
 
 
 def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summary:
@@ -54,8 +53,8 @@ def summarise(samples_s: ArrayLike, *, typical: ArrayLike | None = None) -> Summ
     values = np.asarray(samples_s, float)
     if not values.size:
         raise ValueError("no samples to summarise")
-    if not np.all(np.isfinite(values)):
-        raise ValueError("samples have to be finite")
+    if not np.all(np.isfinite(values) & (values >= 0)):
+        raise ValueError("samples have to be finite and not negative")
     low, median, high = np.percentile(values, [25, 50, 75])
     chosen = None if typical is None else values[np.asarray(typical, bool)]
     return Summary(

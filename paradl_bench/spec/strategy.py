@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import Index, Ranks
 from paradl_bench.spec.errors import UserError
 
 AxisKind = Literal["data", "spatial", "filter", "channel", "pipeline", "tensor"]
@@ -43,8 +44,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     kind: AxisKind
-    extents: tuple[int, ...]
-    zero_stage: int = 0
+    extents: tuple[Ranks, ...]
+    zero_stage: Index = 0
 
     def __post_init__(self) -> None:
         if not self.extents or any(extent < 1 for extent in self.extents):

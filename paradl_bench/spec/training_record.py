@@ -10,6 +10,18 @@ from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import (
+    Bytes,
+    ClockSeconds,
+    Count,
+    Extent,
+    Index,
+    Loss,
+    PositiveCount,
+    RankIndex,
+    Ranks,
+    Seconds,
+)
 from paradl_bench.spec.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.ghost_record import GhostRun
@@ -32,9 +44,9 @@ class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     when: Literal["setup", "first", "rebuild", "iteration"]
     operation: str
-    message_bytes: int
-    group: tuple[int, ...]
-    count: int
+    message_bytes: Bytes
+    group: tuple[RankIndex, ...]
+    count: PositiveCount
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +57,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     way: Literal["FW", "BW"]
-    begin_s: tuple[float, ...]
-    end_s: tuple[float, ...]
+    begin_s: tuple[Seconds, ...]
+    end_s: tuple[Seconds, ...]
 
     def __post_init__(self) -> None:
         check_samples(self.begin_s, "begin_s")
@@ -78,20 +90,20 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             itself, behind its forward. Empty where phases tell as much, and in runs of before.
     """
 
-    rank: int
-    first_iteration: int
-    iteration_s: tuple[float, ...]
-    fw_s: tuple[float, ...]
-    bw_s: tuple[float, ...]
-    exposed_ge_s: tuple[float, ...]
-    wu_s: tuple[float, ...]
-    pipeline_idle_s: tuple[float, ...] = ()
-    fw_communication_s: dict[str, tuple[float, ...]] = {}
-    bw_communication_s: dict[str, tuple[float, ...]] = {}
-    collectives_issued: tuple[int, ...] = ()
-    losses: tuple[float, ...] = ()
-    host_begin_s: tuple[float, ...] = ()
-    attempt: int = 0
+    rank: RankIndex
+    first_iteration: Index
+    iteration_s: tuple[Seconds, ...]
+    fw_s: tuple[Seconds, ...]
+    bw_s: tuple[Seconds, ...]
+    exposed_ge_s: tuple[Seconds, ...]
+    wu_s: tuple[Seconds, ...]
+    pipeline_idle_s: tuple[Seconds, ...] = ()
+    fw_communication_s: dict[str, tuple[Seconds, ...]] = {}
+    bw_communication_s: dict[str, tuple[Seconds, ...]] = {}
+    collectives_issued: tuple[Count, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    host_begin_s: tuple[ClockSeconds, ...] = ()
+    attempt: Index = 0
     turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,12 +135,12 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         parts_bytes: parameters, buffers, gradients, optimizer, activations, communication, temporary, input, other.
     """
 
-    rank: int
-    tracked_bytes: int
-    parts_bytes: dict[str, int]
-    allocator_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
+    rank: RankIndex
+    tracked_bytes: Bytes
+    parts_bytes: dict[str, Bytes]
+    allocator_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    device_bytes: Bytes | None = None
 
 
 class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,11 +152,11 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         needed_bytes: what the rank held by then, and that. had_bytes: the device's memory, or the process's limit.
     """
 
-    rank: int
+    rank: RankIndex
     phase: str
-    requested_bytes: int
-    needed_bytes: int
-    had_bytes: int
+    requested_bytes: Bytes
+    needed_bytes: Bytes
+    had_bytes: Bytes
 
 
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,37 +186,37 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     model: str
-    input_shape: tuple[int, ...]
+    input_shape: tuple[Extent, ...]
     strategy: str
-    ranks: int
-    batch: int
+    ranks: Ranks
+    batch: PositiveCount
     dtype: str
     optimizer: str
     backend: str
     launcher: str
-    iterations: int
-    warmup: int
-    bucket_cap_bytes: int
-    first_bucket_bytes: int
+    iterations: Count
+    warmup: Count
+    bucket_cap_bytes: Bytes
+    first_bucket_bytes: Bytes
     network_digest: str
     batch_norm: Literal["local", "sync"] = "local"
-    micro_batches: int | None = None
+    micro_batches: PositiveCount | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
-    accumulate: int = 1
+    accumulate: PositiveCount = 1
     recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     exchange: str = "flat"
-    ranks_per_node: int | None = None
-    cores: tuple[int, ...] = ()
+    ranks_per_node: Ranks | None = None
+    cores: tuple[Index, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
     issued_equals_plan: bool | None = None
     differences: tuple[str, ...] = ()
-    losses: tuple[float, ...] = ()
+    losses: tuple[Loss, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
     did_not_fit: tuple[MemoryShortage, ...] = ()
     ghost: GhostRun | None = None

@@ -180,7 +180,7 @@ def test_a_broken_record_is_named_by_file_line_and_field(tmp_path: Path) -> None
     path = write_layers(tmp_path / "layers")
     record = json.loads((path / "layers.jsonl").read_text().splitlines()[0])
     append_lines(path / "layers.jsonl", [record | {"samples_s": [0.1, -0.2]}])
-    with pytest.raises(UserError, match=r"layers\.jsonl line 51: .*-0\.2, which is no time"):
+    with pytest.raises(UserError, match=r"layers\.jsonl line 51: .*>= 0\.0 - at `\$\.samples_s\[1\]`"):
         fit(path)
 
 

@@ -164,7 +164,7 @@ def test_a_platform_without_bandwidth_makes_no_cluster_and_says_what_was_wrong(l
     held = importers()["paradl-net"].read(log, ImportOptions())
     assert held.clusters == []
     assert reasons(held)[2].startswith(why)
-    assert held.notes == ["a.plat: no cluster is made of it: no BANDWIDTH above 0 could be read"]
+    assert held.notes == ["a.plat: no cluster is made of it: no BANDWIDTH above 1 byte/s could be read"]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,27 @@ _NODE = "{} -- A -- forward_compute_time={}, backward_compute_time=1.0, activati
     ("name", "text", "line", "why"),
     [
         ("osu", _OSU + "8 5 4 6 10\n16 1e300 4 1e300 10\n", 4, "no call takes that long"),
+        ("osu", _OSU + "8 5 4 6 10\n16 1e15 4 1e15 10\n", 4, "no call takes that long"),
+        (
+            "osu",
+            _OSU + "8 5 4 6 10\n1000000000000000000 6 5 7 10\n",
+            4,
+            "1000000000000000000 bytes in 7e-06 s: no link is that fast",
+        ),
+        (
+            "osu",
+            _OSU + "8 5 4 6 10\n9000000000000000000 6 5 7 10\n",
+            4,
+            "9000000000000000000 bytes: no message is that large",
+        ),
         ("osu", _OSU + "8 5 4 6 10\n16 50 60 40 10\n", 4, "its least time is above its largest"),
         ("imb", _IMB + "8 10 4 6 5\n16 10 4 1e300 5\n", 5, "no call takes that long"),
+        (
+            "imb",
+            _IMB.replace("= 4", "= 10000000") + "8 10 4 6 5\n" + _IMB + "8 10 4 6 5\n",
+            4,
+            "10000000 ranks: no more than 1048576 are taken",
+        ),
         ("imb", _IMB + "8 10 4 6 5\n16 10 6 4 5\n", 5, "its least time is above its largest"),
         ("ssgd-trace", _ITERATION + _ITERATION.replace("500", "1e300"), 5, "no layer takes that long"),
         ("pipedream", _NODE.format("node1", 1) + _NODE.format("node2", 1e15), 2, "no layer takes that long"),

@@ -260,7 +260,7 @@ def test_lists_of_one_index_are_of_one_length(record: msgspec.Struct, change: di
 def test_a_negative_time_in_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST)
     append_lines(tmp_path / "layers.jsonl", [LAYER, msgspec.to_builtins(LAYER) | {"samples_s": [-1.0]}])
-    with pytest.raises(UserError, match=r"layers\.jsonl line 2: FW of conv1 holds -1\.0, which is no time"):
+    with pytest.raises(UserError, match=r"layers\.jsonl line 2: .*>= 0\.0 - at `\$\.samples_s\[0\]`"):
         read_records(tmp_path, "layers.jsonl", LayerSamples)
 
 

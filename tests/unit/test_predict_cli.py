@@ -264,7 +264,10 @@ def test_a_broken_profile_is_refused_by_the_field(predict: Caller, change: objec
     [
         ("name: x\nlevels:\n  - {name: node, rank: 2}\n", "`rank`"),
         ("name: x\nlevels:\n  - {name: node, ranks: two}\n", "$.levels[0].ranks"),
-        ("name: x\nlevels:\n  - {name: node, ranks: 2, alpha_s: -1}\n", "alpha_s has to be finite and not negative"),
+        (
+            "name: x\nlevels:\n  - {name: node, ranks: 2, alpha_s: -1}\n",
+            "Expected `float` >= 0.0 - at `$.levels[0].alpha_s`",
+        ),
         ("name: x\nlevels: []\n", "has no levels"),
         ("name: [x\n", "no valid YAML"),
         ("just text", "cluster"),

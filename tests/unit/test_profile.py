@@ -9,20 +9,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate import profile as profile_module
-from calibrate.communication import CommunicationFit, Interference
+from calibrate.communication import CommunicationFit
 from calibrate.communication_time import communication_seconds, pieces_of
-from calibrate.profile import LayerTime, read_profile
+from calibrate.profile import read_profile, write_profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.measure import directory
 from paradl_bench.spec import measurement
-from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.measurement import CopySamples, read_manifest, read_records, stored_version
-from paradl_bench.spec.statistics import Summary
 
 DATA = Path(__file__).parent.parent / "data"
 NEWEST = DATA / f"profile-v{profile_module.SCHEMA_VERSION}.json"
@@ -96,13 +96,24 @@ def test_a_wrong_value_anywhere_raises_nothing_but_user_errors(
         (
             ("layer_times", 3, "time", "median_s"),
             -0.25,
-            "median_s has to be finite and not negative, not -0.25 - at `$.layer_times[3].time`",
+            "Expected `float` >= 0.0 - at `$.layer_times[3].time.median_s`",
         ),
-        (("communication", 0, "beta_s_per_byte"), -1e-9, "- at `$.communication[0]`"),
+        (("communication", 0, "beta_s_per_byte"), -1e-9, "- at `$.communication[0].beta_s_per_byte`"),
+        (("communication", 0, "alpha_s"), 1e300, "<= 1000000000.0 - at `$.communication[0].alpha_s`"),
+        (("communication", 0, "covariance"), [[1.0, 0.5], [0.0, 1.0]], "no covariance"),
+        (("communication", 0, "covariance"), [[1.0, 2.0], [2.0, 1.0]], "no covariance"),
+        (("communication", 0, "bytes_range"), [8, 4], "bytes_range has to rise, not go from 8 to 4"),
+        (("layer_times", 0, "batch"), 0, "Expected `int` >= 1 - at `$.layer_times[0].batch`"),
+        (("layer_times", 0, "ranks_on_host"), 1 << 62, "- at `$.layer_times[0].ranks_on_host`"),
+        (("layer_times", 0, "time", "typical_s"), 1e-300, "at least 1e-15"),
+        (("layer_times", 1), DOCUMENT["layer_times"][0], "layer_times[1] is about the same as layer_times[0]"),
+        (("model_times", 0, "remainder_interval"), [0.5, 0.1], "remainder_interval has to rise"),
+        (("model_times", 0, "iteration_relative_quantiles"), [1.0, 0.9], "do not fall - at `$.model_times[0]`"),
+        (("model_times", 0, "iteration", "typical_s"), 0, "iteration.typical_s is 0"),
         (("layer_times", 0, "batch"), "four", "Expected `int`, got `str` - at `$.layer_times[0].batch`"),
         (("layer_times", 0, "phase"), "forward", "at `$.layer_times[0].phase`"),
         (("model_times", 0, "iteration_relative_quantiles"), [1.0], "at `$.model_times[0]`"),
-        (("interference", 0, "compute_slowdown"), 0.5, "at least 1, not 0.5 - at `$.interference[0]`"),
+        (("interference", 0, "compute_slowdown"), 0.5, ">= 1.0 - at `$.interference[0].compute_slowdown`"),
         (("sources", 0, "environment"), 7, "names environment 7, which is not there"),
         (("cluster", "levels"), [], "has no levels - at `$.cluster`"),
         (("sources", 0, "colour"), "blue", "unknown field `colour` - at `$.sources[0]`"),
@@ -231,22 +242,21 @@ def test_a_measurement_of_an_older_version_is_not_gone_on_with(tmp_path: Path, m
         )
 
 
-def test_every_number_that_a_profile_holds_is_checked() -> None:
-    summary = Summary(median_s=1.0, typical_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3)
-    time = {
-        "operation": "x",
-        "phase": "FW",
-        "mode": "in_situ",
-        "batch": 1,
-        "dtype": "fp32",
-        "ranks_on_host": 1,
-        "time": summary,
-    }
-    with pytest.raises(ValueError, match="block_relative_sd has to be finite"):
-        LayerTime(**time, block_relative_sd=math.nan)
-    entry = DOCUMENT["interference"][0]
-    with pytest.raises(ValueError, match="communication_slowdown has to be finite and at least 1"):
-        Interference(**{**entry, "communication_slowdown": math.inf})
+def test_nothing_is_written_that_could_not_be_read_again(tmp_path: Path) -> None:
+    profile = read_profile(NEWEST)
+    wrong = msgspec.structs.replace(profile.layer_times[0], block_relative_sd=-1.0)
+    with pytest.raises(WorkError, match=r"layer_times\[0\]\.block_relative_sd"):
+        write_profile(tmp_path / "p.json", msgspec.structs.replace(profile, layer_times=(wrong,)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_times_of_0_are_refused(tmp_path: Path) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    for entry in document["layer_times"]:
+        entry["time"]["typical_s"] = 0.0
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    assert "every time in layer_times is 0" in refused(path)
 
 
 def fit_of(low: int, high: int, alpha_s: float, beta_s_per_byte: float, algorithm: str = "ring") -> CommunicationFit:
@@ -291,4 +301,4 @@ def test_pieces_know_their_own_algorithm() -> None:
     pieces = pieces_of(operation, [fit_of(4096, 8192, 1e-5, 1e-9), fit_of(1, 2048, 1e-5, 1e-9, "tree")])
     assert [piece.algorithm.name for piece in pieces] == ["tree", "ring"]
     with pytest.raises(UserError, match="unknown algorithm of all_reduce 'rnig': did you mean ring"):
-        pieces_of(operation, [fit_of(1, 2, 0.0, 0.0, "rnig")])
+        pieces_of(operation, [fit_of(1, 2, 1e-5, 1e-9, "rnig")])

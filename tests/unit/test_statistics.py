@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.spec.statistics import Z90, Summary, bootstrap_median_interval, summarise
 
-seconds = st.floats(0, 1e6, allow_subnormal=False)
+seconds = st.just(0.0) | st.floats(1e-9, 1e6)
 samples = st.lists(seconds, min_size=1, max_size=40)
 
 
@@ -40,22 +40,18 @@ def test_times_twice_as_long_have_twice_the_spread(values: list[float], factor: 
     [[], [1.0, math.nan], [math.inf], [-1.0]],
 )
 def test_what_are_no_times_is_refused(values: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"no samples|to be finite"):
+    with pytest.raises(ValueError, match=r"no samples|to be finite and not negative"):
         summarise(values)
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"median_s": math.nan}, "median_s has to be finite"),
-        ({"iqr_s": -1.0}, "iqr_s has to be finite and not negative"),
-        ({"minimum_s": math.inf}, "minimum_s has to be finite"),
-        ({"samples": 0}, "samples has to be at least 1"),
-    ],
+    ("change", "where"),
+    [({"iqr_s": -1.0}, "iqr_s"), ({"minimum_s": 1e300}, "minimum_s"), ({"samples": 0}, "samples")],
 )
-def test_a_summary_validates_itself(change: dict[str, float], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        msgspec.structs.replace(Summary(median_s=1.0, typical_s=1.0, iqr_s=0.1, minimum_s=0.9, samples=3), **change)
+def test_a_summary_is_held_to_its_bounds_where_it_is_read(change: dict[str, float], where: str) -> None:
+    summary = {"median_s": 1.0, "typical_s": 1.0, "iqr_s": 0.1, "minimum_s": 0.9, "samples": 3}
+    with pytest.raises(msgspec.ValidationError, match=rf"Expected .* - at `\$\.{where}`"):
+        msgspec.convert(summary | change, Summary)
 
 
 @given(samples)

@@ -18,12 +18,12 @@ from paradl_bench.measure.importers.failures import Watched
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.numbers_read import decimal, whole
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import implausible_call
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 
 _BENCHMARK = re.compile(r"#\s*Benchmarking (\S{1,60})")
-_PROCESSES = re.compile(r"#\s*(?:\( *(\d{1,6}) groups of (\d{1,7}) processes|#processes = (\d{1,7}))")
+_PROCESSES = re.compile(r"#\s*(?:\( *(\d{1,18}) groups of (\d{1,18}) processes|#processes = (\d{1,18}))")
 _VERSION = re.compile(r"Intel\(R\) MPI Benchmarks ([\w.]{1,30})|Intel \(R\) MPI Benchmark Suite V([\w.]{1,30})")
 _MPI = re.compile(r"#\s*MPI Version\s*:\s*([\d.]{1,10})")
 _REDUCTION_TYPE = re.compile(r"#\s*MPI_Datatype for reductions\s*:\s*(MPI_\w{1,20})")
@@ -241,12 +241,10 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
         return "no bytes were sent; --keep empty takes it all the same"
     if _time_us(values) <= 0:
         return "no time above 0"
-    return _implausible(values, options)
+    return implausible_call(table.ranks or 1, size, _time_us(values) * 1e-6) or _implausible(values, options)
 
 
 def _implausible(values: dict[str, str], options: ImportOptions) -> str | None:
-    if _time_us(values) * 1e-6 > LONGEST_S:
-        return "no call takes that long"
     if (decimal(values.get("t_min[usec]", "")) or 0.0) > _time_us(values):
         return "its least time is above its largest"
     if (decimal(values.get("defects", "0")) or 0.0) > 0 and "wrong" not in options.keep:

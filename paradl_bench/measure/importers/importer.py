@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from paradl_bench.measure.importers.plausible import check_readable
 from paradl_bench.spec.cluster import NODE, Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
@@ -193,10 +194,9 @@ class Importer:
         name: as the command takes it (``nccl-tests``).
         reads: in words, for the command's help.
         kind: of the measurement directory that is written.
-        read: from a file's bytes to what it holds. Any bytes give a result or one :class:`UserError`.
     """
 
-    __slots__ = ("kind", "name", "read", "reads")
+    __slots__ = ("_read", "kind", "name", "reads")
 
     def __init__(
         self,
@@ -209,7 +209,18 @@ class Importer:
         self.name = name
         self.reads = reads
         self.kind: Literal["collectives", "layers"] = kind
-        self.read = read
+        self._read = read
+
+    def read(self, log: LogFile, options: ImportOptions) -> Imported:
+        """From a file's bytes to what it holds. Any bytes give a result or one :class:`UserError`.
+
+        Raises:
+            UserError: the file is none of the format, or holds what no format of ours can hold.
+        """
+        held = self._read(log, options)
+        for records in (held.collectives, held.layers, held.networks, held.clusters, held.traces, held.batches):
+            check_readable(records, log.path)
+        return held
 
 
 def _without_mark(content: bytes) -> str:

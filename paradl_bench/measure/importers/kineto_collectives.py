@@ -13,6 +13,7 @@ from typing import Any
 
 from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.measure.importers.kineto_events import Event, Kernel, Trace
+from paradl_bench.spec.bounds import MOST_RANKS
 from paradl_bench.spec.measurement import CollectiveSamples
 
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)(?:Dev)?(?:Kernel|_kernel)|^nccl", re.IGNORECASE)
@@ -137,7 +138,7 @@ def _key(kernel: Kernel, calls: _Annotations, trace: Trace, options: ImportOptio
     dtype, message_bytes = sizes
     info = trace.properties.get("distributedInfo")
     ranks = options.ranks or (info.get("world_size") if isinstance(info, dict) else None)
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks < 10**7:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks <= MOST_RANKS:
         return "the trace does not say how many ranks: give --ranks"
     return _defined(operation, dtype, message_bytes, ranks)
 

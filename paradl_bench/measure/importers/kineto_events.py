@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paradl_bench.measure.importers.importer import LogFile
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
 from paradl_bench.spec.errors import UserError
 
 _US = 1e-6
-_LONGEST_EVENT_S = LONGEST_S / 1000
+_LONGEST_EVENT_S = LONGEST_CALL_S
 """Sums over what a layer runs have to stay below what a layer may take."""
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "Runtime"}
 _DEVICE = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy", "gpu_memset": "copy"}

@@ -18,7 +18,7 @@ from paradl_bench.measure.importers.nccl_operations import (
     suggested_ranks,
 )
 from paradl_bench.measure.importers.nccl_rows import Half, Row
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import implausible_call, implausible_time
 from paradl_bench.spec.measurement import CollectiveSamples
 
 
@@ -224,7 +224,10 @@ def _why_not(row: Row, half: Half, kind: Kind, ranks: int, options: ImportOption
         return "wrong results; --keep wrong takes it all the same"
     if half.seconds <= 0:
         return "a time of 0"
-    if max([half.seconds, *(time for each in half.samples_s for time in each)]) > LONGEST_S:
+    why = implausible_call(ranks, row.size_bytes, half.seconds)
+    if why is not None:
+        return why
+    if any(implausible_time(time) for each in half.samples_s for time in each):
         return "no call takes that long"
     expected = row.size_bytes * kind.moved(ranks) / half.seconds / 1e9
     slack = half.algbw.rounding * 1.02 + expected * (half.rounding_s / half.seconds) * 1.05 + expected * 1e-5

@@ -21,7 +21,7 @@ from paradl_bench.measure.importers.importer import Imported, Importer, ImportOp
 from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import implausible_call
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 
@@ -189,6 +189,10 @@ def _row(
     values = dict(zip(table.columns, words, strict=True))
     size = int(words[0])
     ranks = _ranks(result, table, options, path)
+    why = implausible_call(ranks, size, _time_us(values) * 1e-6)
+    if why is not None:
+        result.drop(number, line, why)
+        return
     if table.operation == "reduce_scatter":
         # OSU counts what all ranks keep together.
         if size % ranks:
@@ -239,8 +243,6 @@ def _why_not(table: _Table, words: list[str], options: ImportOptions) -> str | N
         return "no bytes were sent; --keep empty takes it all the same"
     if _time_us(values) <= 0:
         return "no time above 0"
-    if _time_us(values) * 1e-6 > LONGEST_S:
-        return "no call takes that long"
     least, largest = decimal(values.get("Min Latency(us)", "")), decimal(values.get("Max Latency(us)", ""))
     if least is not None and largest is not None and least > largest:
         return "its least time is above its largest"

@@ -18,15 +18,22 @@ from dataclasses import dataclass
 
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
+from paradl_bench.spec.bounds import MOST_BYTES, MOST_RANKS
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples
 from paradl_bench.spec.network import Attribute, Layer, Network, Tensor
 
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
-_SMALLEST_BANDWIDTH = 1e-290
-_LARGEST = 1e300
+_SMALLEST_BANDWIDTH = 1.0
+_LARGEST: dict[str, float] = {
+    "MEM_PER_NODE": MOST_BYTES,
+    "BANDWIDTH": FASTEST_BYTES_PER_S,
+    "LATENCY": LONGEST_CALL_S,
+    "MAX_NODE": MOST_RANKS,
+    "GPU_PER_NODE": MOST_RANKS,
+}
 _HEADS = ("Dataset", "Input", "Model")
 _KIND = re.compile(r"(CONV|FC|BNORM|RELU|MPOOL|APOOL|ADD|DROPOUT)")
 _SPLIT_LAYERS = re.compile(r"\s{0,40}\d{1,9}\s{1,40}\S{1,80}\s{0,40}\|\s{0,40}[01]\s{0,40}")
@@ -78,7 +85,7 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
     if "NODE_SPEED" in values:
         result.notes.append(f"{log.path}: NODE_SPEED is not used; layer times are measured, not derived from FLOP/s")
     if values.get("BANDWIDTH", 0.0) <= _SMALLEST_BANDWIDTH:
-        result.notes.append(f"{log.path}: no cluster is made of it: no BANDWIDTH above 0 could be read")
+        result.notes.append(f"{log.path}: no cluster is made of it: no BANDWIDTH above 1 byte/s could be read")
         return result
     result.clusters.append(_cluster(log, values, options))
     return result
@@ -93,12 +100,12 @@ def _platform_value(fields: list[str]) -> float | str:
     if value is None or value < 0:
         return f"the value of {key} is no number from 0 on"
     unit = fields[2] if len(fields) > 2 else ""
-    if key not in _UNITS or not unit:
-        return value
-    factor = _UNITS[key](unit)
+    factor = _UNITS[key](unit) if key in _UNITS and unit else 1.0
     if factor is None:
         return f"the unit of {key}, {unit[:40]!r}, is not known: {_UNITS_SHOWN[key]}"
-    return min(value * factor, _LARGEST)
+    if value * factor > _LARGEST.get(key, math.inf):
+        return f"no {key} is that large"
+    return value * factor
 
 
 def _bytes_of(unit: str) -> float | None:
@@ -150,8 +157,8 @@ _UNITS_SHOWN = {
 
 
 def _cluster(log: LogFile, values: dict[str, float], options: ImportOptions) -> Cluster:
-    each = max(1, round(min(values.get("GPU_PER_NODE", 1.0), 1e6)))
-    ranks = max(1, round(min(values.get("MAX_NODE", 1.0), 1e9))) * each
+    each = max(1, round(values.get("GPU_PER_NODE", 1.0)))
+    ranks = min(MOST_RANKS, max(1, round(values.get("MAX_NODE", 1.0))) * each)
     memory = values.get("MEM_PER_NODE", 0.0) / each
     level = Level(
         name=options.level or "system",
@@ -202,7 +209,7 @@ def _row(fields: list[str], names: set[str]) -> NetLine | str:
     seconds = decimal(fields[4]) if len(fields) == 5 and fields[4] else 0.0
     if None in shapes or seconds is None or seconds < 0:
         return "a shape or the time is no number"
-    if seconds > LONGEST_S:
+    if seconds > LONGEST_CALL_S:
         return "no layer takes that long"
     x, w, y = (shape for shape in shapes if shape is not None)
     if kind.group() in ("CONV", "FC") and len(w) < 2:

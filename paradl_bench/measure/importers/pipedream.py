@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
+from paradl_bench.spec.bounds import MOST_ELEMENTS
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples, PhaseName
 from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network, Tensor
@@ -116,8 +117,10 @@ def _node(match: re.Match[str]) -> _Node | str:
     numbers = [*times, *sizes, parameters]
     if any(number is None or not 0 <= number < _MAX_BYTES for number in numbers):
         return "a time or size is no number"
-    if any(time is not None and time * 1e-3 > LONGEST_S for time in times):
+    if any(time is not None and time * 1e-3 > LONGEST_CALL_S for time in times):
         return "no layer takes that long"
+    if max(parameters or 0.0, sum(size or 0.0 for size in sizes)) > MOST_ELEMENTS:
+        return "no layer is that large"
     activation = sum(size for size in sizes if size is not None)
     return _Node(
         name=match.group(1),

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
 from paradl_bench.measure.importers.numbers_read import decimal, whole
-from paradl_bench.spec.checks import LONGEST_S
+from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
+from paradl_bench.spec.bounds import MOST_ELEMENTS
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BatchSamples
 from paradl_bench.spec.measurement import CollectiveSamples, LayerSamples, PhaseName
@@ -127,11 +128,11 @@ def _why_not(words: list[str]) -> str | None:
         return f"{len(words)} of {_COLUMNS} columns"
     place, size = whole(words[0]), decimal(words[5])
     times = [decimal(word) for word in words[2:5]]
-    if place is None or place < 0 or size is None or not 0 <= size < 2**62 or size != int(size):
+    if place is None or place < 0 or size is None or not 0 <= size <= MOST_ELEMENTS or size != int(size):
         return "the number of the layer or its size is no count"
     if any(time is None or time < 0 for time in times):
         return "a time is no number"
-    if any(time is not None and time * 1e-6 > LONGEST_S for time in times):
+    if any(time is not None and time * 1e-6 > LONGEST_CALL_S for time in times):
         return "no layer takes that long"
     return None
 
