@@ -68,8 +68,12 @@ Ratio = Annotated[float, msgspec.Meta(ge=1e-9, le=_MOST_RELATIVE)]
 Slowdown = Annotated[float, msgspec.Meta(ge=1, le=_MOST_RELATIVE)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(ge=1e-9, le=1)]
-Loss = Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)]
-"""Of a training run: whatever the model computes, if it is finite."""
+Cores = Annotated[float, msgspec.Meta(ge=0, le=float(MOST_RANKS))]
+"""How many cores something kept busy, in the mean."""
+AnyFloat = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
+"""Whatever a model computes or is told, if it is finite: losses, settings of layers."""
+AnyInt = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Settings of layers: slices end at 2**63 - 1."""
 
 
 def check_elements(extents: tuple[int, ...]) -> None:

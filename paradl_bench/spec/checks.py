@@ -16,8 +16,8 @@ import msgspec
 # A module's own name is found faster than an attribute of math, and a float is compared with a float fastest.
 _INFINITY = math.inf
 _ROUNDING = 1e-6
-LONGEST_S = 1e7
-"""Four months: what is longer is no measurement."""
+LONGEST_S = 1e9
+"""Thirty years: what is longer is no measurement, and its square no number."""
 
 
 def check_finite(owner: msgspec.Struct, *labels: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from paradl_bench.spec.bounds import Cores, PositiveCount, PositiveSeconds
 from paradl_bench.spec.checks import check_counts, check_not_negative, check_positive
 from paradl_bench.spec.measurement import read_records
 
@@ -26,11 +27,11 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         while_measuring: false for the moment before.
     """
 
-    seconds: float
-    cores: int
-    other_cores: float = 0.0
-    stolen_cores: float = 0.0
-    throttled_cores: float = 0.0
+    seconds: PositiveSeconds
+    cores: PositiveCount
+    other_cores: Cores = 0.0
+    stolen_cores: Cores = 0.0
+    throttled_cores: Cores = 0.0
     while_measuring: bool = True
 
     def __post_init__(self) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.spec.bounds import Bytes, Extent, Flops, Index, check_elements
+from paradl_bench.spec.bounds import AnyFloat, AnyInt, Bytes, Extent, Flops, Index, check_elements
 from paradl_bench.spec.storage import read_json
 
-Attribute = int | float | bool | str | tuple[int, ...] | None
+Attribute = AnyInt | AnyFloat | bool | str | tuple[AnyInt, ...] | None
 
 # Text that reads as nothing but text; numbers, JSON's constants and anything with a separator are quoted in a key.
 _PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|NaN|Infinity)$)[A-Za-z_][A-Za-z0-9_.:-]*", re.ASCII)

@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 from paradl_bench.spec.bounds import (
+    AnyFloat,
     Bytes,
     ClockSeconds,
     Count,
     Extent,
     Index,
-    Loss,
     PositiveCount,
     RankIndex,
     Ranks,
@@ -101,7 +101,7 @@ class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     fw_communication_s: dict[str, tuple[Seconds, ...]] = {}
     bw_communication_s: dict[str, tuple[Seconds, ...]] = {}
     collectives_issued: tuple[Count, ...] = ()
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[AnyFloat, ...] = ()
     host_begin_s: tuple[ClockSeconds, ...] = ()
     attempt: Index = 0
     turns: tuple[Turn, ...] = ()
@@ -216,7 +216,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     planned: tuple[IssuedCollective, ...] = ()
     issued_equals_plan: bool | None = None
     differences: tuple[str, ...] = ()
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[AnyFloat, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
     did_not_fit: tuple[MemoryShortage, ...] = ()
     ghost: GhostRun | None = None
