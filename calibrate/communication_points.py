@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.measurement import CollectiveSamples
 from paradl_bench.spec.registry import lookup
+from paradl_bench.spec.units import counted
 
 _TOOLS = ("torch", "mpi4py", "nccl-tests", "rccl-tests", "osu", "imb")
 
@@ -49,8 +51,10 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
     Raises:
         UserError: an operation that has no cost terms; one that was imported is left out instead.
     """
+    samples = tuple(samples)
     groups, of_runs = _by_key(samples)
-    notes = [f"{' '.join(key)}: times from traces of runs hold the wait for other ranks: left out" for key in of_runs]
+    notes = _of_one_rank(samples)
+    notes += [f"{' '.join(key)}: times from traces of runs hold the wait for other ranks: left out" for key in of_runs]
     points: dict[Key, list[Point]] = {}
     node_ranks: dict[str, int] = {}
     for (library, _, level), group in groups.items():
@@ -64,6 +68,19 @@ def read_points(samples: Iterable[CollectiveSamples], operations: Mapping[str, C
         points[key], more = _points(key, group, operation, node_ranks.get(key[0], 1))
         notes += more
     return MeasuredPoints(points, tuple(notes))
+
+
+def _of_one_rank(samples: Iterable[CollectiveSamples]) -> list[str]:
+    """What is left out since a rank by itself sends nothing, by what it is and where it was read."""
+    counts: Counter[tuple[Key, str]] = Counter()
+    for sample in samples:
+        if sample.ranks <= 1:
+            counts[(sample.library, sample.operation, sample.level), sample.source.rpartition(":")[0]] += 1
+    return [
+        f"{' '.join(key)}: {counted(count, 'row')} of one rank, which sends nothing, {'is' if count == 1 else 'are'}"
+        f" left out{f' ({file})' if file else ''}"
+        for (key, file), count in sorted(counts.items())
+    ]
 
 
 def _by_key(samples: Iterable[CollectiveSamples]) -> tuple[dict[Key, list[CollectiveSamples]], list[Key]]:

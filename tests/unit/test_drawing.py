@@ -40,6 +40,13 @@ def test_every_collective_is_drawn_with_its_points(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     above, below = figures[0].axes
     assert "gloo all_reduce, level node" in above.get_title()
+    errors = sorted(
+        abs(point.held_out_s / point.measured_s - 1)
+        for fit in profile.communication
+        if fit.operation == "all_reduce"
+        for point in fit.measured
+    )
+    assert above.get_title().endswith(f"in the median, {errors[-1]:.1%} at most")
     assert above.get_xscale() == above.get_yscale() == "log"
     labels = [text.get_text() for text in above.get_legend().get_texts()]
     assert labels == ["2 ranks", "4 ranks", "fit, with 90% interval of the line"]

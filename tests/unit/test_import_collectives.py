@@ -410,3 +410,26 @@ def test_every_row_of_the_public_logs_is_recovered_by_the_count_of_a_second_meth
     found = imports.compare_logs()
     assert {each.file: each.differences for each in found if each.differences} == {}
     assert sum(each.counted for each in found) > 1500
+
+
+ONE_RANK = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+# Using devices
+#  Rank  0 Group  0 Pid   4000 on        n01 device  0 [0000:10:00] Example H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1     2.10    0.49    0.00      0     0.50    2.05    0.00      0
+        2048           512     float     sum      -1     2.10    0.98    0.00      0     0.50    4.10    0.00      0
+        4096          1024     float     sum      -1     2.10    1.95    0.00      0     0.50    8.19    0.00      0
+"""
+
+
+def test_rows_of_one_rank_are_said_to_be_left_out_of_fits(tmp_path: Path) -> None:
+    log = tmp_path / "all_reduce_alone.log"
+    log.write_text(ONE_RANK)
+    arguments = ["import", "nccl-tests", str(log), "--level", "node", "--op", "all_reduce"]
+    done = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert f"note: {log}: 6 rows of one rank, which sends nothing: calibrate fit leaves them out" in done.output
+    with pytest.raises(UserError) as error:
+        fit_profile([tmp_path / "out"], command_line=(), force=False)
+    assert f"nccl all_reduce node: 6 rows of one rank, which sends nothing, are left out ({log})" in str(error.value)

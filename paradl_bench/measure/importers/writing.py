@@ -34,6 +34,7 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.units import counted
 
 
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,11 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
         held = importer.read(log, options)
         if any(not record.level for record in held.collectives):
             raise UserError(f"{log.path} does not say whether ranks shared a host: give --level node, or system")
+        alone = sum(record.ranks <= 1 for record in held.collectives)
+        if alone:
+            held.notes.append(
+                f"{log.path}: {counted(alone, 'row')} of one rank, which sends nothing: calibrate fit leaves them out"
+            )
         if held.networks and held.lost_layers:
             _check_whole(log, held, options)
         found.append(FileRead(log=log, held=held))
