@@ -216,15 +216,19 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unread = next((name for name in self.gradient_order if name not in read), None)
         if unread is not None:
             raise ValueError(f"no layer of {self.name!r} reads parameter {unread!r}, which got a gradient")
-        made = {layer.name: layer for layer in self.layers if layer.kind in _ONE_OUTPUT}
+        # What works in place on a part of a tensor is an input of what reads the whole.
+        made = {
+            layer.name: layer.output_elements
+            for layer in self.layers
+            if layer.kind in _ONE_OUTPUT and not layer.attributes.get("in_place")
+        }
         for index, layer in enumerate(self.layers):
             held = {math.prod(shape) for shape in layer.input_shapes}
-            for name in layer.inputs:
-                if name in made and layer.input_shapes and made[name].output_elements not in held:
-                    raise ValueError(
-                        f"layers[{index}].input_shapes: layer {layer.name!r} has no input of"
-                        f" {made[name].output_shape}, which {name!r} makes"
-                    )
+            unlike = [name for name in layer.inputs if held and name in made and made[name] not in held]
+            if unlike:
+                raise ValueError(
+                    f"layers[{index}].input_shapes: {layer.name!r} has no input as large as what {unlike[0]!r} makes"
+                )
 
     @property
     def parameter_elements(self) -> int:

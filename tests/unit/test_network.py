@@ -108,7 +108,9 @@ def test_inputs_are_their_producers_outputs_in_what_was_traced() -> None:
     relu = msgspec.structs.replace(RELU, inputs=("conv1",), input_shapes=(CONV.output_shape,), output_shape=(7,))
     assert network(layers=(CONV, relu, loss), gradient_order=())
     wrong = msgspec.structs.replace(relu, input_shapes=((5, 5),))
-    with pytest.raises(ValueError, match=r"layers\[1\]\.input_shapes: layer 'relu' has no input of .*'conv1' makes"):
+    with pytest.raises(
+        ValueError, match=r"layers\[1\]\.input_shapes: 'relu' has no input as large as what 'conv1' makes"
+    ):
         network(layers=(CONV, wrong, loss), gradient_order=())
     with pytest.raises(ValueError, match=r"no layer of 'tiny' reads parameter 'head\.bias', which got a gradient"):
         network(layers=(CONV, relu, loss))
