@@ -8,6 +8,7 @@ matplotlib comes with the extra ``paradl[plots]``; it is loaded when something i
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import Z90
+from paradl_bench.spec.storage import file_name, write_bytes_atomically
 from paradl_bench.spec.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def draw_profile(profile: Profile, directory: Path) -> list[Path]:
         raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return [_draw(fits, directory / f"{'-'.join(key)}.png") for key, fits in sorted(groups.items())]
+        return [_draw(fits, directory / f"{file_name('-'.join(key))}.png") for key, fits in sorted(groups.items())]
     except OSError as error:
         raise UserError(f"cannot draw into {directory}: {error.strerror or error}") from error
 
@@ -75,7 +77,9 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     _label(above, below, points)
     first = fits[0]
     above.set_title(f"{first.library} {first.operation}, level {first.level}: {_words(fits)}", fontsize=11, wrap=True)
-    figure.savefig(path, dpi=130)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=130, format="png")
+    write_bytes_atomically(path, drawn.getvalue())
     return path
 
 

@@ -12,13 +12,14 @@ uncompiled without a word (too many versions of one function; a layer that it ca
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
-import msgspec
 import torch
 import torch._dynamo
 import torch._inductor.config
@@ -26,8 +27,10 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import counters
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.overrides import TorchFunctionMode
 
+from paradl_bench.measure.compiler import refuse_open_cache
 from paradl_bench.measure.directory import MeasurementDirectory
 from paradl_bench.measure.probes import OperationProbe
 from paradl_bench.measure.process_groups import RankContext
@@ -152,13 +155,19 @@ def compiled(function: Call, name: str, *, whole_graph: bool = False) -> Call:
     # each function has code of its own.
     code = call.__code__.replace(co_name=name)
     own = FunctionType(code, call.__globals__, name, None, call.__closure__)
+    _refuse_others_code()
     made: Call = torch.compile(own, dynamic=False, fullgraph=whole_graph, backend=BACKEND)
     return made
 
 
 def compile_in_place(module: torch.nn.Module) -> None:
     """A module's kernels made by torch at its first call; it stays the module that it was."""
+    _refuse_others_code()
     module.compile(dynamic=False, backend=BACKEND)
+
+
+def _refuse_others_code() -> None:
+    refuse_open_cache(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()))
 
 
 class _Functions(TorchFunctionMode):
@@ -268,7 +277,7 @@ class CompiledModel:
 
 def keep_records(models: Sequence[CompiledModel], context: RankContext, directory: MeasurementDirectory | None) -> None:
     """Keep what every start of a measurement compiled; a collective."""
-    own = [msgspec.to_builtins(record) for model in models for record in model.records(context.rank)]
-    rows = [row for of_rank in context.gather(own) for row in of_rank]
+    own = [record for model in models for record in model.records(context.rank)]
+    rows = [row for of_rank in context.gather(own, list[CompileRecord]) for row in of_rank]
     if directory is not None and rows:
-        directory.append(COMPILED_FILE, [msgspec.convert(row, CompileRecord) for row in rows])
+        directory.append(COMPILED_FILE, rows)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import stat
 import subprocess
+from pathlib import Path
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import KernelSettings
@@ -39,6 +41,26 @@ def refuse_without_compiler(settings: KernelSettings, device: str) -> None:
         given = os.environ.get(variable)
         wanted = f"{variable}={given}, which is not there" if given else f"{names[0]}, and none is on the PATH"
         raise UserError(f"--compile: torch makes kernels with {wanted}: install one, or name another in {variable}")
+
+
+def refuse_open_cache(folder: Path) -> None:
+    """Refuse a folder of compiled code that is another user's, or that all can write; made where there is none.
+
+    torch's own has a name that anyone can guess, in a directory where anyone can make it.
+
+    Raises:
+        UserError: says what to do.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise UserError(f"cannot keep compiled code in {folder}: {error.strerror or error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+        raise UserError(
+            f"torch keeps compiled code in {folder}, where others can put theirs: set TORCHINDUCTOR_CACHE_DIR to a"
+            " folder of yours"
+        )
 
 
 def _find(choices: tuple[str, ...]) -> str | None:

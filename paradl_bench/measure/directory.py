@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from paradl_bench.measure.host_watch import HostWatch
-from paradl_bench.measure.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release
+from paradl_bench.measure.writer_lock import is_lock, lock_for_writing, refuse_locked, release
 from paradl_bench.spec.emulation import words_of_emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_load import LOAD_FILE, HostLoad, read_load
@@ -34,6 +34,7 @@ from paradl_bench.spec.storage import (
     append_together,
     cut_torn_line,
     encode_pretty,
+    file_name,
     undo_unfinished,
     write_bytes_atomically,
 )
@@ -165,7 +166,7 @@ def _refuse_foreign(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether a process that was killed before it wrote the manifest may have left a file."""
-    return path.name == LOCK_NAME or _is_temporary(path)
+    return is_lock(path) or _is_temporary(path)
 
 
 def _is_temporary(path: Path) -> bool:
@@ -243,8 +244,7 @@ def emulation_noted(path: Path) -> str:
 
 def write_network(directory: Path, network: Network) -> None:
     """Keep the graph that was measured: ``network-resnet18.json``, with _ for what a file name can't hold."""
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in network.name)
-    write_bytes_atomically(directory / f"network-{name}.json", encode_pretty(network))
+    write_bytes_atomically(directory / f"network-{file_name(network.name)}.json", encode_pretty(network))
 
 
 def now_utc() -> str:

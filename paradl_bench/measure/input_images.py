@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import Condition
-from paradl_bench.spec.storage import MOST_BYTES, open_regular
+from paradl_bench.spec.storage import MOST_BYTES, open_regular, write_bytes_atomically
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif"))
 _MEAN, _SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -71,11 +71,7 @@ def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
     for index in range(count):
         path = folder / f"class{index % _SYNTHETIC_CLASSES}" / f"{index:06d}.jpg"
         if not path.exists():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write_image(path, np.random.default_rng([seed, index]))
-            except OSError as error:
-                raise WorkError(f"cannot write {path}: {error.strerror or error}") from error
+            _write_image(path, np.random.default_rng([seed, index]))
         yield path
 
 
@@ -86,13 +82,10 @@ def _write_image(path: Path, generator: np.random.Generator) -> None:
         coarse = generator.standard_normal((size.height // cell + 2, size.width // cell + 2, 3), np.float32)
         scaled = [Image.fromarray(coarse[..., channel]).resize(size, Image.Resampling.BICUBIC) for channel in range(3)]
         total += weight * np.stack([np.asarray(each) for each in scaled], axis=-1)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as stream:
-        Image.fromarray(np.clip(128 + total, 0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
-        stream.flush()
-        # Pages that still have to be written to disk can't be dropped from the cache.
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    encoded = io.BytesIO()
+    Image.fromarray(np.clip(128 + total, 0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=90)
+    # It is on the disk then: pages that still have to be written there can't be dropped from the cache.
+    write_bytes_atomically(path, encoded.getvalue())
 
 
 def _drawn_size(generator: np.random.Generator) -> ImageSize:

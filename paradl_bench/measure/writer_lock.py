@@ -11,12 +11,16 @@ import errno
 import fcntl
 import os
 import platform
+import re
+import stat
 from pathlib import Path
 from typing import IO
 
 from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.storage import open_own
 
 LOCK_NAME = ".lock"
+_MOST_BYTES = 512
 
 # File systems that have no locks, or whose lock server does not answer: a warning would be all that could be done.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -24,11 +28,20 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _held: dict[Path, IO[str]] = {}
 
 
+# What a lock holds, or nothing where its writer was killed before it wrote.
+_CONTENT = re.compile(r"(process \d{1,20} on [\w.-]{1,255})?\n?", re.ASCII)
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file is a lock of this program's, which may be taken over."""
+    return path.name == LOCK_NAME and _content(path) is not None
+
+
 def lock_for_writing(directory: Path) -> None:
     """Make this process the directory's one writer until it ends; nothing where it is that already.
 
     Raises:
-        UserError: another process writes there; the message names it.
+        UserError: another process writes there, which the message names; or the file is no lock of this program's.
         WorkError: the lock's file can't be made.
     """
     key = directory.resolve()
@@ -38,7 +51,9 @@ def lock_for_writing(directory: Path) -> None:
     if taken is None:
         raise UserError(f"{directory} is being written by {_holder(directory)}: wait for it, or give another directory")
     taken.truncate(0)
-    taken.write(f"process {os.getpid()} on {platform.node()}\n")
+    # A name that a host can't have is left out.
+    host = re.sub(r"[^\w.-]", "", platform.node(), flags=re.ASCII)[:255] or "localhost"
+    taken.write(f"process {os.getpid()} on {host}\n")
     taken.flush()
     _held[key] = taken
 
@@ -60,7 +75,7 @@ def refuse_locked(directory: Path) -> None:
     """
     if directory.resolve() in _held or not (directory / LOCK_NAME).exists():
         return
-    with contextlib.suppress(OSError), open(directory / LOCK_NAME, encoding="utf-8") as stream:
+    with contextlib.suppress(OSError), open(_open(directory / LOCK_NAME), encoding="utf-8") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,7 +90,7 @@ def _take(directory: Path) -> IO[str] | None:
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            stream = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+            stream = open(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise WorkError(f"cannot write {path}: {error.strerror or error}", resumable=True) from error
         try:
@@ -90,12 +105,28 @@ def _take(directory: Path) -> IO[str] | None:
         # Whoever held it may have removed the file since it was opened: then the lock is on a file that is no more.
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(stream.fileno()).st_ino == path.stat().st_ino:
+                if not is_lock(path):
+                    stream.close()
+                    raise UserError(f"{path} is no lock of this program's: remove it, or give another directory")
                 return stream
         stream.close()
 
 
 def _holder(directory: Path) -> str:
+    return (_content(directory / LOCK_NAME) or "").strip() or "another process"
+
+
+def _content(path: Path) -> str | None:
+    """What a lock's file says; None where it is none, or can't be read."""
     try:
-        return (directory / LOCK_NAME).read_text(encoding="utf-8").strip() or "another process"
+        with open(_open(path), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return None
+            text = stream.read(_MOST_BYTES).decode("ascii", errors="replace")
     except OSError:
-        return "another process"
+        return None
+    return text if _CONTENT.fullmatch(text) else None
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

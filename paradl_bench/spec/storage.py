@@ -118,6 +118,50 @@ def _too_large(most_bytes: int) -> str:
     return f"it holds more than {format_bytes(most_bytes)}"
 
 
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of the user's own for writing; the only way in which this program opens one that may be there.
+
+    No link is followed, and what has a second name, is no regular file or is somebody else's is left alone: whoever
+    can write to a directory could have a file of the user's changed by putting a link to it there. A file counts as
+    the user's own where who owns it owns the directory too, as in a folder that a group shares.
+
+    Args:
+        flags: as of ``os.open``; with ``O_TRUNC`` the file is emptied once it is seen to be the user's own.
+
+    Raises:
+        OSError: it can't be opened. UserError: it is not the user's own.
+    """
+    try:
+        descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP or path.is_symlink():
+            raise UserError(f"{path} is a link, through which nothing is written: remove it") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no regular file"
+            raise UserError(f"{path} {what}, and nothing is written to it: remove it")
+        if found.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+            raise UserError(f"{path} belongs to another user, and nothing is written to it: give another place")
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def file_name(name: str) -> str:
+    """A name that a file or an option gave, as part of a path: it can lead nowhere else.
+
+    Everything but ASCII letters and digits, ``.``, ``_`` and ``-`` is replaced, and a ``.`` at the beginning.
+    """
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)
+    shown = kept[:100] or "unnamed"
+    return f"_{shown[1:]}" if shown.startswith(".") else shown
+
+
 def write_text_atomically(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, or leave it as it was.
 
@@ -244,9 +288,8 @@ def _end_of_lines(path: Path) -> int:
 def _append(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", buffering=0) as stream:
-            with open(path, "rb") as reader:
-                end = end_of_last_line(reader)
+        with open(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0) as stream:
+            end = end_of_last_line(stream)
             stream.truncate(end)
             try:
                 _write_whole(stream, content)
@@ -272,7 +315,7 @@ def cut_torn_line(path: Path) -> int:
         WorkError: the file can't be changed.
     """
     try:
-        with open(path, "r+b", buffering=0) as stream:
+        with open(open_own(path, os.O_RDWR), "r+b", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             end = end_of_last_line(stream)
             stream.truncate(end)

@@ -75,3 +75,13 @@ def test_what_can_not_be_drawn_is_said(profile: Profile, tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'paradl\[plots\]'"):
         draw_profile(profile, tmp_path)
+
+
+@pytest.mark.parametrize("library", ["../../evil", "/tmp/paradl-evil", "..", "a/b"])
+def test_drawings_stay_in_their_directory(profile: Profile, tmp_path: Path, library: str) -> None:
+    renamed = tuple(msgspec.structs.replace(fit, library=library) for fit in profile.communication)
+    inside = tmp_path / "a" / "b" / "png"
+    paths = draw_profile(msgspec.structs.replace(profile, communication=renamed), inside)
+    assert len(paths) == 2
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
+    assert {path.parent for path in paths} == {inside}

@@ -33,7 +33,7 @@ from paradl_bench.spec.measurement import (
     is_complete,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import encode_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.spec.storage import encode_lines, encode_pretty, file_name, write_bytes_atomically
 from paradl_bench.spec.units import counted
 
 
@@ -263,12 +263,6 @@ def _networks(files: Sequence[FileRead]) -> list[Network]:
                 raise UserError(f"{found[network.name][1]} and {file.log.path} both describe {network.name}")
             found[network.name] = network, file.log.path
     return [network for network, _ in found.values()]
-
-
-def file_name(name: str) -> str:
-    """A name as part of a file's name: everything but letters, digits, ``.``, ``_`` and ``-`` replaced."""
-    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)
-    return kept[:100] or "unnamed"
 
 
 def numbered(records: Sequence[CollectiveSamples]) -> list[CollectiveSamples]:

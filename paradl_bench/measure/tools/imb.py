@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paradl_bench.measure.tools.tool import Job, SweepTool
+from paradl_bench.spec.storage import write_text_atomically
 
 _BENCHMARKS = {
     "all_reduce": "Allreduce",
@@ -23,7 +24,7 @@ def _arguments(job: Job) -> list[str]:
     # A reduce-scatter's size is of what all ranks keep together.
     factor = job.ranks if job.operation == "reduce_scatter" else 1
     sizes = job.folder / f"{job.stem}.sizes"
-    sizes.write_text("".join(f"{factor * size}\n" for size in job.message_bytes))
+    write_text_atomically(sizes, "".join(f"{factor * size}\n" for size in job.message_bytes))
     multi = ["-multi", "0"] if job.concurrent > 1 else []
     return [_BENCHMARKS[job.operation], "-npmin", str(job.ranks), *multi, "-msglen", str(sizes)]
 

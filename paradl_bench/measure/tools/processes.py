@@ -14,7 +14,7 @@ from pathlib import Path
 from paradl_bench.measure.tools.tool import Launcher, SweepTool
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.printed import plain_lines
-from paradl_bench.spec.storage import open_regular
+from paradl_bench.spec.storage import open_own, open_regular
 
 _HELP_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
@@ -123,7 +123,7 @@ def run_program(
     Raises:
         WorkError: it can't be started.
     """
-    with open(log, "wb") as output:
+    with open(open_own(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
         words = [*(f"{name}='{value}'" for name, value in (variables or {}).items()), *command]
         output.write((" ".join(words) + "\n").encode())
         output.flush()
