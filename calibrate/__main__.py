@@ -1,6 +1,10 @@
-"""``python -m calibrate``."""
+"""``python -m calibrate``: the same as ``calibrate``."""
 
-from calibrate.cli import main
+from paradl_bench.spec.working_directory import leave_out_working_directory
 
-if __name__ == "__main__":
-    main()
+# Before anything else is imported.
+leave_out_working_directory()
+
+from calibrate.cli import main  # noqa: E402
+
+main()

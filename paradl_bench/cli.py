@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import sys
 
 import click
 
@@ -40,12 +39,4 @@ def group() -> None:
 
 def main() -> None:
     """Entry point of ``paradl-bench``."""
-    _append_working_directory()
     run_command(group, "paradl-bench")
-
-
-def _append_working_directory() -> None:
-    # A user's package.module:factory is found in the working directory; it goes last, so that a user's predict.py
-    # cannot shadow ours. `python -m` puts it first, which this undoes.
-    here = os.getcwd()
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] + [here]

@@ -197,7 +197,7 @@ def _iterations_text() -> str:
 
 
 def _run(step: Step) -> None:
-    command = [sys.executable, "-m", step.module, *step.arguments]
+    command = [sys.executable, "-P", "-m", step.module, *step.arguments]
     result = subprocess.run(
         command, stdout=None if step.shown else subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
     )

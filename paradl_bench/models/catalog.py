@@ -13,6 +13,7 @@ from paradl_bench.models.language_sizes import language_model_names, size_of
 from paradl_bench.models.token_tasks import TokenTask
 from paradl_bench.models.torchvision_import import fit_torchvision, import_torchvision_models
 from paradl_bench.spec.errors import UserError, unknown_choice
+from paradl_bench.spec.working_directory import importing_from_working_directory
 
 if TYPE_CHECKING:
     import torch
@@ -217,6 +218,11 @@ def _from_torchvision(name: str) -> torch.nn.Module:
 
 
 def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
+    with importing_from_working_directory():
+        return _from_module(name)
+
+
+def _from_module(name: str) -> tuple[Any, tuple[int, ...] | None]:
     module_name, _, attribute = name.partition(":")
     # Before the user's module imports what fails where torchvision alone would.
     fit_torchvision()

@@ -59,7 +59,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
 
 def _arguments(job: Job) -> list[str]:
     sizes = ",".join(map(str, job.message_bytes))
-    return ["-m", PROGRAM, job.operation, sizes, str(job.point_s), str(job.concurrent), str(job.report_path)]
+    return ["-P", "-m", PROGRAM, job.operation, sizes, str(job.point_s), str(job.concurrent), str(job.report_path)]
 
 
 def _runs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
