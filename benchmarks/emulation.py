@@ -229,21 +229,21 @@ def take_part(work: LayoutWork, context: RankContext) -> None:
     """Measure as a rank, one after the other, together with the other ranks."""
     for sweep in work.sweeps:
         # Rank 0's word: what it has just ended others might not have seen before.
-        if context.share(not sweep.complete):
+        if context.share(not sweep.complete, bool):
             with _timed(context, sweep.directory):
                 measure_collectives(sweep.request, context, Path(sweep.directory), _COMMAND)
             gc.collect()
     profile = Path(work.cases[0].profile)
-    if context.share(not profile.exists()):
+    if context.share(not profile.exists(), bool):
         if context.rank == 0:
             fit(profile, work.sweeps, Path(work.host), [traced(model) for model in work.models])
             context.barrier()
         else:
             context.rest()
     for case in work.cases:
-        if context.share(case.complete):
+        if context.share(case.complete, bool):
             continue
-        if work.is_over(context.share(time.monotonic())):
+        if work.is_over(context.share(time.monotonic(), float)):
             return
         case.request.check()
         with _timed(context, case.directory):

@@ -182,7 +182,7 @@ def on_rank(cases: list[Case], output: Path) -> None:
     """What each rank runs."""
     with join_ranks("gloo", "cpu", timeout_s=900) as context:
         for case in cases:
-            found = context.gather(compare(case, context))
+            found = context.gather(compare(case, context), dict)
             gc.collect()
             if context.rank == 0:
                 lines = tuple(f"rank {rank}, {line}" for rank, own in enumerate(found) for line in own["differences"])

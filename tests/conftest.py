@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 
 # Before torch is imported anywhere: tests that compute share the machine with others, and ranks take a core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ranks that tests start as torchrun and srun do leave no secret in the user's home.
+os.environ.setdefault("PARADL_SECRET", secrets.token_hex(32))
 
 from hypothesis import HealthCheck, settings
 

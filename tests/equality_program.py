@@ -112,7 +112,7 @@ class Comparison:
             self.model.loss(outputs, targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             whole = [p.sum().item() for name, p in self.model.module.named_parameters() if name not in parts]
-            found = self.context.gather((self.own.start, outputs.tolist(), whole))
+            found = self.context.gather((self.own.start, outputs.tolist(), whole), tuple[int, list, list])
             assert [other for other in found if other[0] == self.own.start] == [
                 (self.own.start, outputs.tolist(), whole)
             ] * (len(found) // self.replicas)

@@ -158,7 +158,7 @@ sys.path.append(sys.argv[1])
 before = threads()
 with join_ranks("gloo", "cpu", timeout_s=60) as context:
     assert threads() > before
-    found = context.gather({case: compare(case, context) for case in sys.argv[2:]})
+    found = context.gather({case: compare(case, context) for case in sys.argv[2:]}, dict)
     if context.rank == 0:
         open(sys.argv[1] + "/found.json", "w").write(json.dumps(found))
 # A thread of gloo's that outlives the interpreter aborts the process.

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from paradl_bench.collectives.proof import prove_ranks
+
 if TYPE_CHECKING:
     import datetime
 
@@ -60,6 +62,7 @@ def make_group(ranks: Sequence[int], *, silent: bool = False) -> ProcessGroup:
 
     backend = _SILENT_BACKEND if silent else None
     made: ProcessGroup = dist.new_group(list(ranks), timeout=_limit(), backend=backend)
+    prove_ranks(made)
     return made
 
 

@@ -39,11 +39,6 @@ class EmulatedCluster:
             return contextlib.nullcontext()
         return self.namespaces[self.layout.node_of(rank)].entered()
 
-    @property
-    def meeting_address(self) -> str:
-        """Where rank 0 listens."""
-        return self.layout.address(0) if self.namespaces else "127.0.0.1"
-
     def variables(self, rank: int) -> dict[str, str]:
         """What a rank is told of its node."""
         found = {RECORD: msgspec.json.encode(self.record).decode()}
@@ -55,7 +50,6 @@ class EmulatedCluster:
             NODE_NAME: self.layout.name(self.layout.node_of(rank)),
             "LOCAL_RANK": str(self.layout.local_rank(rank)),
             "LOCAL_WORLD_SIZE": str(self.layout.ranks_per_node),
-            "MASTER_ADDR": self.meeting_address,
             "GLOO_SOCKET_IFNAME": INTERFACE,
         }
 

@@ -95,7 +95,7 @@ def emulate(request: TrainingRequest, network: Network, context: RankContext) ->
             spread=request.spread,
         )
         made = msgspec.json.encode(table)
-    table = read_table(context.share(made), f"rank 0's table of {request.emulate}")
+    table = read_table(context.share(made, bytes), f"rank 0's table of {request.emulate}")
     dilate = 1.0 if request.dilate is None else request.dilate
     longer = 1.0 if request.slow_rank is None else request.slow_rank.of_rank(context.rank)
     draws, drawn = None, None
@@ -129,9 +129,7 @@ def measure_host_time(
         count = request.accumulate if stages == 1 else micro_batches(request.settings, stages)
         found = _host_time(twin, model, network, batch, count)
         found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})
-    twin.sleeper.host_s = msgspec.json.decode(
-        context.share(msgspec.json.encode(found.of_call_s)), type=dict[str, float]
-    )
+    twin.sleeper.host_s = context.share(found.of_call_s, dict[str, float])
     return found
 
 
@@ -198,9 +196,9 @@ def awake_iterations(
             begin = time.perf_counter()
             iterate()
             spent.append(time.perf_counter() - begin)
-            if len(spent) == 1 and context.share(spent[0]) > _ENOUGH_S:
+            if len(spent) == 1 and context.share(spent[0], float) > _ENOUGH_S:
                 break
-    return tuple(map(max, zip(*context.gather(spent), strict=True)))
+    return tuple(map(max, zip(*context.gather(spent, list[float]), strict=True)))
 
 
 def describe_run(
@@ -226,7 +224,7 @@ def describe_run(
         dilate=ghost.dilate,
         slow_rank=ghost.slow_rank,
         drawn=ghost.drawn,
-        slept_s=max(context.gather(asked), key=lambda phases: sum(phases.values())),
+        slept_s=max(context.gather(asked, dict[str, float]), key=lambda phases: sum(phases.values())),
         framework_s=host.framework_s,
         oversleep_s=host.oversleep_s,
         without_compute_s=without_compute_s,

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,15 +22,14 @@ from typing import IO
 from paradl_bench.emulate_nodes.cluster import NODE_NAME, RECORD, EmulatedCluster
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.hang import HangWatch
+from paradl_bench.measure.launch_secret import SECRET, new_secret
 from paradl_bench.measure.rank_place import (
     DOES_NOT_FIT,
     LAUNCHER_PID,
-    LISTENER,
     MARK,
     PEER_FAILURES,
     PEER_LOST,
-    port_in_use,
-    whole_number,
+    STORE,
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 from paradl_bench.spec.interruption import Terminated
@@ -140,21 +138,23 @@ def launch_ranks(
         cluster: emulated nodes to start them on; None for the host itself.
 
     Raises:
-        UserError: a rank ended with a user's mistake (exit code 2), or the port in ``MASTER_PORT`` is in use.
+        UserError: a rank ended with a user's mistake (exit code 2).
         WorkError: a rank failed (names it, its exit code or signal, its last lines), hung, or the time was up.
         KeyboardInterrupt: passed on, as its subclass Terminated is, after the ranks got the same signal and have ended.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     kills_before = _kills_for_memory()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(os.environ.get("MASTER_PORT"), cluster))
+        # Ranks inherit it, and nobody else can open it: it has no name.
+        store = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+        variables_of_all = {**(environment or {}), SECRET: new_secret(), STORE: str(store.fileno())}
         files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(ranks)]
         watch = HangWatch(ranks, hang_timeout_s, stack)
         started: list[_Started] = []
         stack.callback(_kill, started)
         for rank, stderr in enumerate(files):
-            variables = _rank_variables(rank, ranks, device, listener, environment or {}) | watch.variables(rank)
-            descriptors = watch.descriptors(rank) + ((listener.fileno(),) if rank == 0 else ())
+            variables = _rank_variables(rank, ranks, device, variables_of_all) | watch.variables(rank)
+            descriptors = (*watch.descriptors(rank), store.fileno())
             with contextlib.nullcontext() if cluster is None else cluster.entered(rank):
                 variables |= {} if cluster is None else cluster.variables(rank)
                 started.append(_start(command, rank, variables, descriptors, stderr))
@@ -166,32 +166,7 @@ def launch_ranks(
             raise
 
 
-def _listen(port: str | None, cluster: EmulatedCluster | None) -> socket.socket:
-    """A listening socket for the ranks' store: made here, handed to rank 0, so that nobody takes the port between."""
-    if cluster is None:
-        return _listen_at("127.0.0.1", port)
-    with cluster.entered(0):
-        return _listen_at(cluster.meeting_address, port)
-
-
-def _listen_at(address: str, port: str | None) -> socket.socket:
-    number = 0 if port is None else whole_number("MASTER_PORT", port)
-    if number > 65535:
-        raise UserError(f"MASTER_PORT={number} is no port: ports end at 65535")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, number))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UserError(port_in_use(number, error.strerror or str(error))) from None
-    return listener
-
-
-def _rank_variables(
-    rank: int, ranks: int, device: str, listener: socket.socket, environment: Mapping[str, str]
-) -> dict[str, str]:
+def _rank_variables(rank: int, ranks: int, device: str, environment: Mapping[str, str]) -> dict[str, str]:
     # A shell inside of another run may hold what belongs to that.
     foreign = ("TORCHELASTIC_", NODE_NAME, RECORD)
     variables = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
@@ -208,15 +183,14 @@ def _rank_variables(
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
             "PARADL_PROGRESS": "1" if shown else "0",
+            # Of ranks, and of what they start: no module of the working directory is imported unasked.
+            "PYTHONSAFEPATH": "1",
             MARK: "own",
             LAUNCHER_PID: str(os.getpid()),
         }
     )
     if rank == 0:
-        variables[LISTENER] = str(listener.fileno())
         variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
     return variables
 

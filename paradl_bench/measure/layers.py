@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from paradl_bench.measure.autocast import autocast_to
@@ -115,7 +114,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
             write_network(output, network)
-    done = context.share(_finished(directory))
+    done = context.share(_finished(directory), _Done)
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
     plan = _block_plan(request, len(subjects))
@@ -155,7 +154,11 @@ def _open(
     )
 
 
-def _finished(directory: MeasurementDirectory | None) -> set[tuple[str, int, str, int, int, int]]:
+_Done = set[tuple[str, int, str, int, int, int]]
+"""Model, batch, shard, position, ranks on the host and block of what was measured."""
+
+
+def _finished(directory: MeasurementDirectory | None) -> _Done:
     if directory is None:
         return set()
     records = directory.records(ITERATIONS_FILE, IterationSamples)
@@ -307,14 +310,14 @@ def _append(directory: MeasurementDirectory | None, context: RankContext, record
         context.rest()
     else:
         context.barrier()
-    gathered = context.gather({name: [msgspec.to_builtins(r) for r in rows] for name, rows in (records or {}).items()})
+    kinds = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}
+    rows = {
+        name: context.gather((records or {}).get(name, []), list[kind])  # type: ignore[valid-type]
+        for name, kind in kinds.items()
+    }
     if directory is not None:
-        kinds = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}
         directory.append_together(
-            {
-                name: [msgspec.convert(row, kind) for rank in gathered for row in rank.get(name, ())]
-                for name, kind in kinds.items()
-            }
+            {name: [row for of_rank in of_all for row in of_rank] for name, of_all in rows.items()}
         )
 
 

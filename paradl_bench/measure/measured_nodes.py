@@ -33,7 +33,7 @@ def note_places(context: RankContext, directory: MeasurementDirectory | None) ->
 
 def _note_nodes(context: RankContext, directory: MeasurementDirectory | None, noted: HostNotes) -> None:
     # Rank 0's word: what one rank takes part in, all have to.
-    wanted = context.share(len(noted.speaking) > 1 or "SLURM_JOB_ID" in os.environ)
+    wanted = context.share(len(noted.speaking) > 1 or "SLURM_JOB_ID" in os.environ, bool)
     if not wanted or nodes_of_rank() is not None:
         return
     found: tuple[NodeFinding, ...] = ()

@@ -39,12 +39,11 @@ def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> Jo
 
 def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tuple[NodeFinding, ...]) -> JobNodes:
     """The same where it is known on which host each rank is, and how far its clock is off."""
-    own = context.gather(msgspec.to_builtins(findings))
+    own = context.gather(findings, tuple[NodeFinding, ...])
     nodes = []
     for host in dict.fromkeys(place.host for place in places):
         ranks = tuple(place.rank for place in places if place.host == host)
-        found = msgspec.convert(own[ranks[0]], tuple[NodeFinding, ...])
-        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=found))
+        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=own[ranks[0]]))
     return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
 
 

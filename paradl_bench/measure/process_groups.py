@@ -11,21 +11,20 @@ import datetime
 import gc
 import importlib
 import os
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paradl_bench.collectives.process_group import make_group
+from paradl_bench.collectives.proof import prove_ranks, use_run_key
 from paradl_bench.emulate_nodes.cluster import nodes_of_rank
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.pulse import beat, begin_pulse
 from paradl_bench.measure.rank_place import (
     BACKENDS,
-    LISTENER,
     NO_BACKEND,
     PEER_FAILURES,
     PEER_LOST,
@@ -34,15 +33,12 @@ from paradl_bench.measure.rank_place import (
     check_backend,
     die_with_launcher,
     launcher_of_environment,
-    port_in_use,
     ranks_of_node,
-    whole_number,
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
 
@@ -113,29 +109,39 @@ class RankContext:
         backend = self.backend if count > 1 else NO_BACKEND
         return dataclasses.replace(self, ranks=count, backend=backend, group=group)
 
-    def share(self, value: T) -> T:
-        """Rank 0's value on every rank; a collective, so never inside what is timed."""
+    def share(self, value: T, of: Any) -> T:
+        """Rank 0's value on every rank; a collective, so never inside what is timed.
+
+        Args:
+            of: its type, which is checked where it arrives.
+        """
         beat()
         if self.backend == NO_BACKEND:
             return value
-        import torch.distributed as dist
+        from paradl_bench.measure.messages import share_value
 
-        box = [value]
-        dist.broadcast_object_list(box, group=self.group, group_src=0)
+        shared: T = share_value(value, of, self.group, self._message_device)
         beat()
-        return box[0]
+        return shared
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of ranks, on every rank; a collective, so never inside what is timed."""
+    def gather(self, value: T, of: Any) -> list[T]:
+        """Every rank's value, in the order of ranks, on every rank; a collective, so never inside what is timed.
+
+        Args:
+            of: the type of each, which is checked where it arrives.
+        """
         beat()
         if self.backend == NO_BACKEND:
             return [value]
-        import torch.distributed as dist
+        from paradl_bench.measure.messages import gather_values
 
-        boxes: list[T] = [value] * self.ranks
-        dist.all_gather_object(boxes, value, self.group)
+        gathered: list[T] = gather_values(value, of, self.group, self._message_device)
         beat()
-        return boxes
+        return gathered
+
+    @property
+    def _message_device(self) -> str | torch.device:
+        return self.device if self.backend == "nccl" else "cpu"
 
 
 def _check_backend_built(backend: str) -> None:
@@ -207,10 +213,11 @@ def join_ranks(
         beat()
         yield context
         return
-    _init_process_group(place, backend, timeout_s)
-    beat()
     try:
+        _init_process_group(place, backend, timeout_s)
+        beat()
         with _peers():
+            prove_ranks(_world())
             yield context
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)
@@ -227,9 +234,21 @@ def _leave() -> None:
     """
     import torch.distributed as dist
 
+    from paradl_bench.measure.meeting import forget_stores
+
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+    use_run_key(None)
+    forget_stores()
+
+
+def _world() -> torch.distributed.ProcessGroup:
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    assert world is not None
+    return world
 
 
 def _begin_again_with_thresholds() -> None:
@@ -313,65 +332,27 @@ def scheduling_policy() -> str:
 def _init_process_group(place: RankPlace, backend: str, timeout_s: float) -> None:
     import torch.distributed as dist
 
+    from paradl_bench.measure.meeting import first_line, meet
+    from paradl_bench.measure.messages import unpickle_plain_values_alone
+
     # Its functions take the default group as the default of an argument; imported later, as tracing does, they would
     # keep it (see _leave).
     importlib.import_module("torch.distributed.nn.functional")
+    unpickle_plain_values_alone()
+    if backend == "gloo" and ranks_of_node(place.launcher, place.ranks) == place.ranks:
+        # As this program's own launcher has it: nobody on the network can reach ranks that are all on this host.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = datetime.timedelta(seconds=timeout_s)
-    store = None if place.launcher == "torchrun" else _store(place, timeout)
+    store, key = meet(place, timeout)
+    use_run_key(key)
     try:
-        if store is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=timeout)
     except (RuntimeError, ValueError) as error:
+        if isinstance(error, ParadlError):
+            raise
         raise WorkError(
-            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {_first(error)}", resumable=True
+            f"rank {place.rank} could not join {place.ranks} ranks over {backend}: {first_line(error)}", resumable=True
         ) from error
-
-
-def _store(place: RankPlace, timeout: datetime.timedelta) -> TCPStore:
-    """The store through which ranks meet: rank 0 listens, on the launcher's socket where it handed one over."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    host, port = _meeting_point(place)
-    inherited = os.environ.pop(LISTENER, None)
-    try:
-        if inherited is None:
-            return TCPStore(host, port, place.ranks, place.rank == 0, timeout)
-        return TCPStore(host, port, place.ranks, True, timeout, master_listen_fd=int(inherited))
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise UserError(port_in_use(port, "address already in use")) from None
-        raise WorkError(f"rank {place.rank} could not reach rank 0 at {host}:{port}: {_first(error)}") from error
-
-
-def _meeting_point(place: RankPlace) -> tuple[str, int]:
-    if place.launcher == "own":
-        return os.environ["MASTER_ADDR"], whole_number("MASTER_PORT", os.environ["MASTER_PORT"])
-    host = os.environ.get("MASTER_ADDR") or _first_slurm_host()
-    given = os.environ.get("MASTER_PORT")
-    if given is not None:
-        return host, whole_number("MASTER_PORT", given)
-    # All ranks of a step derive the same port; consecutive steps of a job take different ones.
-    job, step = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return host, 20000 + (whole_number("SLURM_JOB_ID", job) * 31 + whole_number("SLURM_STEP_ID", step)) % 12000
-
-
-def _first_slurm_host() -> str:
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-    if not nodes:
-        raise UserError(
-            "--launcher srun: SLURM_JOB_NODELIST is not set; start this command through srun, or set MASTER_ADDR"
-        )
-    command = ["scontrol", "show", "hostnames", nodes]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise WorkError(f"`{' '.join(command)}` failed ({error}); set MASTER_ADDR to the first host") from error
-    hosts = result.stdout.split()
-    if not hosts:
-        raise WorkError(f"`{' '.join(command)}` named no host; set MASTER_ADDR to the first host")
-    return hosts[0]
 
 
 @contextlib.contextmanager
@@ -382,7 +363,9 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, ParadlError) or not _is_peer_failure(error):
             raise
-        raise WorkError(f"{PEER_LOST}: {_first(error)}", resumable=True) from error
+        from paradl_bench.measure.meeting import first_line
+
+        raise WorkError(f"{PEER_LOST}: {first_line(error)}", resumable=True) from error
 
 
 def _is_peer_failure(error: RuntimeError) -> bool:
@@ -391,7 +374,3 @@ def _is_peer_failure(error: RuntimeError) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return any(mark in str(error) for mark in PEER_FAILURES)
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

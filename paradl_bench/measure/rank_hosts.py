@@ -35,7 +35,7 @@ class HostNotes:
     def __init__(self, context: RankContext, directory: MeasurementDirectory | None) -> None:
         self._context, self._directory = context, directory
         before = [] if directory is None else directory.records(HOSTS_FILE, RankHost)
-        self.attempt: int = context.share(1 + max((record.attempt for record in before), default=0))
+        self.attempt: int = context.share(1 + max((record.attempt for record in before), default=0), int)
         self.places = hosts_of_ranks(context, attempt=self.attempt)
         self._append(self.places)
         self.speaking = frozenset({record.host: record.rank for record in reversed(self.places)}.values())
@@ -71,7 +71,7 @@ def hosts_of_ranks(context: RankContext, *, host: str | None = None, attempt: in
     Args:
         host: of this rank; None for the node's name. attempt: to be noted.
     """
-    hosts = context.gather(node_name() if host is None else host)
+    hosts = context.gather(node_name() if host is None else host, str)
     # One rank a host answers for all of them: they share its clock, as emulated nodes do that of their one host.
     clocks = hosts if nodes_of_rank() is None else [hosts[0]] * len(hosts)
     first = {name: clocks.index(name) for name in dict.fromkeys(clocks)}
@@ -79,8 +79,8 @@ def hosts_of_ranks(context: RankContext, *, host: str | None = None, attempt: in
     for name, rank in first.items():
         if rank:
             measured[name] = _offsets(context, rank)
-    of_hosts = context.share(measured)
-    cores = context.gather(context.core)
+    of_hosts = context.share(measured, dict[str, _Offsets])
+    cores = context.gather(context.core, int | None)
     return tuple(_record(rank, hosts[rank], cores[rank], of_hosts[clocks[rank]], attempt) for rank in range(len(hosts)))
 
 

@@ -22,8 +22,8 @@ NO_BACKEND = "none"
 
 MARK = "PARADL_LAUNCHER"
 LAUNCHER_PID = "PARADL_LAUNCHER_PID"
-LISTENER = "PARADL_LISTEN_FD"
-"""Variables that a launcher sets for its ranks: that it is this program, its process, the store's socket."""
+STORE = "PARADL_STORE_FD"
+"""Variables that a launcher sets for its ranks: that it is this program, its process, the file in which they meet."""
 PEER_LOST = "lost the connection to another rank"
 """How the error of a rank starts whose peer went away: another one is to blame."""
 PEER_FAILURES = (

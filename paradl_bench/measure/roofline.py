@@ -72,7 +72,7 @@ def measure_roofline(
     clock = clock_for(context.device)
     kernels = _quick_enough(rate_kernels(context.device, request.dtypes, context.ranks), clock, context)
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
-    done = context.share(_finished(directory))
+    done = context.share(_finished(directory), set[_Done])
     plan = _plan(request, len(kernels), context.ranks)
     with progress("doctor", len(plan)) as bar:
         for block, index, ranks in plan:
@@ -103,7 +103,7 @@ def _quick_enough(kernels: list[RateKernel], clock: Clock, context: RankContext)
         kept = [index for index in kept if index not in slow]
         if slow and context.rank == 0:
             say(f"{dtype}: {len(slow)} larger kernels are left out, a call of which would take over a second")
-    return [kernels[index] for index in context.share(kept)]
+    return [kernels[index] for index in context.share(kept, list[int])]
 
 
 def _open(
@@ -190,6 +190,6 @@ def _seconds_a_call(clock: Clock, call: Callable[[], object], calls: int) -> flo
 
 
 def _keep(context: RankContext, directory: MeasurementDirectory | None, record: RateSamples | None) -> None:
-    rows = context.gather(None if record is None else msgspec.to_builtins(record))
+    rows = context.gather(record, RateSamples | None)
     if directory is not None:
-        directory.append(RATES_FILE, [msgspec.convert(row, RateSamples) for row in rows if row is not None])
+        directory.append(RATES_FILE, [row for row in rows if row is not None])

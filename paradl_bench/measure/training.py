@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from paradl_bench.emulate.layers import hold_in_common
 from paradl_bench.measure.compiled import Compiling
 from paradl_bench.measure.ghost_host import host_seconds
@@ -113,7 +111,7 @@ def _measure(
     trainer.try_alone(network)
     layers, first = ghost.emulated if ghost else None, context.rank == 0
     writer = TrainingWriter.open(request, context, output, command_line, layers=layers) if first else None
-    done = context.share(writer.done if writer else 0)
+    done = context.share(writer.done if writer else 0, int)
     if done >= request.iterations:
         return
     hosts_noted = note_places(context, writer.directory if writer else None)
@@ -122,16 +120,16 @@ def _measure(
     issued = trainer.prepare(network)
     planned = planned_collectives(plan, context.rank)
     found = _differences(context, issued, planned)
-    cores = tuple(core for core in context.gather(context.core) if core is not None)
+    cores = tuple(core for core in context.gather(context.core, int | None) if core is not None)
     # Ghosts hold other tensors than layers do: their memory says nothing of a real run's. A model that is tracked runs
     # uncompiled.
     untracked = ghost or request.kernel_settings.compile
-    peaks = [] if untracked else context.gather(msgspec.to_builtins(trainer.track_memory()))
-    compiled = context.gather(list(map(msgspec.to_builtins, trainer.compiled)))
+    peaks = [] if untracked else context.gather(trainer.track_memory(), MemoryPeak)
+    compiled = context.gather(trainer.compiled, tuple[CompileRecord, ...])
     about = trainer.describe_ghosts(ghost, *host) if ghost and host else None
     if writer is not None:
-        memory = msgspec.convert(peaks, tuple[MemoryPeak, ...])
-        whole = msgspec.convert([record for of_rank in compiled for record in of_rank], tuple[CompileRecord, ...])
+        memory = tuple(peaks)
+        whole = tuple(record for of_rank in compiled for record in of_rank)
         writer.describe(network, context, cores, issued, planned, memory, about, whole)
         if ghost:
             writer.keep_table(ghost.table)
@@ -146,7 +144,7 @@ def _measure(
             with compiling.nothing_more(request.model):
                 chunk = trainer.run_chunk(done, count)
             found += _count_differences(context, chunk, trainer.recorded_count)
-            chunks = context.gather(chunk)
+            chunks = context.gather(chunk, TrainingIterations)
             if writer is not None:
                 writer.append(chunks)
                 writer.write(found)
@@ -162,7 +160,7 @@ def _differences(
 ) -> list[str]:
     """What any rank issued other than planned, each line once; on every rank."""
     lines = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
-    return [line for found in context.gather(lines) for line in found]
+    return [line for found in context.gather(lines, list[str]) for line in found]
 
 
 def _count_differences(context: RankContext, chunk: TrainingIterations, recorded: int | None) -> list[str]:
@@ -173,4 +171,4 @@ def _count_differences(context: RankContext, chunk: TrainingIterations, recorded
             f"rank {context.rank}, timed iterations from {chunk.first_iteration} on: {len(wrong)} issued {wrong[0]}"
             f" collectives where the recorded one issued {recorded}"
         ]
-    return [line for found in context.gather(lines) for line in found]
+    return [line for found in context.gather(lines, list[str]) for line in found]

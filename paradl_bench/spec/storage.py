@@ -269,9 +269,10 @@ def undo_unfinished(directory: Path) -> int:
         if path.exists() and path.stat().st_size > end:
             cut += path.stat().st_size - end
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                with open(descriptor, "r+b", buffering=0) as stream:
+                with open(open_own(path, os.O_RDWR), "r+b", buffering=0) as stream:
                     stream.truncate(end)
+            except UserError:
+                raise
             except (OSError, ValueError) as error:
                 raise WorkError(f"cannot cut {path}: {error}") from error
     (directory / UNFINISHED).unlink(missing_ok=True)

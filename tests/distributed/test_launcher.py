@@ -39,7 +39,7 @@ def main(what, directory, backend, device, launcher, timeout):
         total = torch.tensor([float(context.rank)])
         if backend != "none":
             dist.all_reduce(total)
-        ranks, first = context.gather(context.rank), context.share(f"from {context.rank}")
+        ranks, first = context.gather(context.rank, int), context.share(f"from {context.rank}", str)
         if what == "group":
             own = context.first(2)
             if context.rank == 0:

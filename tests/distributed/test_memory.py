@@ -56,6 +56,7 @@ class Unread(Plain):
 PROGRAM = """
 import json, sys
 import msgspec
+from paradl_bench.spec.measurement import MemoryPeak
 from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network
@@ -86,7 +87,7 @@ def peaks(case, context):
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     # Gradients are exchanged in fp32, whatever is computed in.
     assert not differences(issued, planned_collectives(plan, context.rank))
-    of_ranks = context.gather(trainer.track_memory())
+    of_ranks = context.gather(trainer.track_memory(), MemoryPeak)
     predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
     tracked = max(of_ranks, key=lambda peak: peak.tracked_bytes)
     expected = predict(network, strategy, request.settings, dtype=request.dtype)
