@@ -10,10 +10,10 @@ import contextlib
 import hmac
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from paradl_bench.spec.errors import UserError, WorkError
+from paradl_bench.spec.storage import open_own
 
 SECRET = "PARADL_SECRET"
 """Variable that holds the secret, the same for all ranks of a launch."""
@@ -65,23 +65,29 @@ def _make(path: Path) -> None:
     """Make the file, whole or not at all; of ranks that do so at once one succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with open(descriptor, "wb") as stream:
-            stream.write(new_secret().encode())
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, new_secret().encode())
+        finally:
+            os.close(descriptor)
+        # Not renamed: what another rank has made by now is kept.
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:
-        temporary.unlink()
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as stream:
-        found = os.fstat(stream.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    descriptor = open_own(path, os.O_RDONLY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise UserError(f"{path} has to be a file of yours that nobody else can read: chmod 600, or remove it")
-        content = stream.read(_LONGEST_FILE)
+        content = os.read(descriptor, _LONGEST_FILE)
+    finally:
+        os.close(descriptor)
     if len(content) < _SHORTEST:
         raise UserError(f"{path} holds no secret: remove it, and the next run makes another")
     return content

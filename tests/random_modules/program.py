@@ -39,7 +39,7 @@ def main(cases: Path, results: Path) -> None:
             torch.manual_seed(0)
             began = time.monotonic()
             try:
-                found = context.gather(compare(case, network, context))
+                found = context.gather(compare(case, network, context), dict)
             except BaseException as error:
                 what = {"number": case.number, "rank": context.rank, "at": time.time(), "error": where_it_failed(error)}
                 Path(f"{results}.{context.rank}.failed").write_text(json.dumps(what))

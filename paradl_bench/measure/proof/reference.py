@@ -45,7 +45,7 @@ class JoinedRanks:
 
     def gather(self, value: T) -> list[T]:
         """See :class:`Ranks`."""
-        return self._context.gather(value)
+        return self._context.gather(value, Any)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
         """See :class:`Ranks`."""
