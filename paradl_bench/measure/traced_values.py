@@ -103,12 +103,6 @@ class TracedValues:
             self._sharing.setdefault(_memory(tensor), []).append(tensor)
         self._names[id(tensor)] = _Named(value, place)
 
-    def name_alike(self, tensor: torch.Tensor, of: torch.Tensor) -> None:
-        """A tensor is another's attribute in the same memory (``x.T``, ``x.data``)."""
-        known = self._names.get(id(of))
-        if known is not None and _memory(tensor) == _memory(of):
-            self.name(tensor, *known)
-
     def read(self, tensors: Iterable[torch.Tensor]) -> ReadTensors:
         """What an operation reads that is called with these."""
         inputs, values = [], []

@@ -83,8 +83,6 @@ class _TracingMode(TorchFunctionMode):
             self._record(
                 function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
             )
-        elif isinstance(result, torch.Tensor) and function.__name__ == "__get__":
-            self._values.name_alike(result, args[0])
         return result
 
     def _record(

@@ -79,7 +79,7 @@ IDIOMATIC = {
 }
 MORE_IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
-    + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f", "add#2")]
+    + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f")]
     + [f"pipeline_idioms.Views:p2:zb:2:{cut}" for cut in ("c", "view", "getitem#4", "pad")]
     + [f"pipeline_idioms.Attending:p2:zb:2:{cut}" for cut in ("gru", "gru#2", "lstm", "lstm#3", "matmul", "getitem")]
     + [f"pipeline_idioms.Query:p2:zb:2:{cut}" for cut in ("tanh", "q", "k", "v", "softmax", "fc")]

@@ -302,7 +302,8 @@ class StageWalk(Walk):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = self.index
         elsewhere = not self._start <= index < self._stop and index not in self._constants
-        if elsewhere and index < len(self._calls) and self._calls[index].function is function:
+        # Attributes that are views come as functions that are made anew, and are equal.
+        if elsewhere and index < len(self._calls) and self._calls[index].function == function:
             self.index += 1
             return self._from_elsewhere(index, args, kwargs or {})
         args, given = self._on_own_device(args, kwargs or {})
