@@ -82,7 +82,9 @@ def _layers_in_words(profile: Profile) -> str:
     models |= {
         name for name, network in profile.network.items() if timed & {layer.operation for layer in network.layers}
     }
-    count = f"{len(profile.layer_times)} layer times"
+    from paradl_bench.spec.units import counted
+
+    count = counted(len(profile.layer_times), "layer time")
     # Operators of a profiler's trace, say, which name no layers that a network could have.
     return f"{count} of {', '.join(sorted(models))}" if models else f"{count} of no network, so none is predicted"
 
@@ -142,7 +144,10 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     for note in found.notes:
         say(f"note: {note}")
     if output != "-":
-        say(f"wrote {output}: {len(found.sources)} measurements of {len(profiles)} profiles")
+        from paradl_bench.spec.units import counted
+
+        held = f"{counted(len(found.sources), 'measurement')} of {counted(len(profiles), 'profile')}"
+        say(f"wrote {output}: {held}")
 
 
 @group.command()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.diff import FALSE_DISCOVERIES, Change, Difference, Movement
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import format_bytes, format_difference, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ def print_difference(difference: Difference, console: Console, *, shown: int) ->
             console.print(f"and {len(difference.moved) - shown} more: --json", highlight=False)
     if difference.without_spread:
         count, first = len(difference.without_spread), difference.without_spread[:_SHOWN_UNJUDGED]
-        listed = "; ".join(f"{m.what} {m.relative:+.1%}" for m in first)
+        listed = "; ".join(f"{m.what} {format_difference(m.relative)}" for m in first)
         console.print(f"{count} changed of which no spread is known, most: {listed}", markup=False, highlight=False)
     for names, where in ((difference.only_in_first, "A"), (difference.only_in_second, "B")):
         if names:
@@ -57,7 +57,7 @@ def _print_groups(difference: Difference, console: Console) -> None:
         table.add_row(
             group.group.replace("_", " "),
             str(group.compared),
-            f"{group.median_relative:+.1%}",
+            format_difference(group.median_relative),
             str(group.moved),
             f"{group.expected_by_chance:.3g}",
             str(group.stand_out),
@@ -76,7 +76,7 @@ def _print_movements(movements: Sequence[Movement], console: Console) -> None:
         table.add_row(
             "*" if m.stands_out else "",
             *(_formatted(value, m.unit) for value in (m.first, m.second)),
-            f"{m.relative:+.1%}",
+            format_difference(m.relative),
             "-" if m.interval_relative is None else f"±{m.interval_relative:.1%}",
             "-" if m.deviations is None else f"{m.deviations:.1f}",
             m.what,

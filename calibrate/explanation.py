@@ -22,7 +22,7 @@ from paradl_bench.spec.kernel_settings import flags_of_label
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD
-from paradl_bench.spec.units import spell_size
+from paradl_bench.spec.units import format_difference, spell_size
 
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
 
@@ -159,7 +159,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
         if abs(sums.remainder_relative) > sums.noise_floor_relative and not low <= 0 <= high:
             yield Weakness(
                 kind="inaccurate",
-                text=f"{where}: {sums.remainder_relative:+.1%} of the iteration is unexplained by its parts",
+                text=f"{where}: {format_difference(sums.remainder_relative)} of the iteration is in none of its parts",
                 command=f"{again} --blocks 10 {output}-again",
                 size=abs(sums.remainder_relative),
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.kernel_model import KernelCandidate, KernelModel
+from paradl_bench.spec.units import format_difference
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None
                 f"{each.validation_re:.1%}",
                 f"{each.held_out_re:.1%}",
                 f"{each.held_out_wre:.1%}",
-                f"{each.held_out_bias:+.1%}",
+                format_difference(each.held_out_bias),
                 f"x/ {math.exp(model.interval_log):.2f}" if taken else "",
             )
             place = ("", "")

@@ -17,7 +17,7 @@ from calibrate.together_show import print_together
 from calibrate.weakness import Weakness
 from paradl_bench.spec.emulation import simulated_messages, words_of_emulation
 from paradl_bench.spec.measurement import Environment
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import format_bytes, format_difference, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,7 +144,7 @@ def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
             format_seconds(each.wu_s),
             format_seconds(each.sum_s),
             format_seconds(each.iteration_s),
-            f"{each.remainder_relative:+.1%} [{low:+.1%}, {high:+.1%}]",
+            f"{format_difference(each.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
             f"{each.noise_floor_relative:.1%}",
             f"±{each.common_relative_sd:.1%}",
         )

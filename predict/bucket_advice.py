@@ -10,7 +10,7 @@ import msgspec
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import format_around, format_bytes, format_difference, format_seconds
 from paradl_bench.terminal import open_console
 from predict.cost_model import CostModel
 from predict.evaluators.osf import buffers_of, workload_of
@@ -202,7 +202,7 @@ def _gain_in_words(row: BucketAdvice) -> str:
     assert row.gain is not None
     assert row.gain_interval is not None
     low, high = row.gain_interval
-    return f"{row.gain:.2%} (90%: {low:+.2%} to {high:+.2%}) faster than"
+    return f"{row.gain:.2%} (90%: {format_difference(low, 2)} to {format_difference(high, 2)}) faster than"
 
 
 def _table(rows: Sequence[BucketAdvice]) -> Any:
@@ -216,7 +216,7 @@ def _table(rows: Sequence[BucketAdvice]) -> Any:
         table.add_column(name, justify="left" if name in ("grouping", "") else "right")
     for row in rows:
         time, bounds = row.iteration_s, row.interval_s
-        around = f"{bounds[0] / time - 1:+.0%} {bounds[1] / time - 1:+.0%}" if time and bounds else ""
+        around = format_around(bounds, time) if time and bounds else ""
         cells = (
             row.grouping,
             str(row.all_reduces),

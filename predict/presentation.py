@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paradl_bench.spec.storage import encode_pretty
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import format_around, format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.prediction import Prediction
 from predict.scaling import Sweep
@@ -133,7 +133,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def memory_cell(row: Prediction | WhatIf) -> str:
     """The peak, its interval in percent of it, and whether that is more than a rank has."""
     low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
-    around = f" {low / row.memory_bytes - 1:+.0%} {high / row.memory_bytes - 1:+.0%}" if low < high else ""
+    around = f" {format_around((low, high), row.memory_bytes)}" if low < high else ""
     return format_bytes(row.memory_bytes) + around + (" (too much)" if row.fits is False else "")
 
 
@@ -191,10 +191,9 @@ def _configuration(prediction: Prediction) -> dict[str, str]:
 
 def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
     """By column."""
-    low, high = prediction.interval_s
     return _configuration(prediction) | {
         "iteration": format_seconds(prediction.iteration_s),
-        "90%": f"{low / prediction.iteration_s - 1:+.0%} {high / prediction.iteration_s - 1:+.0%}",
+        "90%": format_around(prediction.interval_s, prediction.iteration_s),
         "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
         "samples/s": f"{prediction.samples_per_s:.4g}",
         "efficiency": _efficiency_cell(prediction, with_band),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import counted, format_accuracy, format_bytes, format_difference, format_seconds
 from paradl_bench.terminal import open_console, refuse_overwrite, write_output
 from predict.memory_validation import MemoryScore
 from predict.presentation import flat_row, rows_csv
@@ -177,7 +177,7 @@ def _activity_line(report: Report) -> list[str]:
     worst = max(each.worst_rank_error for each in known)
     return [
         f"activity error (begin and end of every rank's work, relative to the iteration): {mean:.1%} in the mean of"
-        f" {len(known)} runs, {worst:.1%} on the worst rank"
+        f" {counted(len(known), 'run')}, {worst:.1%} on the worst rank"
     ]
 
 
@@ -222,7 +222,7 @@ def _markdown_reruns(report: Report) -> list[str]:
 
 def _rerun_rows(report: Report) -> list[list[str]]:
     return [
-        [strategy, str(rerun.runs), f"{rerun.mean_accuracy:.1%}", f"{rerun.half_width_85:.1%}"]
+        [strategy, str(rerun.runs), format_accuracy(rerun.mean_accuracy), f"{rerun.half_width_85:.1%}"]
         for strategy, rerun in report.reruns.items()
     ]
 
@@ -243,9 +243,9 @@ def _repeated_rows(report: Report) -> list[list[str]]:
             format_seconds(one.measured_median_s),
             format_seconds(one.measured_range_s[1]),
             format_seconds(predicted.predicted_s),
-            f"{predicted.error:+.1%}",
+            format_difference(predicted.error),
             "yes" if predicted.covered else "no",
-            *(f"{one.by_evaluator[name].error:+.1%}" if name in one.by_evaluator else "" for name in names),
+            *(format_difference(one.by_evaluator[name].error) if name in one.by_evaluator else "" for name in names),
         ]
         for one in report.repeated
         for predicted in (one.by_evaluator[PREDICTOR],)
@@ -264,8 +264,8 @@ def _configuration_rows(report: Report) -> list[list[str]]:
             strategy,
             name,
             str(len(found)),
-            f"{1 - sum(abs(one.error) for one in found) / len(found):.1%}",
-            f"{1 - max(abs(one.error) for one in found):.1%}",
+            format_accuracy(1 - sum(abs(one.error) for one in found) / len(found)),
+            format_accuracy(1 - max(abs(one.error) for one in found)),
             f"{sum(one.covered for one in found) / len(found):.0%}",
         ]
         for (strategy, name), found in groups.items()
@@ -288,10 +288,10 @@ def _run_rows(report: Report) -> list[list[str]]:
             f"{pair.noise_floor:.1%}",
             format_seconds(pair.predicted_s),
             " to ".join(map(format_seconds, pair.interval_s)),
-            f"{pair.error:+.1%}",
+            format_difference(pair.error),
             "yes" if pair.covered else "no",
             _memory_cell(pair),
-            *(f"{of_run[name].error:+.1%}" if name in of_run else "" for name in names),
+            *(format_difference(of_run[name].error) if name in of_run else "" for name in names),
         ]
         for of_run in by_run.values()
         for pair in (of_run[PREDICTOR],)
@@ -308,7 +308,7 @@ def _configured(pair: Pair | Repeated) -> str:
 def _memory_cell(pair: Pair) -> str:
     if pair.memory is None:
         return ""
-    return f"{pair.memory.error:+.1%}" + (" (fitted)" if pair.memory.fitted_to else "")
+    return format_difference(pair.memory.error) + (" (fitted)" if pair.memory.fitted_to else "")
 
 
 def _score_rows(report: Report) -> list[list[str]]:
@@ -319,13 +319,16 @@ def _score_rows(report: Report) -> list[list[str]]:
             strategy,
             name,
             str(score.runs),
-            f"{score.mean_accuracy:.1%}",
-            f"{score.worst_accuracy:.1%}",
-            f"{score.mean_error:+.1%}",
+            format_accuracy(score.mean_accuracy),
+            format_accuracy(score.worst_accuracy),
+            format_difference(score.mean_error),
             f"{score.interval_coverage:.0%}",
             f"{score.median_half_width:.1%}",
             f"{score.median_noise_floor:.1%}",
-            *(f"{score.phase_accuracy[phase]:.0%}" if phase in score.phase_accuracy else "" for phase in PHASES),
+            *(
+                format_accuracy(score.phase_accuracy[phase], 0) if phase in score.phase_accuracy else ""
+                for phase in PHASES
+            ),
         ]
         for strategy, by_evaluator in scores
         for name, score in by_evaluator.items()
@@ -339,7 +342,7 @@ def _phase_rows(report: Report) -> list[list[str]]:
             name,
             format_seconds(phase.predicted_s),
             format_seconds(phase.measured_s),
-            "" if phase.error is None else f"{phase.error:+.1%}",
+            "" if phase.error is None else format_difference(phase.error),
         ]
         for pair in _of(report, PREDICTOR)
         for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
@@ -377,8 +380,9 @@ def _memory_line(evaluator: str, memory: MemoryScore) -> str:
         return f"memory by {evaluator}: no run to test it on; {left_out}"
     held = "" if memory.interval_coverage is None else f", interval holds {memory.interval_coverage:.0%}"
     return (
-        f"memory by {evaluator}: mean error {memory.mean_absolute_error:.1%}, worst {memory.worst_error:+.1%}{held}, "
-        f"over {memory.runs} runs" + (f"; {left_out}" if memory.left_out else "")
+        f"memory by {evaluator}: mean error {memory.mean_absolute_error:.1%}, worst"
+        f" {format_difference(memory.worst_error)}{held}, "
+        f"over {counted(memory.runs, 'run')}" + (f"; {left_out}" if memory.left_out else "")
     )
 
 
@@ -394,7 +398,7 @@ def _unfit_line(unfit: Unfit) -> str:
 def _outlier_line(what: str, outlier: Outlier) -> str:
     direction = "more" if outlier.phase_difference_s > 0 else "less"
     return (
-        f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {outlier.error:+.1%} "
+        f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {format_difference(outlier.error)} "
         f"(noise floor {outlier.noise_floor:.1%}); most of it is {_PHASE_IN_WORDS.get(outlier.phase, outlier.phase)}, "
         f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{_why(outlier)}"
     )

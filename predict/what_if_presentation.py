@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.units import format_seconds
+from paradl_bench.spec.units import format_around, format_seconds
 from paradl_bench.terminal import open_console, write_output
 from predict.presentation import memory_cell
 from predict.what_if import BOUNDS, WhatIf
@@ -46,14 +46,13 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
         justify: Literal["left", "right"] = "left" if column in ("strategy", "varied", "bound by") else "right"
         table.add_column(_TITLES.get(column, column), justify=justify)
     for row in rows:
-        low, high = row.interval_s
         table.add_row(
             row.strategy,
             str(row.ranks),
             str(row.batch),
             *([_text(row.varied)] if varied == ["varied"] else [_value(row.varied, name) for name in names]),
             format_seconds(row.iteration_s),
-            f"{low / row.iteration_s - 1:+.0%} {high / row.iteration_s - 1:+.0%}",
+            format_around(row.interval_s, row.iteration_s),
             *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
             f"{row.speedup_over_base:.3g}",
             memory_cell(row),

@@ -17,7 +17,7 @@ from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.storage import encode_pretty
-from paradl_bench.spec.units import parse_size
+from paradl_bench.spec.units import counted, parse_size
 
 _SHOWN = 10
 _LARGEST_TRIED = 1 << 24
@@ -148,7 +148,7 @@ def _formats_of(refused: Importer, logs: list[LogFile]) -> list[str]:
 
 def _show(summary: ImportSummary, output: Path) -> None:
     for file in summary.files:
-        click.echo(f"{file.path}: {file.rows} rows read, {file.dropped} dropped")
+        click.echo(f"{file.path}: {counted(file.rows, 'row')} read, {file.dropped} dropped")
     for why, count in Counter(item.why for item in summary.dropped).most_common():
         lines = [item for item in summary.dropped if item.why == why]
         click.echo(f"dropped {count}: {why}")

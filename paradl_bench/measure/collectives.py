@@ -36,7 +36,7 @@ from paradl_bench.spec.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.spec.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.spec.units import counted, format_bytes, format_seconds
 from paradl_bench.terminal import Progress, progress, say
 
 WARMUP_CALLS = 2
@@ -173,9 +173,16 @@ def _announce(
     request: CollectivesRequest, directory: MeasurementDirectory, steps: list[Step], estimate_s: float
 ) -> None:
     if directory.resumed:
-        say(f"going on in {directory.path}: {len(steps)} measurements are left")
+        say(f"going on in {directory.path}: {counted(len(steps), 'measurement')} to go")
     if steps:
-        what = f"{len(request.operations)} operations, {len(request.sizes)} sizes, {request.blocks} blocks"
+        what = ", ".join(
+            counted(number, of)
+            for number, of in (
+                (len(request.operations), "operation"),
+                (len(request.sizes), "size"),
+                (request.blocks, "block"),
+            )
+        )
         groups = f"{request.groups} groups of " if request.groups > 1 else ""
         about = format_seconds(estimate_s)
         say(f"collectives over {request.backend} on {groups}{request.of_group} ranks: {what}; about {about}")

@@ -18,7 +18,7 @@ from paradl_bench.spec.measurement import (
     read_records,
 )
 from paradl_bench.spec.statistics import Floats, bootstrap_median_interval
-from paradl_bench.spec.units import format_seconds
+from paradl_bench.spec.units import format_difference, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,7 +154,7 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
             f"{format_seconds(closure.iteration_s)} ({closure.iteration_iqr_s / closure.iteration_s:.0%})",
             format_seconds(closure.layers_s),
             format_seconds(closure.between_s),
-            f"{closure.remainder_relative:+.1%} [{low:+.1%}, {high:+.1%}]",
+            f"{format_difference(closure.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
         )
     console = open_console()
     console.print(table)

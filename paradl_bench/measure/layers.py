@@ -54,6 +54,7 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.units import counted
 from paradl_bench.strategies.axis_planner import shard_label
 from paradl_bench.terminal import progress, say
 
@@ -164,7 +165,7 @@ def _finished(directory: MeasurementDirectory | None) -> _Done:
     records = directory.records(ITERATIONS_FILE, IterationSamples)
     done = {(r.model, r.batch, r.shard, r.position, r.ranks_on_host, r.block) for r in records}
     if directory.resumed and done:
-        say(f"going on in {directory.path}: {len(done)} blocks were measured before")
+        say(f"going on in {directory.path}: {counted(len(done), 'block')} measured before")
     return done
 
 

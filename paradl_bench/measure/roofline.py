@@ -20,6 +20,7 @@ from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.roofline_kernels import DTYPES, RateKernel, products_in, rate_kernels
 from paradl_bench.spec.errors import UserError, unknown_choice
 from paradl_bench.spec.roofline_record import RATES_FILE, RateSamples
+from paradl_bench.spec.units import counted
 from paradl_bench.terminal import progress, say
 
 _SHORTEST_SAMPLE_S = 2e-4
@@ -128,7 +129,7 @@ def _finished(directory: MeasurementDirectory | None) -> set[_Done]:
     records = directory.records(RATES_FILE, RateSamples)
     done = {((r.kernel, r.dtype, tuple(r.sizes.items())), r.ranks_on_host, r.block) for r in records}
     if directory.resumed and done:
-        say(f"going on in {directory.path}: {len(done)} points were measured before")
+        say(f"going on in {directory.path}: {counted(len(done), 'point')} measured before")
     return done
 
 

@@ -29,6 +29,7 @@ from paradl_bench.spec.training_record import (
     TrainingRun,
     read_run,
 )
+from paradl_bench.spec.units import counted
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
@@ -103,7 +104,7 @@ class TrainingWriter:
             say(f"{self.directory.path} holds all {self.done} iterations already")
             self.directory.finish()
         else:
-            say(f"going on in {self.directory.path}: {self.done} iterations were measured before")
+            say(f"going on in {self.directory.path}: {counted(self.done, 'iteration')} measured before")
 
     def describe(
         self,

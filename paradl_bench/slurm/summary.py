@@ -17,6 +17,7 @@ from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import read_json
+from paradl_bench.spec.units import counted, format_accuracy
 
 _REPORT_FILE = "report.json"
 _LAST = "report"
@@ -147,7 +148,8 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     if summary.accuracy is not None:
         found = summary.accuracy
         yield (
-            f"- predictions against {found.runs} real runs: mean accuracy {found.mean_accuracy:.1%}, the 90% interval"
+            f"- predictions against {counted(found.runs, 'real run')}: mean accuracy"
+            f" {format_accuracy(found.mean_accuracy)}, the 90% interval"
             f" held {found.interval_coverage:.0%} of them; `{REPORT}/report.md` has each"
         )
     yield ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from paradl_bench.spec.errors import UserError
@@ -289,14 +290,19 @@ def format_difference(relative: float, digits: int = 1) -> str:
     return text[1:] if text.strip("+-0.%") == "" else text
 
 
+def format_around(ends: Iterable[float], middle: float) -> str:
+    """Both ends of an interval, relative to what lies in it: ``-56% +79%``."""
+    return " ".join(format_difference(end / middle - 1, 0) for end in ends)
+
+
 def format_share(share: float, digits: int = 1) -> str:
     """A share in percent: ``2.8%``; what rounds to nothing has no sign."""
     return format_difference(share, digits).removeprefix("+")
 
 
-def format_accuracy(accuracy: float) -> str:
+def format_accuracy(accuracy: float, digits: int = 1) -> str:
     """1 less the absolute relative error, in percent; below 0 there is none, and the error is said instead."""
-    return format_share(accuracy) if accuracy >= 0 else f"none (off by {1 - accuracy:.0%})"
+    return format_share(accuracy, digits) if accuracy >= 0 else f"none (off by {1 - accuracy:.0%})"
 
 
 def counted(count: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.units import counted, format_bytes, format_difference, format_seconds
+from paradl_bench.spec.units import counted, format_around, format_bytes, format_difference, format_seconds
 from paradl_bench.terminal import open_console
 from predict.search.search import Answer, Row, Searched
 
@@ -93,7 +93,7 @@ def _cells(row: Row) -> Mapping[str, str]:
         "strategy": found.strategy,
         "settings": ", ".join(settings),
         "iteration": format_seconds(found.iteration_s),
-        "90%": " ".join(format_difference(end / found.iteration_s - 1, 0) for end in found.interval_s),
+        "90%": format_around(found.interval_s, found.iteration_s),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
         "memory": format_bytes(found.memory_bytes),
         "fits": {True: "yes", False: "no", None: ""}[found.fits],

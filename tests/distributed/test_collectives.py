@@ -72,7 +72,7 @@ def test_a_torn_sweep_goes_on_and_one_of_other_arguments_does_not(tmp_path: Path
     (output / COLLECTIVES_FILE).write_bytes(b"".join(lines[:5]) + lines[5][:20])
     torn = collectives(output, *arguments)
     assert torn.returncode == 0, torn.stderr
-    assert "3 measurements are left" in torn.stderr
+    assert "3 measurements to go" in torn.stderr
     assert (output / COLLECTIVES_FILE).read_bytes().startswith(b"".join(lines[:5]))
     assert keys(output) == Counter(
         (o, s, b) for o in ("all_reduce", "send_recv") for s in (1024, 65536) for b in range(2)

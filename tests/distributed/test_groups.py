@@ -71,7 +71,7 @@ def test_groups_call_at_once_and_alone_and_every_result_is_verified(tmp_path: Pa
     (output / COLLECTIVES_FILE).write_bytes(b"".join(whole[:-1]) + whole[-1][:30])
     again = collectives(output, "--ranks", "2", "--concurrent", "2", "--sizes", "2K")
     assert again.returncode == 0, again.stderr
-    assert "1 measurements are left" in again.stderr
+    assert "1 measurement to go" in again.stderr
     assert read_manifest(output).complete
     other = collectives(output, "--ranks", "4", "--sizes", "2K")
     assert other.returncode == 2
@@ -108,7 +108,7 @@ def test_collectives_behind_compute_are_kept_with_stamps_and_fitted(tmp_path: Pa
     lines = (output / BEHIND_FILE).read_bytes().splitlines(keepends=True)
     (output / BEHIND_FILE).write_bytes(b"".join(lines[:-2]))
     again = collectives(output, *arguments, "--behind-compute")
-    assert "2 measurements are left" in again.stderr
+    assert "2 measurements to go" in again.stderr
     assert len(read_records(output, BEHIND_FILE, BehindComputeSamples)) == len(lines)
 
 
@@ -132,7 +132,7 @@ def test_calls_beside_an_all_reduce_are_kept_with_stamps_and_fitted(tmp_path: Pa
     lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
     (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
     again = collectives(output, *arguments, "--beside-all-reduce")
-    assert "1 measurements are left" in again.stderr
+    assert "1 measurement to go" in again.stderr
     assert len(read_records(output, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)) == len(lines)
 
 
@@ -192,7 +192,7 @@ def test_groups_side_by_side_sweep_at_once_beside_all_reduces_over_all(tmp_path:
     lines = (output / BESIDE_ALL_REDUCE_FILE).read_bytes().splitlines(keepends=True)
     (output / BESIDE_ALL_REDUCE_FILE).write_bytes(b"".join(lines[:-1]))
     again = collectives(output, *asked)
-    assert "1 measurements are left" in again.stderr
+    assert "1 measurement to go" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def _resume(workplace: Path, model: str, directory: Path) -> None:
     (directory / ITERATIONS_FILE).write_bytes(b"".join(lines[:-1]) + lines[-1][:50])
     again = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out")
     assert again.returncode == 0, again.stderr
-    assert "3 blocks were measured before" in again.stderr
+    assert "3 blocks measured before" in again.stderr
     blocks = [(i.batch, i.block) for i in read(directory)[1]]
     assert sorted(blocks) == [(3, 0), (3, 1), (5, 0), (5, 1)]
     other = layers(workplace, model, *SETTINGS, "--isolated", "none", "-o", "out")
@@ -140,7 +140,7 @@ def test_numbers_of_ranks_are_measured_in_turn_and_resumed(workplace: Path) -> N
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     again = layers(workplace, *arguments)
     assert again.returncode == 0, again.stderr
-    assert "11 blocks were measured before" in again.stderr
+    assert "11 blocks measured before" in again.stderr
     assert sorted((i.block, i.batch, i.ranks_on_host) for i in read(workplace / "turns")[1] if i.rank == 0) == sorted(
         turns
     )

@@ -133,7 +133,7 @@ def test_serial_exchanges_nothing_and_goes_on_after_an_interruption(workplace: P
     assert not read_manifest(workplace / "run").complete
     second = train(workplace, *settings)
     assert second.returncode == 0, second.stderr
-    assert "iterations were measured before" in second.stderr
+    assert "iterations measured before" in second.stderr
     summary = check_whole(workplace / "run", 500, 1)
     assert (summary.run.backend, summary.run.issued, summary.run.planned) == ("none", (), ())
     assert summary.ranks[0].phases["exposed GE"].median_s == 0

@@ -316,7 +316,7 @@ def test_a_run_goes_on_after_a_time_limit_a_drained_node_a_requeue_and_scancel(
         long.wait_for_more()
         other = long.node()
         assert {drained, other} == set(NODES)
-        assert "iterations were measured before" in long.log(second)
+        assert "iterations measured before" in long.log(second)
         cluster.ask("scontrol", "requeue", f"{second}_0")
         wait_until(lambda: ", start 1\n" in long.log(second))
         long.wait_for_more()

@@ -13,13 +13,18 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import (
     MAX_COUNT,
     MAX_SWEEP_POINTS,
+    counted,
+    format_accuracy,
     format_bandwidth,
     format_bytes,
+    format_difference,
     format_seconds,
+    format_share,
     parse_bandwidth,
     parse_count,
     parse_counts,
     parse_layers,
+    parse_memory,
     parse_ranks,
     parse_shape,
     parse_size,
@@ -231,3 +236,46 @@ def test_shown_bytes_are_the_bytes_to_three_digits(count: float) -> None:
 )
 def test_bytes_are_shown_in_binary_units(count: float, expected: str) -> None:
     assert format_bytes(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.028, 1, "+2.8%"),
+        (-0.0004, 1, "0.0%"),
+        (0.0, 1, "0.0%"),
+        (-0.049, 1, "-4.9%"),
+        (-0.004, 0, "0%"),
+        (2.5, 0, "+250%"),
+    ],
+)
+def test_a_difference_that_rounds_to_nothing_has_no_sign(value: float, digits: int, text: str) -> None:
+    assert format_difference(value, digits) == text
+    assert format_share(value, digits) == text.removeprefix("+")
+
+
+def test_an_accuracy_below_nothing_is_said_as_what_it_is() -> None:
+    assert format_accuracy(0.9734) == "97.3%"
+    assert format_accuracy(-0.929) == "none (off by 193%)"
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "run", "1 run"),
+        (2, "run", "2 runs"),
+        (0, "row", "0 rows"),
+        (1024, "strategy", "1,024 strategies"),
+        (2, "day", "2 days"),
+    ],
+)
+def test_one_is_one_and_others_are_many(count: int, noun: str, text: str) -> None:
+    assert counted(count, noun) == text
+
+
+def test_memory_without_a_unit_is_refused_where_it_can_be_no_memory() -> None:
+    assert parse_memory("16GiB", "--memory") == 16 * 1024**3
+    assert parse_memory("17179869184", "--memory") == 2**34
+    assert parse_memory("512KiB", "--memory") == 2**19
+    with pytest.raises(UserError, match="--memory 16: that is 16 bytes; give a unit, as 16GiB"):
+        parse_memory("16", "--memory")
