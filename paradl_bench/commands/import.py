@@ -11,13 +11,14 @@ from typing import cast
 import click
 
 from paradl_bench.measure.importers.catalog import importers
-from paradl_bench.measure.importers.importer import Importer, ImportOptions, Keep, LogFile, load_file
+from paradl_bench.measure.importers.importer import Importer, ImportOptions, Keep, LogFile, load_or_refuse
 from paradl_bench.measure.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import counted, parse_size
+from paradl_bench.terminal import say
 
 _SHOWN = 10
 _LARGEST_TRIED = 1 << 24
@@ -107,7 +108,7 @@ def COMMAND(  # noqa: N802
         dtype=dtype,
         keep=cast("frozenset[Keep]", frozenset(keep)),
     )
-    read = _read(importer, [load_file(path) for path in files], options)
+    read = _read(importer, [load_or_refuse(path) for path in files], options)
     environment = environment_of(
         read, cluster=cluster, device_name=device_name, memory_bytes=parse_size(memory) if memory else 0, force=force
     )
@@ -119,6 +120,11 @@ def COMMAND(  # noqa: N802
         command_line=("paradl-bench", *sys.argv[1:]),
         arguments={"command": "import", "format": format_name, "files": " ".join(map(str, files))},
     )
+    if summary.not_read:
+        several = len(summary.not_read) > 1
+        say(f"warning: {len(summary.not_read)} of {len(files)} files {'are' if several else 'is'} left out:")
+    for left_out in summary.not_read:
+        say(f"warning: {left_out.why}")
     if as_json:
         sys.stdout.buffer.write(encode_pretty(summary))
         sys.stdout.flush()

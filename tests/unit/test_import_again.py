@@ -94,3 +94,31 @@ def test_nothing_outside_of_the_directory_is_cut(tmp_path: Path, name: str) -> N
     with pytest.raises(storage.WorkError):
         undo_unfinished(directory)
     assert precious.read_text() == "kept"
+
+
+def test_failed_launches_among_logs_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    rows = "\n".join(f"{8 << i} {1.5 + i}" for i in range(_ROWS))
+    paths = []
+    for number in range(40):
+        path = tmp_path / f"{number}.log"
+        path.write_text(f"# OSU MPI Allreduce Latency Test v7.0\n# Size       Avg Latency(us)\n{rows}{number}\n")
+        paths.append(str(path))
+    for number in (3, 7, 11):
+        Path(paths[number]).write_text("srun: error: Unable to create step\n")  # the same bytes three times
+    Path(paths[20]).write_bytes(b"\x1f\x8bbroken")
+    out = tmp_path / "out"
+    options = ["--ranks", "4", "--level", "node", "-o", str(out), "--json"]
+    result = CliRunner().invoke(group, ["import", "osu", *paths, *options])
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert warnings[0] == "warning: 4 of 40 files are left out:"
+    for number in (3, 7, 11, 20):
+        assert any(paths[number] in line for line in warnings)
+    summary = msgspec.json.decode(result.stdout)
+    assert [entry["file"] for entry in summary["not_read"]] == [paths[number] for number in (3, 7, 11, 20)]
+    assert len(summary["files"]) == len(read_manifest(out).imported) == 36
+    assert len(read_records(out, COLLECTIVES_FILE, CollectiveSamples)) == 36 * _ROWS
+    failed = [paths[number] for number in (3, 7)]
+    refused = CliRunner().invoke(group, ["import", "osu", *failed, "-o", str(tmp_path / "none")])
+    assert f"{failed[0]} holds no table of the OSU micro-benchmarks" in str(refused.exception)
+    assert "nor could 1 more be read" in str(refused.exception)

@@ -15,11 +15,10 @@ import re
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.measure.importers.plausible import implausible_call
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CollectiveSamples
 
 _BENCHMARK = re.compile(r"#\s*Benchmarking (\S{1,60})")
@@ -107,7 +106,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     watched.close()
     result.dropped.sort(key=lambda item: item.line)
     if table is None:
-        raise UserError(f"{log.path} holds no table of IMB: none begins with '# Benchmarking'")
+        raise NotOfFormat(f"{log.path} holds no table of IMB: none begins with '# Benchmarking'")
     return result
 
 

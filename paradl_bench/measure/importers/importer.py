@@ -53,6 +53,10 @@ _LOOKED_AT = 1 << 16
 Keep = Literal["empty", "wrong", "failed", "incomplete"]
 
 
+class NotOfFormat(UserError):
+    """A file holds nothing that its importer reads: a launch that failed, a broken archive; others may be read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
     """What a file may not say itself.
@@ -88,11 +92,13 @@ class LogFile:
     Attributes:
         path: as it was given.
         sha256: of the bytes on disk.
+        refused: why there are none, of a broken archive.
     """
 
     path: str
     content: bytes
     sha256: str = ""
+    refused: str = ""
 
     @property
     def text(self) -> str:
@@ -110,7 +116,7 @@ class LogFile:
         """
         text = self.text
         if sum(text.count(mark) * size for mark, size in _VALUE_BYTES.items()) > _MOST_DECODED_BYTES:
-            raise UserError(
+            raise NotOfFormat(
                 f"{self.path} holds more JSON values than fit in {format_bytes(_MOST_DECODED_BYTES)} of memory; cut it"
                 " into smaller ones, such as a trace of fewer iterations"
             )
@@ -251,6 +257,18 @@ def load_file(path: Path) -> LogFile:
     return LogFile(path=str(path), content=unpacked(str(path), content), sha256=digest)
 
 
+def load_or_refuse(path: Path) -> LogFile:
+    """As :func:`load_file`, with the reason in place of what a broken archive holds.
+
+    Raises:
+        UserError: unreadable, no regular file, or too large.
+    """
+    try:
+        return load_file(path)
+    except NotOfFormat as error:
+        return LogFile(path=str(path), content=b"", refused=str(error))
+
+
 def unpacked(path: str, content: bytes) -> bytes:
     """The bytes behind gzip's packing, or the bytes themselves.
 
@@ -263,13 +281,13 @@ def unpacked(path: str, content: bytes) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             result = stream.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is a broken gzip archive: {error}") from None
+        raise NotOfFormat(f"{path} is a broken gzip archive: {error}") from None
     _check_size(path, result)
     return result
 
 
 def _check_size(path: str, content: bytes) -> None:
     if len(content) > MAX_BYTES:
-        raise UserError(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
+        raise NotOfFormat(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
     if content.count(b"\n") > _MOST_LINES:
-        raise UserError(f"{path} holds more than {_MOST_LINES} lines; cut it into smaller ones")
+        raise NotOfFormat(f"{path} holds more than {_MOST_LINES} lines; cut it into smaller ones")

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.kineto_collectives import add_collectives, is_communication
 from paradl_bench.measure.importers.kineto_events import BACKWARD, Event, Kernel, Trace, busy, load_trace, shared, total
-from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples, PhaseName, TraceTimes
 
 _STEP = "ProfilerStep#"
@@ -41,7 +40,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     """
     trace = load_trace(log)
     if not trace.operators and not trace.kernels:
-        raise UserError(f"{log.path} holds no operator and no kernel: was the profiler given activities?")
+        raise NotOfFormat(f"{log.path} holds no operator and no kernel: was the profiler given activities?")
     result = Imported(device="cuda" if trace.kernels else "cpu")
     _describe(result, trace)
     spans = iterations_of(trace)

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paradl_bench.measure.importers.importer import LogFile
+from paradl_bench.measure.importers.importer import LogFile, NotOfFormat
 from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
-from paradl_bench.spec.errors import UserError
 
 _US = 1e-6
 _LONGEST_EVENT_S = LONGEST_CALL_S
@@ -94,11 +93,11 @@ def load_trace(log: LogFile) -> Trace:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"{log.path} is no trace of PyTorch's profiler: no JSON (truncated?)") from None
+        raise NotOfFormat(f"{log.path} is no trace of PyTorch's profiler: no JSON (truncated?)") from None
     properties = document if isinstance(document, dict) else {}
     entries = properties.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(entries, list) or not any(isinstance(entry, dict) and "ph" in entry for entry in entries):
-        raise UserError(f"{log.path} is no trace of PyTorch's profiler: it holds no traceEvents")
+        raise NotOfFormat(f"{log.path} is no trace of PyTorch's profiler: it holds no traceEvents")
     trace = Trace(properties={key: value for key, value in properties.items() if key != "traceEvents"})
     timed = [start for entry in entries if isinstance(entry, dict) and (start := _number(entry.get("ts"))) is not None]
     # Microseconds since 1970 leave a double no digits for the rest: times count from the first event.

@@ -7,12 +7,11 @@ import re
 from pathlib import PurePath
 from typing import Any, cast
 
-from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.nccl_collectives import Sweep, add_sweep
 from paradl_bench.measure.importers.nccl_operations import operation_of_experiment, programs_named
 from paradl_bench.measure.importers.nccl_rows import DTYPES, Bandwidth, Buffers, Half, Row
 from paradl_bench.measure.importers.nccl_text import library_version
-from paradl_bench.spec.errors import UserError
 
 _COLUMNS = ("size", "count", "type", "redop", "root")
 _PRECISION = 0.5e-6
@@ -40,7 +39,7 @@ def read_report(log: LogFile, options: ImportOptions) -> Imported:
         count, ranks_per_host = count + results, max(ranks_per_host, found.ranks_per_host)
     found.ranks_per_host = ranks_per_host
     if not (found.rows or found.dropped):
-        raise UserError(f"{log.path} holds no result of nccl-tests")
+        raise NotOfFormat(f"{log.path} holds no result of nccl-tests")
     return found
 
 
@@ -50,7 +49,7 @@ def _add_report(
     """Add one report, behind so many results of others; gives the number of its own."""
     results, config = report.get("results"), report.get("config")
     if not isinstance(results, list) or not isinstance(config, dict):
-        raise UserError(f"{log.path} is no report of nccl-tests: it has no config and results")
+        raise NotOfFormat(f"{log.path} is no report of nccl-tests: it has no config and results")
     _describe(found, report, config)
     rows: list[Row] = []
     for number, entry in enumerate(results, start=before + 1):
@@ -79,7 +78,7 @@ def _reports(log: LogFile) -> list[tuple[dict[str, Any], bool]]:
         except (ValueError, RecursionError):
             return [*found, (_torn(log, text[begin:]), True)]
         if not isinstance(report, dict):
-            raise UserError(f"{log.path} is no report of nccl-tests: no JSON object")
+            raise NotOfFormat(f"{log.path} is no report of nccl-tests: no JSON object")
         if place < len(text) and text[place] != "{":
             return [*found, (_torn(log, text[begin:]), True)]
         found.append((report, False))
@@ -100,7 +99,7 @@ def _torn(log: LogFile, text: str) -> dict[str, Any]:
             report[key] = value
     start = re.search(r'"results":\s*\[', text)
     if start is None or not isinstance(report.get("config"), dict):
-        raise UserError(f"{log.path} is no JSON report of nccl-tests (truncated before its first result?)")
+        raise NotOfFormat(f"{log.path} is no JSON report of nccl-tests (truncated before its first result?)")
     results, place = [], start.end()
     decoder = json.JSONDecoder()
     while True:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.nccl_collectives import Sweep, add_sweep
 from paradl_bench.measure.importers.nccl_json import is_report, read_report
 from paradl_bench.measure.importers.nccl_text import Run, read_runs
-from paradl_bench.spec.errors import UserError
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:
@@ -31,7 +30,7 @@ def read_text(log: LogFile, options: ImportOptions, *, library: str, tool: str) 
     result = Imported(device="cuda")
     runs = read_runs(log.text)
     if not runs:
-        raise UserError(f"{log.path} holds no table of {tool}: rows of size, count, type, time, algbw and busbw")
+        raise NotOfFormat(f"{log.path} holds no table of {tool}: rows of size, count, type, time, algbw and busbw")
     for run in runs:
         result.dropped += run.dropped
         _describe(result, run)

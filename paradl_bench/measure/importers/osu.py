@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 
 from paradl_bench.measure.importers.failures import Watched
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.measure.importers.mpi_ranks import ranks_of_command
 from paradl_bench.measure.importers.numbers_read import decimal, whole
@@ -102,7 +102,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     watched.close()
     result.dropped.sort(key=lambda item: item.line)
     if not seen:
-        raise UserError(f"{log.path} holds no table of the OSU micro-benchmarks: none begins with '# OSU MPI ... Test'")
+        raise NotOfFormat(f"{log.path} holds no table of the OSU micro-benchmarks: no '# OSU MPI ... Test'")
     return result
 
 

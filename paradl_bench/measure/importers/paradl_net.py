@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.measure.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
 from paradl_bench.spec.bounds import MOST_BYTES, MOST_RANKS
@@ -187,7 +187,7 @@ def _read_network(log: LogFile, lines: list[tuple[int, list[str], str]], options
             rows.append(row)
             result.rows += 1
     if not rows:
-        raise UserError(f"{log.path} is neither a .net (NAME|x|w|y|seconds) nor a .plat (KEY|value|unit)")
+        raise NotOfFormat(f"{log.path} is neither a .net (NAME|x|w|y|seconds) nor a .plat (KEY|value|unit)")
     model = options.model or heads.get("Model") or log.name.rsplit(".", 1)[0] or "net"
     network = _network(model, rows)
     result.networks.append(network)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.numbers_read import decimal
 from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
 from paradl_bench.spec.bounds import MOST_ELEMENTS
@@ -70,7 +70,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
             lost = result.drop_layer if line.lstrip().startswith("node") else result.drop
             lost(number, line, "neither a node nor an edge")
     if not nodes:
-        raise UserError(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
+        raise NotOfFormat(f"{log.path} holds no layer of PipeDream: lines of node1 -- Name -- forward_compute_time=...")
     for (source, target), (number, line) in zip(edges, edge_lines, strict=True):
         unknown = next((name for name in (source, target) if name not in nodes), None)
         if unknown is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.measure.importers.plausible import LONGEST_CALL_S
 from paradl_bench.spec.bounds import MOST_ELEMENTS
@@ -119,7 +119,7 @@ def read_layers(log: LogFile, result: Imported) -> list[TracedLayer]:
         else:
             blocks[-1].torn.append((number, line, why))
     if not any(block.rows for block in blocks):
-        raise UserError(f"{log.path} holds no layer of an S-SGD trace: lines of {HEADER[2:]}")
+        raise NotOfFormat(f"{log.path} holds no layer of an S-SGD trace: lines of {HEADER[2:]}")
     return _aligned(blocks, result)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.measure.directory import MeasurementDirectory
-from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile
+from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.spec.cluster import NODE, Cluster
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.input_record import BATCHES_FILE, BatchSamples
@@ -37,6 +37,13 @@ from paradl_bench.spec.storage import encode_lines, encode_pretty, file_name, wr
 from paradl_bench.spec.units import counted
 
 
+class NotRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was left out, and why."""
+
+    file: str
+    why: str
+
+
 class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What ``paradl-bench import --json`` prints.
 
@@ -44,36 +51,45 @@ class ImportSummary(msgspec.Struct, frozen=True, kw_only=True):
         rows: of tables, read in all files.
         dropped: every row that was not taken, with its line and why.
         notes: what cannot be used, and why.
+        not_read: files that were left out, and why.
     """
 
     files: tuple[ImportedFile, ...]
     rows: int
     dropped: tuple[DroppedRow, ...]
     notes: tuple[str, ...]
+    not_read: tuple[NotRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRead:
-    """A file and what it held."""
+    """A file and what it held; ``refused`` says why nothing could be read of it."""
 
     log: LogFile
     held: Imported
+    refused: str = ""
 
 
 def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptions) -> list[FileRead]:
-    """Read every file by one importer.
+    """Read every file by one importer; of several, those that are none of the format are refused one by one.
 
     Raises:
-        UserError: a file is none of the format, two files are equal, a log does not say where its ranks were, or a
+        UserError: no file is of the format, two files are equal, a log does not say where its ranks were, or a
             network lacks layers and is not to be kept so.
     """
     seen: dict[str, str] = {}
     found = []
     for log in logs:
+        try:
+            if log.refused:
+                raise NotOfFormat(log.refused)
+            held = importer.read(log, options)
+        except NotOfFormat as error:
+            found.append(FileRead(log=log, held=Imported(), refused=str(error)))
+            continue
         if log.sha256 and log.sha256 in seen:
             raise UserError(f"{seen[log.sha256]} and {log.path} hold the same bytes; give them once")
         seen[log.sha256] = log.path
-        held = importer.read(log, options)
         if any(not record.level for record in held.collectives):
             raise UserError(f"{log.path} does not say whether ranks shared a host: give --level node, or system")
         alone = sum(record.ranks <= 1 for record in held.collectives)
@@ -84,6 +100,9 @@ def read_files(importer: Importer, logs: Sequence[LogFile], options: ImportOptio
         if held.networks and held.lost_layers:
             _check_whole(log, held, options)
         found.append(FileRead(log=log, held=held))
+    if found and all(file.refused for file in found):
+        more = f" (nor could {len(found) - 1} more be read)" if len(found) > 1 else ""
+        raise UserError(f"{found[0].refused}{more}")
     return found
 
 
@@ -104,7 +123,8 @@ def _check_whole(log: LogFile, held: Imported, options: ImportOptions) -> None:
 def summarise(importer: Importer, files: Sequence[FileRead]) -> ImportSummary:
     """What was read and what was not."""
     return ImportSummary(
-        files=tuple(_imported_file(importer, file) for file in files),
+        files=tuple(_imported_file(importer, file) for file in files if not file.refused),
+        not_read=tuple(NotRead(file=file.log.path, why=file.refused) for file in files if file.refused),
         rows=sum(file.held.rows for file in files),
         dropped=tuple(
             DroppedRow(file=file.log.path, line=item.line, text=item.text, why=item.why)
