@@ -38,6 +38,7 @@ from predict.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs import Cost, Remark, Source
 from predict.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
+from predict.summed_phases import parted, parted_cost
 
 Key = tuple[str, PhaseName, str]
 """(operation, phase, shard)."""
@@ -70,10 +71,10 @@ class LayerCosts:
         self._in_situ: dict[Key, Series] = {}
         self._isolated: dict[Key, Series] = {}
         for time in profile.layer_times:
-            if time.dtype == dtype:
-                table = self._in_situ if time.mode == "in_situ" else self._isolated
-                series = table.setdefault((time.operation, time.phase, time.shard), {})
-                series.setdefault(time.ranks_on_host, {})[time.batch] = time
+            if time.dtype == dtype and time.phase != "FWBW":
+                self._take(time)
+        self._parted: set[Key] = set()
+        self._part_sums([time for time in profile.layer_times if time.dtype == dtype and time.phase == "FWBW"])
         self._shares: dict[str, tuple[str, float]] = {}
         self._learnt: dict[str, tuple[Layer, int]] = {}
         self._known: dict[tuple[Key, int, int], Cost] = {}
@@ -83,6 +84,22 @@ class LayerCosts:
         self._neighbours: dict[tuple[str, PhaseName, str], Layer | None] = {}
         self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
         self._measured: dict[tuple[str, PhaseName], tuple[Layer, ...]] = {}
+
+    def _take(self, time: LayerTime) -> None:
+        table = self._in_situ if time.mode == "in_situ" else self._isolated
+        series = table.setdefault((time.operation, time.phase, time.shard), {})
+        series.setdefault(time.ranks_on_host, {})[time.batch] = time
+
+    def _part_sums(self, sums: Sequence[LayerTime]) -> None:
+        """Take sums of forward and backward in parts, where neither was measured by itself."""
+        if not sums:
+            return
+        networks = (*self._profile.network.values(), self._network)
+        layers = {layer.operation: layer for network in networks for layer in network.layers}
+        apart = {(time.operation, time.shard) for time in self._profile.layer_times if time.phase in ("FW", "BW")}
+        for time in parted([time for time in sums if (time.operation, time.shard) not in apart], layers):
+            self._take(time)
+            self._parted.add((time.operation, time.phase, time.shard))
 
     @cached_property
     def _roofline(self) -> Roofline:
@@ -166,7 +183,8 @@ class LayerCosts:
     def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
         operation, phase, shard = key
         if key in self._in_situ:
-            return self._own(self._in_situ[key], batch, ranks_on_host)
+            cost = self._own(self._in_situ[key], batch, ranks_on_host)
+            return parted_cost(cost, operation) if key in self._parted else cost
         if phase == "BW" and (operation, "FW", shard) in self._in_situ:
             return Cost(0.0, Source.MEASURED)
         if key in self._isolated:

@@ -88,6 +88,11 @@ def _read_platform(log: LogFile, lines: list[tuple[int, list[str], str]], option
         result.notes.append(f"{log.path}: no cluster is made of it: no BANDWIDTH above 1 byte/s could be read")
         return result
     result.clusters.append(_cluster(log, values, options))
+    if len(result.clusters[-1].levels) > 1:
+        result.notes.append(
+            f"{log.path}: inside of a node it states no network: give level node its alpha_s and beta_s_per_byte in"
+            " the cluster file, or measure collectives there"
+        )
     return result
 
 
@@ -116,10 +121,13 @@ def _bytes_of(unit: str) -> float | None:
     return _prefix(match)
 
 
+_A_SECOND = r"(?:/s(?:ec|econd)?|ps)$"
+
+
 def _bytes_a_second(unit: str) -> float | None:
     """Bytes a second that a unit of bandwidth is; ``Gb/s``, ``Gbit/s`` and ``Gbps`` are bits."""
-    match = _MEMORY_UNIT.fullmatch(re.sub(r"(?:/s(?:ec|econd)?|ps)$", "", unit))
-    if match is None or not re.search(r"(?:/s(?:ec|econd)?|ps)$", unit):
+    match = _MEMORY_UNIT.fullmatch(re.sub(_A_SECOND, "", unit))
+    if match is None or not re.search(_A_SECOND, unit):
         return None
     return _prefix(match) / (8 if match["bit"] else 1)
 
@@ -129,10 +137,16 @@ def _prefix(match: re.Match[str]) -> float:
     return float((1024 if match["binary"] else 1000) ** power)
 
 
+def _flops_of(unit: str) -> float | None:
+    match = _SPEED_UNIT.fullmatch(unit)
+    return None if match is None else float(1000.0 ** " kmgtp".index((match["prefix"] or " ").lower()))
+
+
 def _seconds_of(unit: str) -> float | None:
     return {
         "s": 1.0,
         "sec": 1.0,
+        "second": 1.0,
         "seconds": 1.0,
         "ms": 1e-3,
         "us": 1e-6,
@@ -144,15 +158,18 @@ def _seconds_of(unit: str) -> float | None:
 
 # A lone small b is a bit, as in Gb/s.
 _MEMORY_UNIT = re.compile(r"(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?:B|[Bb]ytes?|(?P<bit>b|[Bb]its?))")
+_SPEED_UNIT = re.compile(r"(?P<prefix>[kKMGTP])?(?:FLOPS|FLOPs|flops|Flops|FLOPs?/s(?:ec|econd)?|flops?/s)")
 _UNITS: dict[str, Callable[[str], float | None]] = {
     "MEM_PER_NODE": _bytes_of,
     "BANDWIDTH": _bytes_a_second,
     "LATENCY": _seconds_of,
+    "NODE_SPEED": _flops_of,
 }
 _UNITS_SHOWN = {
     "MEM_PER_NODE": "bytes, KB, MB, GB, TB, KiB, MiB, GiB, TiB are",
     "BANDWIDTH": "bytes/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s, Gbit/s are",
-    "LATENCY": "s, ms, us, ns are",
+    "LATENCY": "s, second, ms, us, ns are",
+    "NODE_SPEED": "FLOPS, FLOP/s, GFLOPS, TFLOPS are",
 }
 
 
