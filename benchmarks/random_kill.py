@@ -2,8 +2,9 @@
 
     python benchmarks/random_kill.py --kills 100 --seed 0 -o random-kill.json
 
-`layers`, `collectives` and `train` (two ranks) and `calibrate fit` are run again and again in a directory of their own,
-each time until a moment drawn evenly from the length of a whole run; then every process of it gets SIGKILL at once.
+`layers`, `collectives` and `train` (two ranks), `kernels`, `io`, `import`, `calibrate fit` and `merge`, and
+`predict -o` are run again and again in a directory of their own, each time until a moment drawn evenly from the length
+of a whole run; then every process of it gets SIGKILL at once.
 After each kill what is there is read: each whole row has to be valid, and those of before the kill have to be there
 still. The next run of the same command has to take it up. When a run comes to its end its result has to be complete,
 each point once, and a new directory is begun.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import platform
@@ -27,19 +29,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from kill_subjects import RANKS, Lost, Subject, subjects  # noqa: E402
 
 from calibrate.cli import main as calibrate  # noqa: E402
 from calibrate.profile import read_profile  # noqa: E402
 from paradl_bench.cli import main as paradl_bench  # noqa: E402
 from paradl_bench.measure.environment import ALLOCATOR_VARIABLES  # noqa: E402
 from paradl_bench.spec.errors import ParadlError  # noqa: E402
+from paradl_bench.spec.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
+from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
 from paradl_bench.spec.measurement import (  # noqa: E402
     COLLECTIVES_FILE,
     COPIES_FILE,
@@ -54,42 +60,21 @@ from paradl_bench.spec.measurement import (  # noqa: E402
     read_records,
     torn_rows,
 )
+from paradl_bench.spec.storage import unfinished  # noqa: E402
 from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
+from predict.cli import main as predict  # noqa: E402
 
-RANKS = 2
-_BLOCKS = 4
-_SIZES = (1024, 16384, 262144)
-_ITERATIONS = 200
-_MODEL = "cosmoflow"
-_SAMPLE = ("--input-shape", "4x8x8x8")
 _RECORDS = {
     LAYERS_FILE: LayerSamples,
     ITERATIONS_FILE: IterationSamples,
     COPIES_FILE: CopySamples,
     COLLECTIVES_FILE: CollectiveSamples,
     TRAINING_FILE: TrainingIterations,
+    FILES_FILE: FileSamples,
+    LOADER_FILE: LoaderSamples,
+    KERNELS_FILE: KernelSamples,
 }
 _LONGEST_RUN_S = 600.0
-
-
-class Lost(Exception):
-    """Something that was measured is gone, cannot be read, or cannot be gone on with."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Subject:
-    """A command that is killed.
-
-    Attributes:
-        arguments: without ``-o``.
-        check_whole: raises where a finished result is not complete, each point once.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    check_whole: Callable[[Path], None]
-    ranks: int = RANKS
-    main: Callable[[], None] = paradl_bench
 
 
 @dataclass(slots=True)
@@ -100,70 +85,9 @@ class Tally:
     resumable: int = 0
     whole: int = 0
     torn_rows: int = 0
+    unfinished: int = 0
     struck: collections.Counter[str] = field(default_factory=collections.Counter)
     lost: list[str] = field(default_factory=list)
-
-
-def whole_layers(directory: Path) -> None:
-    """Every block of every rank once."""
-    keys = [(record.rank, record.block) for record in read_records(directory, ITERATIONS_FILE, IterationSamples)]
-    _expect(sorted(keys), [(rank, block) for rank in range(RANKS) for block in range(_BLOCKS)])
-
-
-def whole_sweep(directory: Path) -> None:
-    """Every point once."""
-    records = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
-    keys = [(record.operation, record.message_bytes, record.block) for record in records]
-    expected = [
-        (name, size, block) for name in ("all_gather", "all_reduce") for size in _SIZES for block in range(_BLOCKS)
-    ]
-    _expect(sorted(keys), expected)
-
-
-def whole_training(directory: Path) -> None:
-    """Every iteration of every rank once, and its loss."""
-    for rank in range(RANKS):
-        own = [r for r in read_records(directory, TRAINING_FILE, TrainingIterations) if r.rank == rank]
-        indices = [record.first_iteration + i for record in own for i in range(len(record.iteration_s))]
-        _expect(indices, list(range(_ITERATIONS)))
-    _expect(len(read_run(directory).losses), _ITERATIONS)
-
-
-def _expect(found: object, expected: object) -> None:
-    if found != expected:
-        raise Lost(f"found {found}, expected {expected}")
-
-
-def subjects(measured: Path) -> Iterator[Subject]:
-    """The commands; ``calibrate fit`` reads what ``layers`` and ``collectives`` left in ``measured``."""
-    layers = ("layers", _MODEL, "--batch", "2", *_SAMPLE, "--ranks-on-host", str(RANKS))
-    yield Subject(
-        name="layers",
-        arguments=(*layers, "--blocks", str(_BLOCKS), "--iterations", "3", "--isolated", "none"),
-        check_whole=whole_layers,
-    )
-    sizes = ",".join(map(str, _SIZES))
-    sweep = ("collectives", "--ranks", str(RANKS), "--ops", "all_gather,all_reduce", "--sizes", sizes)
-    yield Subject(
-        name="collectives",
-        arguments=(*sweep, "--blocks", str(_BLOCKS), "--point-seconds", "0.05"),
-        check_whole=whole_sweep,
-    )
-    yield Subject(
-        name="train",
-        arguments=(
-            *("train", _MODEL, "--strategy", f"d{RANKS}", "--batch", "4", *_SAMPLE),
-            *("--iterations", str(_ITERATIONS)),
-        ),
-        check_whole=whole_training,
-    )
-    yield Subject(
-        name="calibrate",
-        arguments=("fit", str(measured / "layers"), str(measured / "collectives"), "--force"),
-        check_whole=lambda path: _expect(bool(read_profile(path).layer_times), True),
-        ranks=1,
-        main=calibrate,
-    )
 
 
 class Running:
@@ -173,12 +97,14 @@ class Running:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         arguments = [*subject.arguments, "-o", str(output)]
         self._pids = (
-            [self._start(subject, arguments)] if whole or subject.main is calibrate else self._fork(subject, arguments)
+            [self._start(subject, arguments)]
+            if whole or subject.name == "calibrate"
+            else self._fork(subject, arguments)
         )
         self._codes: dict[int, int] = {}
 
     def _start(self, subject: Subject, arguments: list[str]) -> int:
-        program = "calibrate" if subject.main is calibrate else "paradl_bench"
+        program = {calibrate: "calibrate", predict: "predict"}.get(subject.main, "paradl_bench")
         return subprocess.Popen(
             [sys.executable, "-m", program, *arguments],
             cwd=ROOT,
@@ -202,9 +128,15 @@ class Running:
             os.setsid()
             for stream in (1, 2):
                 os.dup2(self._log.fileno(), stream)
-            os.environ |= {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(subject.ranks), "SLURM_LOCALID": str(rank)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-            sys.argv = ["paradl-bench", *arguments, "--launcher", "srun"]
+            sys.argv = ["paradl-bench", *arguments]
+            if subject.ranks > 1:
+                os.environ |= {
+                    "SLURM_PROCID": str(rank),
+                    "SLURM_LOCALID": str(rank),
+                    "SLURM_NTASKS": str(subject.ranks),
+                }
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+                sys.argv += ["--launcher", "srun"]
             subject.main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -225,9 +157,11 @@ class Running:
         return len(self._codes) == len(self._pids)
 
     def kill(self) -> None:
-        """SIGKILL to every process; ranks of a launcher end with it."""
+        """SIGKILL to every process and those that it started; ranks of a launcher end with it."""
         for pid in self._pids:
             if pid not in self._codes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
                 os.kill(pid, signal.SIGKILL)
         for pid in self._pids:
             if pid not in self._codes:
@@ -265,9 +199,9 @@ def check_readable(output: Path, tally: Tally) -> dict[str, list[bytes]]:
         Lost: something cannot be read.
     """
     if output.suffix == ".json":
-        if output.exists():
+        if output.exists() and isinstance(json.loads(output.read_text()), dict):
             read_profile(output)
-        tally.struck["profile written before" if output.exists() else "nothing written yet"] += 1
+        tally.struck["result written before" if output.exists() else "nothing written yet"] += 1
         return {}
     if not (output / MANIFEST_NAME).exists():
         tally.struck["nothing written yet"] += 1
@@ -279,7 +213,10 @@ def check_readable(output: Path, tally: Tally) -> dict[str, list[bytes]]:
     tally.torn_rows += len(torn)
     for name, record in _RECORDS.items():
         read_records(output, name, record)
-    rows = {path.name: path.read_bytes().split(b"\n")[:-1] for path in output.glob("*.jsonl")}
+    # Rows of a point that was being written are taken back, and measured again.
+    ends = unfinished(output)
+    tally.unfinished += bool(ends)
+    rows = {path.name: path.read_bytes()[: ends.get(path.name)].split(b"\n")[:-1] for path in output.glob("*.jsonl")}
     tally.struck["rows there" if any(rows.values()) else "manifest alone"] += 1
     return rows
 
@@ -329,7 +266,14 @@ def strike(subject: Subject, kills: int, place: Path, drawn: random.Random, *, w
 
 
 def _output(subject: Subject, path: Path) -> Path:
-    return path.with_name(f"{path.name}.json") if subject.main is calibrate else path
+    return path.with_name(f"{path.name}.json") if subject.main is not paradl_bench else path
+
+
+def _share(kills: int, chosen: list[Subject], number: int) -> int:
+    """How many of the kills fall on a command: a run of several ranks takes longer, and gets half as many."""
+    weights = [1 if subject.ranks > 1 or subject.loads_itself else 2 for subject in chosen]
+    bounds = [kills * sum(weights[:count]) // sum(weights) for count in (number, number + 1)]
+    return bounds[1] - bounds[0]
 
 
 def report(tallies: dict[str, Tally], options: argparse.Namespace) -> dict[str, Any]:
@@ -352,6 +296,7 @@ def report(tallies: dict[str, Tally], options: argparse.Namespace) -> dict[str, 
                 "corrupt": len(tally.lost),
                 "came to their end": tally.whole,
                 "torn rows found": tally.torn_rows,
+                "points half written": tally.unfinished,
                 "struck with": dict(sorted(tally.struck.items())),
                 "lost": tally.lost,
             }
@@ -379,11 +324,14 @@ def main() -> None:
         measured.mkdir()
         chosen = [s for s in subjects(measured) if not options.only or s.name in options.only.split(",")]
         for number, subject in enumerate(chosen):
-            kills = options.kills // len(chosen) + (number < options.kills % len(chosen))
+            kills = _share(options.kills, chosen, number)
             drawn = random.Random(f"{options.seed} {subject.name}")
             tallies[subject.name] = tally = strike(subject, kills, place, drawn, whole=options.whole)
             if subject.name in ("layers", "collectives"):
                 (place / f"{subject.name}-0").rename(measured / subject.name)
+                profile = {"layers": "profile.json", "collectives": "other.json"}[subject.name]
+                fit = ["fit", str(measured / subject.name), "-o", str(measured / profile)]
+                subprocess.run([sys.executable, "-m", "calibrate", *fit], cwd=ROOT, check=True, capture_output=True)
             print(
                 f"{subject.name}: {tally.resumable} of {tally.kills} resumable, {len(tally.lost)} corrupt", flush=True
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from paradl_bench.terminal import open_console, refuse_overwrite, run_command, say, write_output
+from paradl_bench.terminal import open_console, refuse_overwrite, run_command, say, tell, write_output
 
 if TYPE_CHECKING:
     from calibrate.profile import Profile
@@ -119,7 +119,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
             from calibrate.terminal_plot import plots
 
             for text in plots(found):
-                click.echo(f"\n{text}")
+                tell(f"\n{text}")
 
 
 @group.command()

@@ -29,11 +29,11 @@ def print_difference(difference: Difference, console: Console, *, shown: int) ->
     if difference.without_spread:
         count, first = len(difference.without_spread), difference.without_spread[:_SHOWN_UNJUDGED]
         listed = "; ".join(f"{m.what} {format_difference(m.relative)}" for m in first)
-        console.print(f"{count} changed of which no spread is known, most: {listed}", markup=False, highlight=False)
+        console.print(f"{count} changed of which no spread is known, most: {listed}", highlight=False)
     for names, where in ((difference.only_in_first, "A"), (difference.only_in_second, "B")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            console.print(f"only in {where}: {names[0]}{more}", markup=False, highlight=False)
+            console.print(f"only in {where}: {names[0]}{more}", highlight=False)
     _print_verdict(difference, console)
 
 
@@ -47,7 +47,7 @@ def _print_changes(changes: Sequence[Change], console: Console) -> None:
     console.print(table)
     if len(changes) > _SHOWN_CHANGES:
         rest = ", ".join(change.what for change in changes[_SHOWN_CHANGES:])
-        console.print(f"and {rest}", markup=False, highlight=False)
+        console.print(f"and {rest}", highlight=False)
 
 
 def _print_groups(difference: Difference, console: Console) -> None:

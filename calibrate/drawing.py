@@ -22,6 +22,7 @@ from calibrate.profile import Profile
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cost_terms import CollectiveOperation
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.printed import in_drawing
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.statistics import Z90
 from paradl_bench.spec.storage import file_name, write_bytes_atomically
@@ -76,7 +77,8 @@ def _draw(fits: Sequence[CommunicationFit], path: Path) -> Path:
     _mark_regimes(above, below, operation, fits)
     _label(above, below, points)
     first = fits[0]
-    above.set_title(f"{first.library} {first.operation}, level {first.level}: {_words(fits)}", fontsize=11, wrap=True)
+    title = f"{first.library} {first.operation}, level {first.level}: {_words(fits)}"
+    above.set_title(in_drawing(title), fontsize=11, wrap=True)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=130, format="png")
     write_bytes_atomically(path, drawn.getvalue())

@@ -44,7 +44,7 @@ def _print_one(side: InputSide, console: Console) -> None:
     console.print(table)
     whole = io_seconds(side, 1, None, cold=True)
     if whole is not None and whole.seconds and not side.batches:
-        console.print(f"At best {1 / whole.seconds:.4g} samples/s: {whole.words}", markup=False)
+        console.print(f"At best {1 / whole.seconds:.4g} samples/s: {whole.words}")
 
 
 def _parts(side: InputSide) -> list[tuple[str, PartTime]]:

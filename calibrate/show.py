@@ -63,7 +63,7 @@ def print_profile(profile: Profile, console: Console) -> None:
         _print_communication(profile, console)
     print_congestion(profile, console)
     for line in outlier_words(profile.communication)[:SHOWN_OUTLIERS]:
-        console.print(line, markup=False)
+        console.print(line)
     if profile.communication_choices:
         _print_choices(profile, console)
     if profile.interference:
@@ -72,16 +72,16 @@ def print_profile(profile: Profile, console: Console) -> None:
     print_input_side(profile.input_side, console)
     print_together(profile, console)
     for note in profile.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     _print_weaknesses(weaknesses(profile), console)
 
 
 def _print_origin(profile: Profile, console: Console) -> None:
-    console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}", markup=False)
+    console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}")
     for environment in profile.environments:
-        console.print(f"Measured on {_environment(environment)}", markup=False)
+        console.print(f"Measured on {_environment(environment)}")
     for line in device_lines(profile.devices):
-        console.print(line, markup=False)
+        console.print(line)
     table = _table("Measurements", ("directory", "kind", "when", "complete", "host", "command"))
     for source in profile.sources:
         complete = "yes" if source.complete else "no"

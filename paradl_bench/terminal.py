@@ -18,7 +18,9 @@ import click
 
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError, shown
 from paradl_bench.spec.interruption import Terminated, signals_raise
+from paradl_bench.spec.printed import plain
 from paradl_bench.spec.storage import write_pieces_atomically
+from paradl_bench.spec.streams import Streams
 from paradl_bench.usage import usage_text
 
 if TYPE_CHECKING:
@@ -33,8 +35,13 @@ def run_command(command: click.Command, program: str) -> None:
 
     ``--debug`` anywhere in the arguments shows tracebacks. SIGTERM unwinds the command as SIGINT does.
     """
-    with signals_raise():
+    streams = Streams()
+    with streams.replaced(), signals_raise():
         code = _code_of(command, program)
+        failure = streams.failure
+        if failure is not None:
+            lost = _fail(program, f"cannot write standard output: {failure.strerror or failure}", 3, False)
+            code = code or lost
     sys.exit(code)
 
 
@@ -63,9 +70,9 @@ def _code_of(command: click.Command, program: str) -> int:
         kept = "what was measured is kept" if program == _MEASURES else "no file is left half written"
         again = f": run the same command again to go on: {_same_command(program)}"
         code = _fail(program, f"{how}; {kept}", 3, debug, again)
-    except BrokenPipeError:
-        # The reader of our output went away (| head): not an error, but Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        code = _fail(program, f"{error.strerror or error}{where}", WorkError.exit_code, debug)
     return code
 
 
@@ -87,7 +94,7 @@ def _fail(program: str, message: str, code: int, debug: bool, behind: str = "") 
     """Print the one line; what stands behind the message is not shortened with it."""
     if debug:
         traceback.print_exc()
-    click.echo(f"{program}: error: {shown(message)}{' '.join(behind.splitlines())}", err=True)
+    click.echo(plain(f"{program}: error: {shown(message)}{' '.join(behind.splitlines())}"), err=True)
     return code
 
 
@@ -133,26 +140,32 @@ def progress(title: str, total: float) -> Iterator[Progress]:
     if wanted == "0" or (wanted != "1" and not sys.stderr.isatty()):
         yield _Silent()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True, force_terminal=True)
+    from paradl_bench.plain_console import PlainConsole
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = PlainConsole(stderr=True, force_terminal=True)
     with RichProgress(*columns, console=console, auto_refresh=wanted != "1") as bar:
         yield _Bar(bar, bar.add_task(title, total=total))
 
 
-def open_console() -> Console:
+def open_console(width: int = 160) -> Console:
     """A console on standard output for tables; where that is no terminal, wide enough to break no row."""
-    from rich.console import Console
+    from paradl_bench.plain_console import PlainConsole
 
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return PlainConsole() if sys.stdout.isatty() else PlainConsole(width=width)
 
 
 def say(text: str) -> None:
     """A line for a person, on stderr, so that standard output stays clean for ``--json`` and ``-o -``."""
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
+
+
+def tell(text: str) -> None:
+    """A line on standard output; what it holds of files can't steer the terminal."""
+    click.echo(plain(text))
 
 
 def write_output(target: str, content: bytes, *, force: bool = False) -> None:

@@ -175,11 +175,11 @@ def print_advice(advice: Sequence[BucketAdvice]) -> None:
     console = open_console()
     for key in dict.fromkeys((row.strategy, row.batch) for row in advice):
         rows = [row for row in advice if (row.strategy, row.batch) == key]
-        console.print(_table(rows), markup=False)
-        console.print(_in_words(rows), highlight=False, markup=False)
+        console.print(_table(rows))
+        console.print(_in_words(rows), highlight=False)
         lines = dict.fromkeys(f"extrapolated: {line}" for row in rows for line in row.extrapolated)
         for line in (*lines, *dict.fromkeys(line for row in rows for line in row.notes)):
-            console.print(line, highlight=False, markup=False)
+            console.print(line, highlight=False)
     console.print("free overlap: by osf. The last three rows are no setting of DDP.", highlight=False)
 
 

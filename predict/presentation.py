@@ -72,7 +72,6 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
 
     Two, so that each stays within the width of a terminal.
     """
-    from rich.markup import escape
 
     first = predictions[0]
     shape = "x".join(map(str, first.input_shape))
@@ -85,7 +84,7 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     console = open_console()
     computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
     title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
-    console.print(_table(rows, title=escape(title)))
+    console.print(_table(rows, title=title))
     phases = [_phases(prediction) for prediction in predictions]
     console.print(_table(phases))
     for_layers = "for layers: all-gathers, halos and the like that FW and BW wait for. "
@@ -99,10 +98,10 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
         highlight=False,
     )
     for sweep in sweeps:
-        console.print(escape(f"knee of {sweep}"), highlight=False)
+        console.print(f"knee of {sweep}", highlight=False)
     beyond = {line for prediction in predictions for line in prediction.extrapolated}
     for line, number in footnotes.items():
-        console.print(escape(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}"), highlight=False)
+        console.print(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}", highlight=False)
 
 
 def _table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
@@ -151,7 +150,6 @@ def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
 
 def print_use(predictions: Sequence[Prediction]) -> None:
     """A table of what the iterations make of their ranks."""
-    from rich.markup import escape
 
     console = open_console()
     console.print(_table([_use_cells(prediction) for prediction in predictions]))
@@ -160,7 +158,7 @@ def print_use(predictions: Sequence[Prediction]) -> None:
         text = (
             f"MFU: FLOPs of FW and BW over those of all ranks at their peak, {basis}" if known else f"no MFU: {basis}"
         )
-        console.print(escape(text), highlight=False)
+        console.print(text, highlight=False)
 
 
 def _use_cells(prediction: Prediction) -> dict[str, str]:

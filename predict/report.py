@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
+from paradl_bench.spec.printed import in_code, in_markdown
 from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.spec.units import counted, format_accuracy, format_bytes, format_difference, format_seconds
-from paradl_bench.terminal import open_console, refuse_overwrite, write_output
+from paradl_bench.terminal import open_console, refuse_overwrite, tell, write_output
 from predict.memory_validation import MemoryScore
 from predict.presentation import flat_row, rows_csv
 from predict.runs import PHASES
@@ -73,7 +72,6 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     if as_json:
         write_output("-", encode_pretty(report))
         return
-    from rich.markup import escape
     from rich.table import Table
 
     console = open_console()
@@ -82,11 +80,11 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
         for column in titles:
             table.add_column(column, justify="left" if column in ("model", "strategy", "evaluator") else "right")
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*row)
         console.print(table)
     for line in _findings(report):
-        console.print(escape(line), highlight=False)
-    click.echo(f"Report: {path}")
+        console.print(line, highlight=False)
+    tell(f"Report: {path}")
 
 
 def _tables(report: Report) -> list[tuple[str, Sequence[str], list[list[str]]]]:
@@ -108,8 +106,9 @@ def markdown(report: Report) -> str:
     lines = [
         "# Predicted against measured",
         "",
-        f"Profile: `{report.profile}`. Every run is predicted by `{PREDICTOR}`; {', '.join(_baselines(report))} are "
-        "baselines from the same profile, where they have something to say. Error is (predicted - measured) / measured "
+        f"Profile: {in_code(report.profile)}. Every run is predicted by `{PREDICTOR}`;"
+        f" {', '.join(_baselines(report))} are baselines from the same profile,"
+        " where they have something to say. Error is (predicted - measured) / measured "
         "and accuracy 1 - |error|; measured is the median over iterations of the slowest rank, the noise floor its "
         "run-to-run spread; memory is the error of the predicted peak, marked "
         "where the profile's memory factors were fitted to the run or a repetition of it.",
@@ -125,7 +124,7 @@ def markdown(report: Report) -> str:
         *_markdown_reruns(report),
         "## Findings",
         "",
-        *(f"- {line}" for line in _findings(report)),
+        *(f"- {in_markdown(line)}" for line in _findings(report)),
         "",
         "## Phases",
         "",
@@ -183,7 +182,7 @@ def _activity_line(report: Report) -> list[str]:
 
 def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(in_markdown(cell) for cell in cells)} |"
 
     return [line(titles), line(["---"] * len(titles)), *map(line, rows)]
 

@@ -81,29 +81,28 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
 def print_summary(timeline: IterationTimeline, summary: TimelineSummary) -> None:
     """A table and a picture on standard output, then what was extrapolated or has to be said."""
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
     title = f"{summary.model}, {summary.strategy} on batch {summary.batch}: {format_seconds(summary.iteration_s)}"
-    table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     idle = "bubble" if timeline.is_pipeline else "idle"
     for column in ("role", "ranks", "ends", "utilisation", "exposed", "overlap", idle):
         table.add_column(column, justify="left" if column == "role" else "right")
     for role in summary.roles:
         times = (role.exposed_communication_s, role.overlap_s)
         cells = (format_seconds(role.finish_s), f"{role.utilisation:.1%}", *map(format_seconds, times))
-        table.add_row(escape(role.role), str(role.ranks), *cells, f"{role.bubble:.1%}")
+        table.add_row(role.role, str(role.ranks), *cells, f"{role.bubble:.1%}")
     if len(summary.roles) > 1:
         table.add_row("mean", str(summary.ranks), "", f"{summary.utilisation:.1%}", "", "", f"{summary.bubble:.1%}")
     console = open_console()
     console.print(table)
     picture = draw(timeline, console.width)
     for line in (*picture.rows, picture.legend):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(
         "\nutilisation: share of the iteration in which compute is active. exposed: communication while it is not;"
         f" overlap: beside it. {idle}: neither.",
         highlight=False,
     )
     for line in (*(f"extrapolated: {line}" for line in summary.extrapolated), *summary.notes):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)

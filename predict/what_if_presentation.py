@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.printed import in_drawing
 from paradl_bench.spec.units import format_around, format_seconds
 from paradl_bench.terminal import open_console, write_output
 from predict.presentation import memory_cell
@@ -29,14 +30,13 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
     """A table on standard output, with what lies beyond measurement and the notes below it."""
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
     first = rows[0]
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
     how = "all combinations" if grid else "one at a time, the others as measured" if len(names) > 1 else ""
     title = f"{first.model}: {first.evaluator}, what if {', '.join(names)}" + (f" ({how})" if how else "")
-    table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
     epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
@@ -66,7 +66,6 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
 
 def _print_notes(rows: Sequence[WhatIf]) -> None:
     """What the columns mean, and what the rows rest on."""
-    from rich.markup import escape
 
     console = open_console()
     console.print(
@@ -78,11 +77,11 @@ def _print_notes(rows: Sequence[WhatIf]) -> None:
     # Rows on other hardware would say so once a value; what they vary stands in the table.
     lines = {line for row in rows if hardware_of(row.varied) == AS_MEASURED for line in row.extrapolated}
     for line in sorted(lines):
-        console.print(escape(f"extrapolated: {line}"), highlight=False)
+        console.print(f"extrapolated: {line}", highlight=False)
     if any(row.sources["scaled_by_roofline"] for row in rows):
         console.print("extrapolated: compute of rows on another device is scaled by the roofline", highlight=False)
     for line in dict.fromkeys(note for row in rows for note in row.notes):
-        console.print(escape(line), highlight=False)
+        console.print(line, highlight=False)
 
 
 def _text(setting: Setting) -> str:
@@ -138,7 +137,7 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
             colour = _COLOURS[index % len(_COLOURS)]
             values = [row.varied[name] for row in line]
             seconds = [row.iteration_s for row in line]
-            panel.plot(values, seconds, "o-", color=colour, label=label, markersize=4)
+            panel.plot(values, seconds, "o-", color=colour, label=in_drawing(label), markersize=4)
             lows, highs = zip(*(row.interval_s for row in line), strict=True)
             panel.fill_between(values, lows, highs, color=colour, alpha=0.15, linewidth=0)
         for base in (row for row in rows if not row.varied):
@@ -149,7 +148,7 @@ def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
         panel.legend(fontsize=8)
     panels[0].set_ylabel("iteration [s], with 90% interval")
     panels[0].set_ylim(bottom=0)
-    figure.suptitle(f"{rows[0].model}: {rows[0].evaluator}")
+    figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}"))
     drawn = io.BytesIO()
     suffix = Path(target).suffix.lower()
     figure.savefig(drawn, dpi=130, format="png" if suffix == ".html" else suffix[1:])

@@ -14,6 +14,7 @@ from paradl_bench.measure.tools.request import ToolRequest, launcher_of_tool, le
 from paradl_bench.options import hang_option, link_option, nodes_option, ranks_per_node_option
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.units import parse_size_sweep
+from paradl_bench.terminal import say
 
 if TYPE_CHECKING:
     from paradl_bench.emulate_nodes.layout import NodeLayout
@@ -326,9 +327,9 @@ def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> No
 
     failures = sweep_with_tool(request, output, ("paradl-bench", *sys.argv[1:]))
     for failure in failures:
-        click.echo(f"{failure.words}; its last lines:", err=True)
+        say(f"{failure.words}; its last lines:")
         for line in failure.ended.last_lines:
-            click.echo(f"  {line}", err=True)
+            say(f"  {line}")
     print_collectives(output, as_json=as_json)
     raise_failures(failures, output)
 

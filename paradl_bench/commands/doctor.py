@@ -174,15 +174,15 @@ def _examine(*, as_json: bool) -> None:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("", "found", "without it")
     for finding in findings:
         table.add_row(
             finding.name,
-            "[yellow]missing[/]" if finding.found is None else escape(finding.found),
-            escape(_cost(finding.without)) if finding.found is None else "",
+            Text("missing", style="yellow") if finding.found is None else finding.found,
+            _cost(finding.without) if finding.found is None else "",
         )
     open_console().print(table)
 

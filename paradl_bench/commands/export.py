@@ -10,7 +10,7 @@ from paradl_bench.spec.checks import LONGEST_S
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network, read_network
 from paradl_bench.spec.units import check_bounds
-from paradl_bench.terminal import refuse_overwrite, write_output
+from paradl_bench.terminal import refuse_overwrite, say, write_output
 
 
 @click.command("export")
@@ -41,7 +41,7 @@ def COMMAND(  # noqa: N802
     lines, notes = trace_lines(directory, network, batch=batch, sweep=sweep, io_s=io_seconds)
     write_output(output, ("\n".join(lines) + "\n").encode(), force=force)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def _network(directory: Path, model: str | None) -> Network:

@@ -18,7 +18,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.registry import lookup
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.spec.units import counted, parse_size
-from paradl_bench.terminal import say
+from paradl_bench.terminal import say, tell
 
 _SHOWN = 10
 _LARGEST_TRIED = 1 << 24
@@ -154,14 +154,14 @@ def _formats_of(refused: Importer, logs: list[LogFile]) -> list[str]:
 
 def _show(summary: ImportSummary, output: Path) -> None:
     for file in summary.files:
-        click.echo(f"{file.path}: {counted(file.rows, 'row')} read, {file.dropped} dropped")
+        tell(f"{file.path}: {counted(file.rows, 'row')} read, {file.dropped} dropped")
     for why, count in Counter(item.why for item in summary.dropped).most_common():
         lines = [item for item in summary.dropped if item.why == why]
-        click.echo(f"dropped {count}: {why}")
+        tell(f"dropped {count}: {why}")
         for item in lines[:_SHOWN]:
-            click.echo(f"  {item.file}:{item.line}: {item.text}")
+            tell(f"  {item.file}:{item.line}: {item.text}")
         if count > _SHOWN:
-            click.echo(f"  and {count - _SHOWN} more: dropped.jsonl in {output}")
+            tell(f"  and {count - _SHOWN} more: dropped.jsonl in {output}")
     for note in summary.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"wrote {output}")
+        tell(f"note: {note}")
+    tell(f"wrote {output}")

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from paradl_bench.terminal import say, tell
+
 
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
@@ -17,5 +19,5 @@ def COMMAND(as_json: bool) -> None:  # noqa: N802
     if as_json:
         click.echo(json.dumps(names))
         return
-    click.echo("\n".join(names))
-    click.echo("or package.module:factory, a callable that returns an nn.Module", err=True)
+    tell("\n".join(names))
+    say("or package.module:factory, a callable that returns an nn.Module")

@@ -11,7 +11,7 @@ import click
 
 from paradl_bench.options import dtype_option, kernel_options
 from paradl_bench.spec.errors import UserError
-from paradl_bench.terminal import say
+from paradl_bench.terminal import say, tell
 
 if TYPE_CHECKING:
     from paradl_bench.slurm.plan import Plan
@@ -93,7 +93,7 @@ def COMMAND(  # noqa: N802
     plan, scripts = _planned(_request(options), site_path, output)
     if dry_run and not as_json:
         for name, text in scripts.items():
-            click.echo(f"##### {script_path(output, name)}\n{text}")
+            tell(f"##### {script_path(output, name)}\n{text}")
     # Before anything is shown: what can't be written is no plan.
     edited = () if dry_run else write_plan(output, plan, scripts, force=force)
     if as_json:
@@ -180,7 +180,6 @@ def _print_json(plan: Plan) -> None:
 
 
 def _print_table(plan: Plan) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from paradl_bench.terminal import open_console
@@ -192,9 +191,7 @@ def _print_table(plan: Plan) -> None:
         total += job.bound_node_s if estimate is None else estimate
         bound += job.bound_node_s
         shown = "unknown" if estimate is None else f"{estimate / 60:.1f}"
-        table.add_row(
-            job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", escape(job.adds)
-        )
+        table.add_row(job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", job.adds)
     table.add_row("all", "", "", f"{total / 60:.1f}", f"{bound / 60:.0f}", "")
     open_console().print(table)
     say(f"estimated {plan.basis}; at most: the time limits")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from paradl_bench.terminal import tell
+
 
 @click.command("slurm-status")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -32,7 +34,7 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
     if as_json:
         click.echo(msgspec.json.encode(summary).decode())
     elif not output:
-        click.echo(text, nl=False)
+        tell(text.rstrip())
     if exit_code and not summary.complete:
         lacking = ", ".join(summary.missing)
         raise WorkError(f"{summary.commands - summary.done} commands are not done, of {lacking}; {summary.go_on}")

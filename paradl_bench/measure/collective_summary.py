@@ -197,10 +197,11 @@ def print_collectives(directory: Path, *, as_json: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
         sys.stdout.flush()
         return
-    from rich.console import Console
 
     # A file or a pipe has no width of its own: the table takes what it needs.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    from paradl_bench.terminal import open_console
+
+    console = open_console(width=120)
     if summary.emulated:
         console.print(f"emulated: {summary.emulated}", soft_wrap=True)
     console.print(_sweep_table(summary.collectives))

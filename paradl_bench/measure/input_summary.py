@@ -146,7 +146,7 @@ def print_input(directory: Path, *, as_json: bool) -> None:
         table.add_row(str(loader.workers), str(loader.batch), *rate)
     console.print(table)
     if found.unreadable:
-        console.print(f"{len(found.unreadable)} files could not be read or decoded, and are left out:", markup=False)
+        console.print(f"{len(found.unreadable)} files could not be read or decoded, and are left out:")
         for item in found.unreadable[:_SHOWN_UNREADABLE]:
-            console.print(f"  {item.path}: {item.why}", markup=False)
-    console.print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE", markup=False)
+            console.print(f"  {item.path}: {item.why}")
+    console.print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE")

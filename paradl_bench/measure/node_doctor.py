@@ -89,6 +89,7 @@ def print_nodes(job: JobNodes, *, as_json: bool) -> None:
 
 def _clock_table(job: JobNodes) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="nodes, and how far their clocks are ahead")
     for column in ("node", "ranks", "since start", "calendar", "within"):
@@ -98,9 +99,9 @@ def _clock_table(job: JobNodes) -> Table:
         if 0 in node.ranks:
             table.add_row(node.host, ranks, "rank 0's", "rank 0's", "")
             continue
-        calendar = _signed(clock.wall_offset_s)
+        calendar = Text(_signed(clock.wall_offset_s))
         if abs(clock.wall_offset_s) > clock.clock_error_s:
-            calendar = f"[yellow]{calendar}[/]"
+            calendar.stylize("yellow")
         table.add_row(node.host, ranks, _signed(clock.clock_offset_s), calendar, format_seconds(clock.clock_error_s))
     return table
 
@@ -110,12 +111,12 @@ def _signed(seconds: float) -> str:
 
 
 def _difference_table(job: JobNodes) -> Table:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("differs", "found", "nodes", title="differences between nodes")
     for difference in job.differences:
         for index, (value, hosts) in enumerate(difference.found):
-            shown = "[yellow]missing[/]" if value is None else escape(value)
-            table.add_row(escape(difference.name) if index == 0 else "", shown, escape(", ".join(hosts)))
+            shown = Text("missing", style="yellow") if value is None else value
+            table.add_row(difference.name if index == 0 else "", shown, ", ".join(hosts))
     return table

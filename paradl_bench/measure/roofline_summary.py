@@ -77,4 +77,4 @@ def print_rates(directory: Path, *, as_json: bool) -> None:
             f"{rate.iqr_relative:.1%}",
         )
     open_console().print(table)
-    open_console().print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE", markup=False)
+    open_console().print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE")

@@ -16,6 +16,7 @@ from paradl_bench.slurm.evenness import Evenness, evenness_lines, evenness_of
 from paradl_bench.slurm.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.printed import in_markdown
 from paradl_bench.spec.storage import read_json
 from paradl_bench.spec.units import counted, format_accuracy
 
@@ -156,7 +157,8 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     yield "| job | command | what became of it | log |"
     yield "| --- | --- | --- | --- |"
     for state in summary.tasks:
-        yield f"| {state.job} | {state.name} | {state.words} | {state.log or ''} |"
+        cells = (state.job, state.name, state.words, state.log or "")
+        yield f"| {' | '.join(map(in_markdown, cells))} |"
     yield from _node_lines(summary)
     yield from evenness_lines(summary.evenness)
     if summary.complete:
@@ -165,7 +167,7 @@ def _lines(output: Path, plan: Plan, summary: Summary) -> Iterator[str]:
     yield "## Missing"
     yield ""
     for name, text in summary.missing.items():
-        yield f"- **{name}**: {text}"
+        yield f"- **{in_markdown(name)}**: {in_markdown(text)}"
     yield ""
     yield "To go on, where nothing that is done is repeated:"
     yield ""

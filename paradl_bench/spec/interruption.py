@@ -8,6 +8,7 @@ is written.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,20 @@ def _handle(number: int, _: FrameType | None) -> None:
         _raise_for(number)
 
 
+def end_at_once_until_started() -> None:
+    """Have SIGINT end the process in one line while its command is still being imported.
+
+    A process calls it first of all; :func:`signals_raise` takes over.
+    """
+    signal.signal(signal.SIGINT, _end_at_once)
+
+
+def _end_at_once(_: int, __: FrameType | None) -> None:
+    # Nothing is there yet to unwind, and half-imported modules would fill the screen with where they were.
+    os.write(2, b"interrupted before it began; nothing was written\n")
+    os._exit(3)
+
+
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
     """Have SIGTERM raise :class:`Terminated`, and SIGINT KeyboardInterrupt, until the body ends.
@@ -50,7 +65,7 @@ def signals_raise() -> Iterator[None]:
     ours = (signal.SIGTERM, signal.SIGINT)
     before = {}
     if threading.current_thread() is threading.main_thread():
-        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        defaults = (signal.SIG_DFL, signal.default_int_handler, _end_at_once)
         before = {number: signal.getsignal(number) for number in ours if signal.getsignal(number) in defaults}
     try:
         for number in before:

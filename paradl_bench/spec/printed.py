@@ -7,13 +7,34 @@ import signal
 
 # Colours and cursor movements, titles of windows (up to BEL or ST), and the escapes of two characters.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
-# A tab and line breaks stay. Those from 0x80 on are read as escapes by some terminals.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# A tab and line breaks stay. Those from 0x80 on are read as escapes by some terminals; the others turn the direction
+# of what stands behind them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def plain(text: str) -> str:
     """A text without escape sequences and control characters, which would do to a terminal whatever they say."""
     return _CONTROL.sub("", _ESCAPE.sub("", text))
+
+
+def in_markdown(text: str) -> str:
+    """A text as one line that Markdown shows as it is: no HTML, no link or image, no new cell, no heading.
+
+    Emphasis stays possible: it changes nothing but looks, and names are full of underscores.
+    """
+    line = " ".join(plain(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    line = line.replace("|", "\\|").replace("](", "]\\(")
+    return f"\\{line}" if line[:1] in ("#", ">", "`", "~") else line
+
+
+def in_code(text: str) -> str:
+    """A text as a span of code in Markdown."""
+    return f"`{' '.join(plain(text).split()).replace('`', chr(39))}`"
+
+
+def in_drawing(text: str) -> str:
+    """A text as matplotlib draws it: dollars are no mathematics, which fails where it is none."""
+    return " ".join(plain(text).split()).replace("$", "\\$")
 
 
 def plain_lines(text: str) -> list[str]:

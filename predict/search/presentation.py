@@ -15,14 +15,13 @@ _SURE = 0.0005
 
 def print_answer(answer: Answer) -> None:
     """A table of strategies, their commands, and what became of all other candidates; on standard output."""
-    from rich.markup import escape
 
     console = open_console()
     limit = answer.memory_bytes_per_rank
     within = f", {format_bytes(limit)} a rank" if limit is not None else ", memory not known"
 
     def line(text: str) -> None:
-        console.print(escape(text), highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=True)
 
     for text in _not_compared(answer.searched):
         line(text)
@@ -112,10 +111,9 @@ def _percent(chance: float) -> str:
 def _table(rows: Sequence[Mapping[str, str]], title: str) -> object:
     """Columns that are empty in all rows are left out."""
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in columns:
         table.add_column(name, justify="left" if name in ("strategy", "settings", "*") else "right", no_wrap=True)
