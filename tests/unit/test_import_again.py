@@ -91,7 +91,7 @@ def test_nothing_outside_of_the_directory_is_cut(tmp_path: Path, name: str) -> N
         undo_unfinished(directory)
     os.symlink(precious, directory / "layers.jsonl")
     (directory / UNFINISHED).write_bytes(msgspec.json.encode({"layers.jsonl": 0}))
-    with pytest.raises(storage.WorkError):
+    with pytest.raises(storage.UserError, match="is a link"):
         undo_unfinished(directory)
     assert precious.read_text() == "kept"
 
