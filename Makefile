@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install test test-full gpu-check emulate lint types contracts unit format constraints clean
+.PHONY: help quickstart install test test-full gpu-check emulate lint audit types contracts unit format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +37,16 @@ gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference
 emulate: $(VENV)/.bench ## strategies on layers that sleep, over emulated nodes, against predictions; OUT=emulation
 	$(BIN)/python benchmarks/emulation.py -o $(if $(filter file,$(origin OUT)),emulation,$(OUT))
 
-lint: $(VENV)/.test ## ruff: rules and format
+lint: $(VENV)/.test ## ruff: rules and format; bandit: what an attacker would look for
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m bandit -q -c pyproject.toml -r paradl_bench calibrate predict
+
+# Not part of lint: it asks pypi.org about each pinned version, which a mirror of packages does not answer.
+audit: ## known vulnerabilities of the pinned versions; needs pypi.org
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --disable-pip-version-check -q pip-audit
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
 
 types: $(VENV)/.test ## mypy, strict
 	$(BIN)/mypy

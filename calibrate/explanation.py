@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -22,6 +23,7 @@ from paradl_bench.spec.kernel_settings import flags_of_label
 from paradl_bench.spec.measurement import PhaseName
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.statistics import IQR_TO_SD
+from paradl_bench.spec.storage import file_name
 from paradl_bench.spec.units import format_difference, spell_size
 
 _ORDER: tuple[WeaknessKind, ...] = ("missing", "inaccurate", "untested")
@@ -136,7 +138,7 @@ def _incomplete(profile: Profile) -> Iterator[Weakness]:
     for source in profile.sources:
         if not source.complete:
             yield Weakness(
-                kind="missing", text=f"{source.path} was not finished", command=" ".join(source.command_line)
+                kind="missing", text=f"{source.path} was not finished", command=shlex.join(source.command_line)
             )
 
 
@@ -150,7 +152,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
     for sums in model_sums(profile):
         measured = f"{_layers(profile, [sums.model])}{sums.options}"
         again = f"{measured} --batch {sums.batch} --ranks-on-host {sums.ranks_on_host}"
-        output = f"-o layers-{_in_path(sums.model)}-b{sums.batch}-r{sums.ranks_on_host}{_suffix(sums)}"
+        output = f"-o layers-{file_name(sums.model)}-b{sums.batch}-r{sums.ranks_on_host}{_suffix(sums)}"
         where = f"{sums.model} in {sums.computed_in}, batch {sums.batch}, {sums.ranks_on_host} ranks on the host"
         if sums.layers_measured < sums.layers or not sums.layers:
             text = f"{where}: {sums.layers_measured} of {sums.layers or 'unknown'} layers have a forward time"
@@ -176,7 +178,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
             yield Weakness(
                 kind="untested",
                 text=f"{model}: one local batch ({batch}); any other is scaled from it",
-                command=f"{_layers(profile, [model])} --batch {_around(batch)} -o layers-{_in_path(model)}-batches",
+                command=f"{_layers(profile, [model])} --batch {_around(batch)} -o layers-{file_name(model)}-batches",
             )
 
 
@@ -191,16 +193,12 @@ def _suffix(sums: ModelSums) -> str:
     return "".join(f"-{name}" for name in (*dtype, *sums.kernel_settings.split("+")) if name)
 
 
-def _in_path(model: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
-
-
 def _layers(profile: Profile, models: list[str]) -> str:
     """The command that measured these models; inputs of another shape would be another network."""
     shapes = {"x".join(map(str, profile.network[m].input_shape)) for m in models if m in profile.network}
     shape = f" --input-shape {shapes.pop()}" if len(shapes) == 1 else ""
     on_gpu = " --device cuda" if {each.device for each in profile.environments} == {"cuda"} else ""
-    return f"paradl-bench layers {','.join(models)}{shape}{on_gpu}"
+    return f"paradl-bench layers {shlex.quote(','.join(models))}{shape}{on_gpu}"
 
 
 def _weak_communication(profile: Profile) -> Iterator[Weakness]:
@@ -243,11 +241,11 @@ def _weak_communication(profile: Profile) -> Iterator[Weakness]:
 
 
 def _sweep(profile: Profile, fit: CommunicationFit) -> str:
-    return f"{sweep_command(profile, fit.library, fit.ranks_range[1], fit.level)} --ops {fit.operation}"
+    return f"{sweep_command(profile, fit.library, fit.ranks_range[1], fit.level)} --ops {shlex.quote(fit.operation)}"
 
 
 def _output(fit: CommunicationFit) -> str:
-    return f"-o collectives-{fit.library}-{fit.operation}-{fit.ranks_range[1]}-{fit.level}"
+    return f"-o {file_name(f'collectives-{fit.library}-{fit.operation}-{fit.ranks_range[1]}-{fit.level}')}"
 
 
 def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
@@ -257,8 +255,8 @@ def _other_ranks(profile: Profile, fit: CommunicationFit, listed: str) -> str:
     count = 2 * ranks
     if level == NODE and most and count > most:
         count, level = (ranks // 2, level) if ranks >= 4 else (count, "system")
-    place = f"collectives-{fit.library}-{listed.replace(',', '-')}-{count}-{level}"
-    return f"{sweep_command(profile, fit.library, count, level)} --ops {listed} -o {place}"
+    place = file_name(f"collectives-{fit.library}-{listed.replace(',', '-')}-{count}-{level}")
+    return f"{sweep_command(profile, fit.library, count, level)} --ops {shlex.quote(listed)} -o {place}"
 
 
 def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
@@ -274,7 +272,8 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         )
     libraries = {fit.library: fit.ranks_range[1] for fit in profile.communication}
     for library in sorted(libraries.keys() - {entry.library for entry in profile.interference}):
-        command = f"{sweep_command(profile, library, libraries[library], NODE)} --beside-compute -o beside-{library}"
+        place = file_name(f"beside-{library}")
+        command = f"{sweep_command(profile, library, libraries[library], NODE)} --beside-compute -o {place}"
         yield Weakness(
             kind="missing",
             text=f"{library}: interference with compute was not measured; what overlap costs is assumed",
@@ -289,7 +288,8 @@ def _weak_overlap(profile: Profile) -> Iterator[Weakness]:
         yield Weakness(
             kind="inaccurate",
             text=f"{library} {operation} beside compute, {ranks} ranks: slow-down of compute varies",
-            command=f"{sweep_command(profile, library, ranks, NODE)} --beside-compute -o beside-{library}",
+            command=f"{sweep_command(profile, library, ranks, NODE)} --beside-compute"
+            f" -o {file_name(f'beside-{library}')}",
             size=spread,
         )
     models = sorted({time.model for time in profile.model_times}) or ["MODEL"]

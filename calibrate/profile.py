@@ -294,7 +294,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def _beside(model: KernelModel, path: Path) -> KernelModel:
-    if Path(model.file).name != model.file:
+    if Path(model.file).name != model.file or model.file in ("", ".."):
         raise UserError(f"profile {path}: kernel_models name {model.file!r}, which is no name of a file beside it")
     return msgspec.structs.replace(model, file=str(path.parent / model.file))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
@@ -11,6 +12,7 @@ from calibrate.profile import Profile
 from paradl_bench.measure.rank_place import BACKENDS
 from paradl_bench.spec.cluster import NODE
 from paradl_bench.spec.emulation import EmulatedNodes, emulated_nodes, simulated_messages
+from paradl_bench.spec.storage import file_name
 from paradl_bench.spec.units import spell_bandwidth
 
 WeaknessKind = Literal["missing", "inaccurate", "untested"]
@@ -42,8 +44,8 @@ def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str
             on_node = 1
         return _sweep_on_nodes(emulated[0], ranks // on_node, on_node)
     if level == NODE:
-        return f"paradl-bench collectives --ranks {ranks} --backend {library}"
-    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {library}"
+        return f"paradl-bench collectives --ranks {ranks} --backend {shlex.quote(library)}"
+    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {shlex.quote(library)}"
 
 
 def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
@@ -127,7 +129,8 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
         yield Weakness(
             kind="missing",
             text="collectives behind compute were not measured; those between layers count as in a loop",
-            command=f"{sweep_command(profile, library, 2, NODE)} --behind-compute -o collectives-behind-{library}",
+            command=f"{sweep_command(profile, library, 2, NODE)} --behind-compute"
+            f" -o {file_name(f'collectives-behind-{library}')}",
         )
     if profile.contention:
         return
@@ -141,5 +144,5 @@ def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
     yield Weakness(
         kind="missing",
         text="groups at once were not measured; without a cluster file that states it, they share no link",
-        command=f"{sweep} --concurrent 2 -o collectives-concurrent-{library}",
+        command=f"{sweep} --concurrent 2 -o {file_name(f'collectives-concurrent-{library}')}",
     )

@@ -10,7 +10,7 @@ from paradl_bench.spec.units import LARGEST_FACTOR, check_bounds
 from predict.what_if_device import Peak
 from predict.workload import Point
 
-TOKEN_IDS = "int64"
+TOKEN_IDS = "int64"  # nosec B105  # tokens of texts
 """What the input of models of token sequences holds."""
 SECONDS_AN_HOUR = 3600.0
 MILLION_SAMPLES = 1e6

@@ -15,7 +15,7 @@ from pathlib import Path
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.storage import open_own
 
-SECRET = "PARADL_SECRET"
+SECRET = "PARADL_SECRET"  # nosec B105  # the name
 """Variable that holds the secret, the same for all ranks of a launch."""
 _SHORTEST = 16
 _NONCE_BYTES = 16

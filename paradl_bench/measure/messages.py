@@ -5,7 +5,7 @@ torch's own exchanges of objects unpickle what another process sent, which runs 
 
 from __future__ import annotations
 
-import pickle  # nosec B403 - only to refuse what torch would unpickle
+import pickle  # nosec B403  # only to refuse what torch would unpickle
 from typing import Any
 
 import msgspec

@@ -258,7 +258,8 @@ def _begin_again_with_thresholds() -> None:
     """
     missing = {name: value for name, value in ALLOCATOR_VARIABLES.items() if name not in os.environ}
     if missing:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)
+        # The command that this process is.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)  # nosec B606
 
 
 def _settle(place: RankPlace, device: str) -> int | None:

@@ -23,6 +23,7 @@ from paradl_bench.spec.bounds import Count, Index, Ranks, SchemaVersion, Seconds
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import (
     encode_pretty,
+    file_name,
     hash_of_file,
     read_json,
     write_bytes_atomically,
@@ -182,7 +183,7 @@ def write_plan(output: Path, plan: Plan, scripts: Mapping[str, str], *, force: b
 
 def script_path(output: Path, job: str) -> Path:
     """Where a job's script lies."""
-    return output / "scripts" / f"{job}.sbatch"
+    return output / "scripts" / f"{file_name(job)}.sbatch"
 
 
 def read_plan(output: Path) -> Plan:

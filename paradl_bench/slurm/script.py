@@ -86,7 +86,7 @@ def _template() -> Template:
         import jinja2
     except ModuleNotFoundError as error:
         raise WorkError("jinja2 is not installed, and scripts are written with it: pip install jinja2") from error
-    environment = jinja2.Environment(
+    environment = jinja2.Environment(  # nosec B701
         loader=jinja2.PackageLoader("paradl_bench.slurm", "templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

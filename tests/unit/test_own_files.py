@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from in_process import run_in_process
 
+from calibrate.explanation import weaknesses
+from calibrate.profile import read_profile
 from paradl_bench.measure.compiler import refuse_open_cache
 from paradl_bench.measure.directory import refuse_unusable
 from paradl_bench.measure.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release
@@ -134,3 +138,18 @@ def test_compiled_code_is_kept_where_nobody_else_can_put_theirs(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(UserError, match="set TORCHINDUCTOR_CACHE_DIR to a folder of yours"):
         refuse_open_cache(tmp_path / "link")
+
+
+def test_commands_that_are_proposed_run_nothing_that_a_profile_names(tmp_path: Path) -> None:
+    """Somebody pastes them into a shell."""
+    profile = read_profile(Path(__file__).parents[1] / "data" / "profile-v3.json")
+    marker = tmp_path / "marker"
+    fits = tuple(msgspec.structs.replace(fit, library=f"gloo; touch {marker} #") for fit in profile.communication)
+    times = tuple(msgspec.structs.replace(time, model=f"m$(touch {marker})") for time in profile.model_times)
+    found = msgspec.structs.replace(profile, communication=fits, model_times=times)
+    commands = [weakness.command for weakness in weaknesses(found) if weakness.command]
+    assert any("--backend" in command for command in commands)
+    assert any("paradl-bench layers" in command for command in commands)
+    stand_ins = "paradl-bench() { :; }; srun() { :; }\n"
+    subprocess.run(["bash", "-c", stand_ins + "\n".join(commands)], cwd=tmp_path, check=True, timeout=60)
+    assert not marker.exists()
