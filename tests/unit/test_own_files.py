@@ -144,8 +144,9 @@ def test_commands_that_are_proposed_run_nothing_that_a_profile_names(tmp_path: P
     """Somebody pastes them into a shell."""
     profile = read_profile(Path(__file__).parents[1] / "data" / "profile-v3.json")
     marker = tmp_path / "marker"
-    fits = tuple(msgspec.structs.replace(fit, library=f"{fit.library}; touch {marker} #") for fit in profile.communication)
-    times = tuple(msgspec.structs.replace(time, model=f"{time.model}$(touch {marker})") for time in profile.model_times)
+    make = f"touch {marker}"
+    fits = tuple(msgspec.structs.replace(fit, library=f"{fit.library}; {make} #") for fit in profile.communication)
+    times = tuple(msgspec.structs.replace(time, model=f"{time.model}$({make})") for time in profile.model_times)
     found = msgspec.structs.replace(profile, communication=fits, model_times=times)
     commands = [weakness.command for weakness in weaknesses(found) if weakness.command]
     assert any("--backend" in command for command in commands)
