@@ -20,7 +20,7 @@ from paradl_bench.spec.network import Layer, Network, Tensor
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.same import Same
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import operations_of_forward
+from paradl_bench.strategies.compute import gradient_order, operations_of_forward
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
@@ -160,8 +160,9 @@ def given_cuts(network: Network, first_layers: Sequence[str], stages: int) -> tu
         cuts.append(cut)
     if sorted(set(cuts)) != cuts:
         raise UserError(f"--stages {','.join(first_layers)}: layers have to follow each other as forward runs them")
+    trains = _trains(network)
     for cut, after, name in zip((0, *cuts), (*cuts, len(network.layers)), ("", *first_layers), strict=True):
-        if not any(layer.parameters for layer in network.layers[cut:after]):
+        if not any(trains[cut:after]):
             where = f"that starts at {name}" if name else "before the first cut"
             raise UserError(f"--stages {','.join(first_layers)}: the stage {where} has no parameter to train")
     return tuple(cuts)
@@ -207,9 +208,9 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     crossed = data_flow(network).crossing()
     sent = [sum(elements(network, value) for value in crossed[cut]) for cut in places]
     above, trained = [0.0], [0]
-    for layer, weight in zip(network.layers, weights, strict=True):
+    for trains, weight in zip(_trains(network), weights, strict=True):
         above.append(above[-1] + weight)
-        trained.append(trained[-1] + bool(layer.parameters))
+        trained.append(trained[-1] + trains)
     cut = cut_evenly(places, np.array(above)[list(places)], np.array(trained)[list(places)], sent, stages)
     if cut is None:
         raise UserError(
@@ -217,6 +218,12 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
             f" the most{widest_share(network)}"
         )
     return cut
+
+
+def _trains(network: Network) -> list[bool]:
+    """Per layer, whether it has a parameter that gets a gradient: a rank without one has nothing to train."""
+    arriving = set(gradient_order(network))
+    return [not arriving.isdisjoint(layer.parameters) for layer in network.layers]
 
 
 def widest_share(network: Network) -> str:
@@ -236,8 +243,8 @@ def most_stages(network: Network) -> int:
     count = 0
     pending = False
     places = {*allowed_cuts(network), len(network.layers)}
-    for i, layer in enumerate(network.layers, start=1):
-        pending = pending or bool(layer.parameters)
+    for i, trains in enumerate(_trains(network), start=1):
+        pending = pending or trains
         if i in places and pending:
             count, pending = count + 1, False
     return max(count, 1)
