@@ -173,20 +173,8 @@ class Query(nn.Module):
         return self.fc(y + query).mean(1) * self.gate.sigmoid()
 
 
-class Checkpointed(Linears):
-    "The model's own torch.utils.checkpoint."
-
-    def forward(self, x):
-        from torch.utils.checkpoint import checkpoint
-
-        x = self.a(x)
-        y = checkpoint(lambda t: torch.tanh(self.c(torch.tanh(self.b(t)))), x, use_reentrant=False)
-        y = checkpoint(lambda t, s: self.d(t).relu() * s, y, x, use_reentrant=False)
-        return self.f(torch.tanh(self.e(y))).mean(1)
-
-
 class Transposed(Linears):
-    "Attributes that are views (T, mT), detached tensors, and comparisons."
+    "Attributes that are views, detached tensors, and comparisons."
 
     def forward(self, x):
         x = self.a(x)

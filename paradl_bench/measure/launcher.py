@@ -101,11 +101,12 @@ class _Started:
         """The exception that ended the rank, or the last three lines that it printed."""
         lines = self.stderr_lines()
         starts = [place for place, line in enumerate(lines) if _TRACEBACK in line]
-        if starts:
-            # Frames are indented; what is printed while Python shuts down comes behind the exception.
-            said = [line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")]
-            if said:
-                return " ".join(said[: 2 if said[0].endswith(":") else 1])
+        # Frames are indented; what is printed while Python shuts down comes behind the exception.
+        behind = range(starts[-1] + 1, len(lines)) if starts else range(0)
+        said = next((place for place in behind if not lines[place].startswith(" ")), None)
+        if said is not None:
+            more = lines[said].rstrip().endswith(":")
+            return " ".join(line.strip() for line in lines[said : said + 1 + more])
         return " | ".join(line.strip() for line in lines[-3:])
 
     def lost_a_peer(self) -> bool:

@@ -88,6 +88,8 @@ MORE_IDIOMATIC = {
         f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
         for name in IDIOMS
         for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
+        # Recurrent layers hand on their gradients in another order than on the meta device, where they are traced.
+        if (name, strategy) != ("Attending", "d2p2")
     ],
 }
 

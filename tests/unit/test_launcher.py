@@ -163,6 +163,12 @@ def test_the_last_words_are_the_exception_and_not_what_torch_prints_round_it() -
         launch(program)
 
 
+def test_last_words_that_begin_on_the_line_behind_are_shown() -> None:
+    program = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('\\n    what failed:')\ntime.sleep(60)"
+    with pytest.raises(WorkError, match=r"rank 1 ended with .*; its last words: ValueError: what failed:$"):
+        launch(program)
+
+
 def test_a_rank_that_takes_long_to_end_is_blamed_before_one_that_lost_it() -> None:
     program = (
         "import os, sys, time\n"

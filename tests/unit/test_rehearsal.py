@@ -1,69 +1,96 @@
-"""One rank's part of a model, run without the others: what a probe sees of it, and how long others take."""
+"""What a stage of a pipeline would refuse is refused before ranks are started, and cuts are where stages are sound."""
 
 from __future__ import annotations
-
-import time
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from paradl_bench.measure.clocks import CpuClock
-from paradl_bench.measure.probes import ProbeCost, probed_iteration
-from paradl_bench.measure.rehearsal import PausingClock, RehearsedModel
+import pipeline_idioms
+
 from paradl_bench.measure.tracing import trace_network
-from paradl_bench.models.catalog import load_model
+from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
-
-FREE = ProbeCost(fw_inside_s=0.0, fw_outside_builtin_s=0.0, fw_outside_python_s=0.0, bw_inside_s=0.0, bw_outside_s=0.0)
-
-
-def test_a_pausing_clock_leaves_out_what_it_slept_through() -> None:
-    clock, real = PausingClock(), CpuClock()
-    begin, real_begin = clock.stamp(), real.stamp()
-    with clock.pause():
-        time.sleep(0.02)
-    passed, really_passed = clock.seconds(begin, clock.stamp()), real.seconds(real_begin, real.stamp())
-    assert really_passed - passed >= 0.02
+from paradl_bench.strategies.pipeline.crossings import refusals
+from paradl_bench.strategies.pipeline.rehearsal import rehearse
+from paradl_bench.strategies.pipeline.stages import cut_into_stages, given_cuts
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        *((text, {}) for text in ("f2", "c2", "s2", "s2x2")),
-        ("f2", {"split": ("layer[24].*",)}),
-        ("s2", {"spatial_until": "layer2.0.conv1"}),
-    ],
-)
-def test_a_probe_sees_one_call_a_layer(text: str, options: dict[str, Any]) -> None:
-    """Splits, copies and halos that a shard is made of are inside its layer, not beside it."""
-    model = load_model("resnet18", (3, 32, 32))
-    network = trace_network(model)
-    parameters = {name: tuple(p.shape) for name, p in model.module.named_parameters()}
-    settings = PlanSettings(batch=2, **options)
-    part = RehearsedModel(model, network, parse_strategy(text).axes[0], 0, settings, torch.device("cpu"))
-    inputs, targets = model.make_batch(2, seed=0)
+def traced(factory: str) -> tuple[LoadedModel, Network]:
+    model = load_model(factory if ":" in factory else f"pipeline_idioms:{factory}", device="meta")
+    return model, trace_network(model)
 
-    def forward() -> torch.Tensor:
-        return part.loss(inputs, targets)
 
-    found = probed_iteration(
-        forward, model.module.zero_grad, part.clock, FREE, len(network.layers), observed=part.observed
-    )
-    assert (found.fw_s > 0).all()
-    assert found.fw_total_s >= float(found.fw_s.sum())
-    convolution = next(i for i, layer in enumerate(network.layers) if layer.name == "layer1.0.conv1")
-    assert found.bw_s[convolution] > 0
-    held = {name: tuple(p.shape) for name, p in model.module.named_parameters()}
-    assert (held != parameters) == (text[0] in "fc")
-    whole, shard = parameters["layer4.0.conv1.weight"], held["layer4.0.conv1.weight"]
-    assert shard == {"f2": (256, 256, 3, 3), "c2": (512, 128, 3, 3)}.get(text, whole)
-    (label,) = {label for _, label in part.layers.values()}
-    blocks = {network.layers[index].name.partition(".")[0] for index in part.layers}
-    assert (label, "layer1" in blocks, "layer2" in blocks) == {
-        (): (text, True, True),
-        ("split",): ("f2[split=layer[24].*]", False, True),
-        ("spatial_until",): ("s2[spatial_until=layer2.0.conv1]", True, False),
-    }[tuple(options)]
+def rehearsed(factory: str, ranks: int = 2, **settings: object) -> None:
+    model, network = traced(factory)
+    asked = PlanSettings(batch=4 * ranks, **settings)  # type: ignore[arg-type]
+    rehearse(model.module, network, parse_strategy(f"p{ranks}"), asked)
+
+
+class Averaging(torch.nn.Sequential):
+    input_shape = (4, 6)
+
+    def __init__(self) -> None:
+        norm = torch.nn.BatchNorm1d(4, momentum=None)
+        super().__init__(torch.nn.Linear(6, 6), norm, torch.nn.Linear(6, 6), torch.nn.Flatten(), torch.nn.Linear(24, 5))
+
+
+class Asking(pipeline_idioms.Linears):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.c(torch.tanh(self.b(x)) * float(x.abs().max())).mean(1)
+
+
+class Frozen(pipeline_idioms.Linears):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e.requires_grad_(False)
+        self.f.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(torch.tanh(self.e(torch.tanh(self.b(torch.tanh(self.a(x))))))).mean(1)
+
+
+def test_batch_norm_that_counts_is_refused_with_what_would_be_right() -> None:
+    with pytest.raises(UserError, match=r"cannot run in stages: its code asks for values.*; give 1 a momentum"):
+        rehearsed(f"{__name__}:Averaging")
+
+
+def test_code_that_asks_for_values_is_refused_by_the_operation_before() -> None:
+    with pytest.raises(UserError, match=r"cannot run in stages: its code asks for values behind max, which a stage"):
+        rehearsed(f"{__name__}:Asking")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+@pytest.mark.parametrize("name", ["Discarded", "Views", "Copied", "SeveralTensors", "Constants", "Transposed"])
+def test_what_can_be_followed_is_rehearsed(name: str, schedule: str) -> None:
+    rehearsed(name, schedule=schedule)
+
+
+def test_a_stage_of_frozen_parameters_trains_nothing() -> None:
+    _, network = traced(f"{__name__}:Frozen")
+    with pytest.raises(UserError, match=r"the stage that starts at e has no parameter to train"):
+        given_cuts(network, ("e",), 2)
+    stages = cut_into_stages(network, 2, PlanSettings(batch=8))
+    assert [stage.network.parameters[0].name for stage in stages] == ["a.weight", "b.weight"]
+
+
+def test_cuts_that_work_in_place_would_cross_are_refused_by_name() -> None:
+    _, network = traced("Views")
+    refused = refusals(network)
+    places = {layer.name: i for i, layer in enumerate(network.layers)}
+    # x and a view of it are changed behind these; behind the last of them both cross as they are then.
+    assert refused[places["mul"]].endswith("works in place on what crosses")
+    assert refused[places["setitem#2"]] == "setitem#2 works in place on what crosses"
+    assert places["c"] not in refused
+
+
+def test_every_tensor_of_several_crosses_by_itself() -> None:
+    _, network = traced("SeveralTensors")
+    stages = cut_into_stages(network, 2, PlanSettings(batch=8, stages=("tanh",)))
+    names = [(network.layers[value.layer].name, value.output) for value in stages[1].receives]
+    assert names == [("chunk", 0), ("chunk", 1)]
+    assert stages[1].receives == stages[0].sends

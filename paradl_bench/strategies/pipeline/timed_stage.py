@@ -7,7 +7,8 @@ are used, for theirs. Its second part exchanges nothing between replicas, and it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -37,7 +38,7 @@ class TimedStage(PipelineStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Backward of one micro-batch, or the part of it that makes the gradient of what the stage has received."""
-        with self._spans.span("BW"):
+        with self._spans.span("BW"), _own_error():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
             made = self.bwd_cache[bwd_chunk_id]
             # Gradients that autograd is asked for may lie in memory in any order, which those it accumulates do not.
@@ -80,6 +81,17 @@ class TimedStage(PipelineStage):
         exchanged = isinstance(self.submod, DistributedDataParallel)
         module: Any = self.submod.module if exchanged else self.submod
         return cast(torch.nn.Module, module)
+
+
+@contextlib.contextmanager
+def _own_error() -> Iterator[None]:
+    """Raise what backward raised, and not the list of tensors that torch puts in its place."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def _parameters_of(group: dict[str, Any]) -> list[torch.Tensor]:
