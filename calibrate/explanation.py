@@ -161,7 +161,7 @@ def _weak_models(profile: Profile) -> Iterator[Weakness]:
         if abs(sums.remainder_relative) > sums.noise_floor_relative and not low <= 0 <= high:
             yield Weakness(
                 kind="inaccurate",
-                text=f"{where}: {format_difference(sums.remainder_relative)} of the iteration is in none of its parts",
+                text=f"{where}: {format_difference(sums.remainder_relative)} of the iteration is unexplained",
                 command=f"{again} --blocks 10 {output}-again",
                 size=abs(sums.remainder_relative),
             )

@@ -27,6 +27,7 @@ from calibrate.profile import SCHEMA_VERSION, Device, LayerTime, Profile
 from calibrate.reading import Measurements, read_measurements
 from calibrate.roofline_fit import rated
 from calibrate.roofline_rates import fit_rates
+from calibrate.unlike_parts import unlike_parts
 from paradl_bench.collectives.catalog import operations
 from paradl_bench.spec.cluster import NODE, Cluster, Level
 from paradl_bench.spec.emulation import emulated_nodes
@@ -90,6 +91,7 @@ def fit_profile(
             *_without_iterations(measured),
         ),
     )
+    profile = msgspec.structs.replace(profile, notes=(*profile.notes, *unlike_parts(profile)))
     others = (profile.communication, profile.model_times, profile.kernel_models, measured.rates, measured.input)
     if not (profile.layer_times or any(others)):
         more = f" ({'; '.join(profile.notes)})" if profile.notes else ""

@@ -25,6 +25,7 @@ from calibrate.memory_fit import fit_memory
 from calibrate.profile import SCHEMA_VERSION, CopyTime, LayerTime, Profile
 from calibrate.reading import same_work, unlike_nearest
 from calibrate.roofline_fit import merged_devices
+from calibrate.unlike_parts import unlike_parts
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
@@ -74,7 +75,9 @@ def merge_profiles(
     runs = cast(tuple[MemoryRun, ...], fields["memory_runs"])
     memory = fit_memory(runs)
     fields |= {"memory_factors": memory.factors, "memory_reuse": memory.reuse}
-    return Profile(**{**fields, "notes": tuple(dict.fromkeys((*notes, *memory.notes)))})  # type: ignore[arg-type]
+    merged = Profile(**{**fields, "notes": ()})  # type: ignore[arg-type]
+    notes = [*unlike_parts(merged), *notes, *memory.notes]
+    return msgspec.structs.replace(merged, notes=tuple(dict.fromkeys(notes)))
 
 
 def with_archives_beside(profile: Profile, output: str) -> Profile:

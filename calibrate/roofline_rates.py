@@ -114,6 +114,15 @@ def rate_of(rates: Iterable[DeviceRate], resource: Resource, dtype: str, ranks_o
     return found[min(sorted(found), key=lambda count: abs(math.log(count / ranks_on_host)))]
 
 
+def memory_bandwidth(devices: Sequence[Device], ranks_on_host: int) -> float | None:
+    """Bytes/s of a device's memory: measured by doctor, else what layers reached or a cluster file states."""
+    for device in devices:
+        found = rate_of(device.rates, "memory", "fp32", ranks_on_host) or device.memory_bandwidth_bytes_per_s
+        if found:
+            return found
+    return None
+
+
 def roofline_rates(devices: Sequence[Device], dtype: str, ranks_on_host: int) -> tuple[float, float] | None:
     """FLOP/s and bytes/s that a roofline stands on: measured by doctor in this dtype, else what layers reached.
 

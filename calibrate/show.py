@@ -14,6 +14,7 @@ from calibrate.outliers import SHOWN_OUTLIERS, outlier_words
 from calibrate.profile import Profile
 from calibrate.roofline_show import device_lines
 from calibrate.together_show import print_together
+from calibrate.unlike_parts import unlike_parts
 from calibrate.weakness import Weakness
 from paradl_bench.spec.emulation import simulated_messages, words_of_emulation
 from paradl_bench.spec.measurement import Environment
@@ -71,7 +72,8 @@ def print_profile(profile: Profile, console: Console) -> None:
     print_kernel_models(profile.kernel_models, console)
     print_input_side(profile.input_side, console)
     print_together(profile, console)
-    for note in profile.notes:
+    # Profiles of before do not hold the first among their notes.
+    for note in dict.fromkeys((*unlike_parts(profile), *profile.notes)):
         console.print(f"note: {note}")
     _print_weaknesses(weaknesses(profile), console)
 

@@ -46,7 +46,7 @@ from predict.model_costs import ModelCosts, Spread
 from predict.osf import Fusion
 from predict.stragglers import RankSpread
 from predict.unmeasured_costs import of_missing_layers
-from predict.what_if_device import OtherDevice
+from predict.what_if_device import OtherDevice, with_stated_rates
 from predict.what_if_hardware import AS_MEASURED, Hardware
 from predict.work_costs import Place, WorkCosts
 
@@ -141,6 +141,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self.profile = interference_of(of_kernel_settings(self.profile, self.kernel_settings), self.dilate)
+        self.profile = with_stated_rates(self.profile, self.cluster)
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
         self.communication = CommunicationCosts(

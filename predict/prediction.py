@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.memory_factors import MemoryMeasure
+from calibrate.unlike_parts import unlike_parts
 from paradl_bench.spec.emulation import kind_of_emulation, simulated_messages
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
@@ -172,7 +173,7 @@ class Predictor:
             speedup_batch=reference,
             limits=workload.limits,
             sources=costs.source_shares(),
-            extrapolated=workload.remarks.extrapolated(),
+            extrapolated=(*unlike_parts(self.model.profile), *workload.remarks.extrapolated()),
             notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._measured()),
             spread_s=bounds.spread_s,
             efficiency_interval=self._band(point, timed, reference, efficiency),

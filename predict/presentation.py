@@ -14,6 +14,7 @@ from paradl_bench.spec.units import format_around, format_bytes, format_seconds
 from paradl_bench.terminal import open_console
 from predict.prediction import Prediction
 from predict.scaling import Sweep
+from predict.unmeasured_costs import TAKEN_AS_NONE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,6 +130,18 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
+def lacks_parts(prediction: Prediction) -> bool:
+    """Whether something that an iteration takes was taken as none, since nothing tells it."""
+    return any(TAKEN_AS_NONE in text for text in prediction.extrapolated)
+
+
+def interval_cell(prediction: Prediction) -> str:
+    """Both ends of the interval in percent; not known where a part of the iteration is not."""
+    if lacks_parts(prediction):
+        return "not known"
+    return format_around(prediction.interval_s, prediction.iteration_s)
+
+
 def memory_cell(row: Prediction | WhatIf) -> str:
     """The peak, its interval in percent of it, and whether that is more than a rank has."""
     low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
@@ -191,12 +204,12 @@ def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
     """By column."""
     return _configuration(prediction) | {
         "iteration": format_seconds(prediction.iteration_s),
-        "90%": format_around(prediction.interval_s, prediction.iteration_s),
+        "90%": interval_cell(prediction),
         "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
         "samples/s": f"{prediction.samples_per_s:.4g}",
         "efficiency": _efficiency_cell(prediction, with_band),
         "memory": memory_cell(prediction),
-        "measured": f"{prediction.sources['measured']:.0%}",
+        "measured": f"{prediction.sources['measured']:.0%}" + (" of layers" if lacks_parts(prediction) else ""),
     }
 
 

@@ -7,7 +7,7 @@ between operations can't be known from layers. What nothing tells is taken as no
 from __future__ import annotations
 
 from calibrate.profile import Profile
-from calibrate.roofline_rates import roofline_rates
+from calibrate.roofline_rates import memory_bandwidth
 from paradl_bench.layers.autocast import kept_dtype
 from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.spec.kernel import KernelShape
@@ -17,10 +17,13 @@ from predict.costs import Cost, Remark, Source
 from predict.kernel_costs import KernelCosts
 from predict.layer_costs import UNKNOWN_RELATIVE_SD
 
+TAKEN_AS_NONE = "it is taken as none"
+"""Stands in what is said of a prediction that lacks a part, whose interval therefore is not known."""
+
 
 def none_known(what: str) -> Cost:
     """A cost of nothing, flagged."""
-    text = f"{what}: the profile holds layers alone (imported?), it is taken as none and the interval does not cover it"
+    text = f"{what}: the profile holds layers alone (imported?), {TAKEN_AS_NONE} and the interval does not cover it"
     return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
 
 
@@ -66,9 +69,9 @@ class UnmeasuredCosts:
             remark = Remark(f"{what}: not measured, regressed from kernels{beyond}", bool(regressed.beyond))
             sd_s = regressed.seconds * regressed.relative_sd
             return Cost(regressed.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=(remark,))
-        rates = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
-        if rates is None:
+        bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
+        if bandwidth is None:
             return none_known(what)
-        seconds = shape.bytes / rates[1]
+        seconds = shape.bytes / bandwidth
         remark = Remark(f"{what}: not measured, at the bandwidth of memory", True)
         return Cost(seconds, Source.ROOFLINE, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))

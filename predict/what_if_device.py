@@ -17,11 +17,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
+
 from calibrate.profile import Profile
 from calibrate.roofline_rates import rate_of, roofline_rates
 from paradl_bench.layers.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.spec.cluster import Cluster, ClusterFile
 from paradl_bench.spec.errors import UserError
+from paradl_bench.spec.measurement import UNKNOWN_DEVICE
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import BucketCopy, Compute, WeightUpdate, Work
 from predict.assembly import Priced
@@ -172,6 +175,28 @@ class OtherDevice:
             moved = copy_shape("D2D", work.bytes, work.tensors).bytes
             return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
         return None
+
+
+def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:
+    """The profile with what a cluster file states of its device, where the profile itself holds no rate of it.
+
+    A device that the profile does not name, as of imported layers, is the one that the cluster file names.
+    """
+    if not isinstance(cluster, ClusterFile) or cluster.device_name is None:
+        return profile
+    own = {cluster.device_name, UNKNOWN_DEVICE} if len(profile.devices) == 1 else {cluster.device_name}
+    devices = tuple(
+        msgspec.structs.replace(
+            device,
+            name=cluster.device_name,
+            peak_flops=device.peak_flops or cluster.peak_flops,
+            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s or cluster.memory_bandwidth_bytes_per_s,
+        )
+        if device.name in own and not device.rates
+        else device
+        for device in profile.devices
+    )
+    return msgspec.structs.replace(profile, devices=devices)
 
 
 def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.units import counted, format_around, format_bytes, format_difference, format_seconds
+from paradl_bench.spec.units import counted, format_bytes, format_difference, format_seconds
 from paradl_bench.terminal import open_console
+from predict.presentation import interval_cell
 from predict.search.search import Answer, Row, Searched
 
 _REASONS = 8
@@ -92,7 +93,7 @@ def _cells(row: Row) -> Mapping[str, str]:
         "strategy": found.strategy,
         "settings": ", ".join(settings),
         "iteration": format_seconds(found.iteration_s),
-        "90%": format_around(found.interval_s, found.iteration_s),
+        "90%": interval_cell(found),
         "best": "" if row.probability_best is None else _percent(row.probability_best),
         "memory": format_bytes(found.memory_bytes),
         "fits": {True: "yes", False: "no", None: ""}[found.fits],
