@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.storage import open_own
+from paradl_bench.spec.storage import failed, open_own
 
 LOCK_NAME = ".lock"
 _MOST_BYTES = 512
@@ -50,11 +50,17 @@ def lock_for_writing(directory: Path) -> None:
     taken = _take(directory)
     if taken is None:
         raise UserError(f"{directory} is being written by {_holder(directory)}: wait for it, or give another directory")
-    taken.truncate(0)
     # A name that a host can't have is left out.
     host = re.sub(r"[^\w.-]", "", platform.node(), flags=re.ASCII)[:255] or "localhost"
-    taken.write(f"process {os.getpid()} on {host}\n")
-    taken.flush()
+    try:
+        taken.truncate(0)
+        taken.write(f"process {os.getpid()} on {host}\n")
+        taken.flush()
+    except OSError as error:
+        # What the buffer still holds can't be written either.
+        with contextlib.suppress(OSError):
+            taken.close()
+        raise failed("write", directory / LOCK_NAME, error) from error
     _held[key] = taken
 
 

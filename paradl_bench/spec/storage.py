@@ -188,7 +188,7 @@ def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise _failed("write", path, error) from error
+        raise failed("write", path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -299,11 +299,11 @@ def _append(path: Path, content: bytes) -> None:
                 stream.truncate(end)
                 raise
     except OSError as error:
-        raise _failed("append to", path, error) from error
+        raise failed("append to", path, error) from error
 
 
-def _failed(what: str, path: Path, error: OSError) -> WorkError:
-    """One line: what can't be done to which file, why, and what would be right."""
+def failed(what: str, path: Path, error: OSError) -> WorkError:
+    """The error that says in one line what can't be done to which file, why, and what would be right."""
     remedy = _REMEDIES.get(error.errno or 0)
     why = f"{error.strerror or error}{f'; {remedy}' if remedy else ''}"
     return WorkError(f"cannot {what} {path}: {why}", resumable=True)

@@ -122,3 +122,25 @@ def test_failed_launches_among_logs_are_named_and_the_rest_is_read(tmp_path: Pat
     refused = CliRunner().invoke(group, ["import", "osu", *failed, "-o", str(tmp_path / "none")])
     assert f"{failed[0]} holds no table of the OSU micro-benchmarks" in str(refused.exception)
     assert "nor could 1 more be read" in str(refused.exception)
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(arguments: list[str], tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system takes root")
+    try:
+        (disk / "fill").write_bytes(b"x" * 4096)
+        command = [sys.executable, "-m", "paradl_bench", *arguments[:-1], str(disk / "out")]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert failed.returncode == 3
+        assert failed.stderr.startswith(f"paradl-bench: error: cannot write {disk / 'out'}/")
+        assert "No space left on device; free some there" in failed.stderr
+        (disk / "fill").unlink()
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
