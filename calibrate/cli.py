@@ -119,7 +119,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
             from calibrate.terminal_plot import plots
 
             for text in plots(found):
-                tell(f"\n{text}")
+                tell(f"\n{text}", lines=True)
 
 
 @group.command()

@@ -158,14 +158,22 @@ def open_console(width: int = 160) -> Console:
     return PlainConsole() if sys.stdout.isatty() else PlainConsole(width=width)
 
 
-def say(text: str) -> None:
-    """A line for a person, on stderr, so that standard output stays clean for ``--json`` and ``-o -``."""
-    click.echo(plain(text), err=True)
+def say(text: str, *, lines: bool = False) -> None:
+    """A line for a person, on stderr, so that standard output stays clean for ``--json`` and ``-o -``.
+
+    Args:
+        lines: it has several. Otherwise a line break came with a name, which could forge a message: it is a space.
+    """
+    click.echo(_shown(text, lines), err=True)
 
 
-def tell(text: str) -> None:
-    """A line on standard output; what it holds of files can't steer the terminal."""
-    click.echo(plain(text))
+def tell(text: str, *, lines: bool = False) -> None:
+    """As :func:`say`, on standard output."""
+    click.echo(_shown(text, lines))
+
+
+def _shown(text: str, lines: bool) -> str:
+    return plain(text) if lines else " ".join(plain(text).splitlines())
 
 
 def write_output(target: str, content: bytes, *, force: bool = False) -> None:

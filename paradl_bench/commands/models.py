@@ -19,5 +19,5 @@ def COMMAND(as_json: bool) -> None:  # noqa: N802
     if as_json:
         click.echo(json.dumps(names))
         return
-    tell("\n".join(names))
+    tell("\n".join(names), lines=True)
     say("or package.module:factory, a callable that returns an nn.Module")

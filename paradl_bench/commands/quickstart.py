@@ -187,9 +187,12 @@ def run_quickstart(output: Path) -> None:
     say(f"{images}; mini-batch {SERIAL_BATCH}; iterations a run: {_iterations_text()}")
     begin = time.monotonic()
     for number, step in enumerate(todo, start=1):
-        say(f"\n[{number}/{len(todo)}, {time.monotonic() - begin:.0f} s] {step.title}\n$ {step.command_line}")
+        say(
+            f"\n[{number}/{len(todo)}, {time.monotonic() - begin:.0f} s] {step.title}\n$ {step.command_line}",
+            lines=True,
+        )
         _run(step)
-    say(f"\nDone in {time.monotonic() - begin:.0f} s. Report: {output / 'report' / 'report.md'}")
+    say(f"\nDone in {time.monotonic() - begin:.0f} s. Report: {output / 'report' / 'report.md'}", lines=True)
 
 
 def _iterations_text() -> str:
@@ -204,7 +207,7 @@ def _run(step: Step) -> None:
     if result.returncode == 0:
         return
     if result.stdout:
-        say(result.stdout.decode(errors="replace"))
+        say(result.stdout.decode(errors="replace"), lines=True)
     raise WorkError(
         f"`{step.command_line}` ended with exit code {result.returncode}; what was measured is kept: "
         "run the same command again to go on"

@@ -93,7 +93,7 @@ def COMMAND(  # noqa: N802
     plan, scripts = _planned(_request(options), site_path, output)
     if dry_run and not as_json:
         for name, text in scripts.items():
-            tell(f"##### {script_path(output, name)}\n{text}")
+            tell(f"##### {script_path(output, name)}\n{text}", lines=True)
     # Before anything is shown: what can't be written is no plan.
     edited = () if dry_run else write_plan(output, plan, scripts, force=force)
     if as_json:

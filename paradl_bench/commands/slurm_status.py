@@ -34,7 +34,7 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
     if as_json:
         click.echo(msgspec.json.encode(summary).decode())
     elif not output:
-        tell(text.rstrip())
+        tell(text.rstrip(), lines=True)
     if exit_code and not summary.complete:
         lacking = ", ".join(summary.missing)
         raise WorkError(f"{summary.commands - summary.done} commands are not done, of {lacking}; {summary.go_on}")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from paradl_bench.plain_console import PlainConsole
 from paradl_bench.spec.printed import in_code, in_markdown
+from paradl_bench.terminal import say, tell
 
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
@@ -133,3 +134,11 @@ def test_only_the_terminals_own_module_prints() -> None:
 def test_a_name_in_markdown_is_a_name(text: str, shown: str) -> None:
     assert in_markdown(text) == shown
     assert "`" not in in_code(f"a`{text}")[1:-1]
+
+
+def test_a_name_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for write, read in ((tell, lambda: capsys.readouterr().out), (say, lambda: capsys.readouterr().err)):
+        write("note: a\r\nprogram: error: b\x85c\u2028d")
+        assert read() == "note: a program: error: bc d\n"
+        write("two\nlines", lines=True)
+        assert read() == "two\nlines\n"
