@@ -165,6 +165,7 @@ class LayerKind:
             statistics.
         by_channel: from attributes, whether each channel of the output (the first dim of a sample) reads that channel
             of the input alone, all positions of it maybe. Statistics of a channel are its own.
+        returns_mask: from attributes, whether the output is of booleans, a byte each.
         by_element: from attributes, whether each element of the output reads that element of its inputs alone.
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
@@ -188,6 +189,7 @@ class LayerKind:
     by_position: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     by_channel: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     by_element: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
+    returns_mask: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None

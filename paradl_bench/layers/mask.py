@@ -32,5 +32,6 @@ KIND = LayerKind(
     facts=facts,
     attributes={"function": TEXT},
     by_position=lambda attributes: attributes["function"] not in ("tril", "triu"),
+    returns_mask=lambda attributes: attributes["function"] not in _CHOOSING,
     saves=saves,
 )

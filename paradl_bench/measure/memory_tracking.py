@@ -141,6 +141,17 @@ class _RealMoments(MemTracker):  # type: ignore[no-untyped-call]
 class _ShardedTracker(_RealMoments, FSDPMemTracker):  # type: ignore[no-untyped-call]
     """Of modules whose parameters are sharded."""
 
+    def _fsdp_state_pre_forward(self, fsdp_mod: FSDPModule, orig_fsdp_state_pre_fw: Callable[..., Any]) -> Any:
+        tracked = super()._fsdp_state_pre_forward(fsdp_mod, orig_fsdp_state_pre_fw)
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            # The tracker takes the model's second forward for an iteration more: here it is of another micro-batch.
+            if fsdp_mod is self._root_mod and fsdp_mod in self.memory_tracking and not self._mod_tracker.is_bw:
+                del self.memory_tracking[fsdp_mod]
+            return tracked(*args, **kwargs)
+
+        return inner
+
     def _fsdp_param_group_post_backward(
         self, fsdp_mod: FSDPModule, orig_fsdp_param_group_post_backward: Callable[..., Any]
     ) -> Callable[..., None]:

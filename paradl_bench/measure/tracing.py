@@ -8,14 +8,17 @@ flow) is run once on the CPU instead.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.layers.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
@@ -32,7 +35,7 @@ from paradl_bench.measure.traced_values import (
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor, Value
-from paradl_bench.strategies.operations import function_name, is_operation, output_of
+from paradl_bench.strategies.operations import asks_else, asks_extent, function_name, is_operation, output_of
 
 _DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -67,6 +70,7 @@ class _TracingMode(TorchFunctionMode):
         self._buffers = {id(b): name for name, b in module.named_buffers()}
         self._values = TracedValues(dict((*module.named_parameters(), *module.named_buffers())))
         self._returned: list[tuple[torch.Tensor, ...]] = []
+        self._handled: set[str] = set()
 
     def register_input(self, tensor: torch.Tensor) -> None:
         self._values.name(tensor, ("input", 0), -1)
@@ -83,6 +87,8 @@ class _TracingMode(TorchFunctionMode):
             self._record(
                 function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
             )
+        elif not asks_extent(function) and not asks_else(function):
+            self._handled.update(self._values.read(tensor for tensor, _ in before).inputs)
         return result
 
     def _record(
@@ -116,7 +122,15 @@ class _TracingMode(TorchFunctionMode):
         state += [held for held in self._values.held(changed) if held not in layer.parameters]
         index = len(self.layers)
         written = self._values.write(changed, layer.name, index)
-        self.layers.append(msgspec.structs.replace(layer, writes=written, state=tuple(dict.fromkeys(state))))
+        self.layers.append(
+            msgspec.structs.replace(
+                layer,
+                writes=written,
+                state=tuple(dict.fromkeys(state)),
+                returns_view=any(tensor._is_view() for tensor in outputs),
+                repeats=_repeated_by_model(),
+            )
+        )
         for number, tensor in enumerate(outputs):
             self._values.name(tensor, (layer.name, number), index)
 
@@ -126,6 +140,7 @@ class _TracingMode(TorchFunctionMode):
         return tuple(
             msgspec.structs.replace(
                 layer,
+                handled=layer.name in self._handled,
                 writes=_unless_told(layer, tuple(value for value in layer.writes or () if value in seen)),
                 without_gradient=tuple(number for number, tensor in enumerate(outputs) if not tensor.requires_grad)
                 if layer.inputs or layer.parameters
@@ -133,6 +148,12 @@ class _TracingMode(TorchFunctionMode):
             )
             for layer, outputs in zip(self.layers, self._returned, strict=True)
         )
+
+    def made(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
+        """The layers that made what tensors hold."""
+        with torch._C.DisableTorchFunction():
+            read = self._values.read(tensors)
+        return tuple(name for name in dict.fromkeys(read.inputs) if name != "input")
 
     def _layer(self, call: Call, read: ReadTensors, counted_flops: int) -> Layer:
         kind = self._kinds.get(call.function)
@@ -199,6 +220,18 @@ def _untouched(layer: Layer, function: str) -> Layer:
     )
 
 
+def _repeated_by_model() -> Literal["", "yes", "reentrant"]:
+    """Whether what runs now does so inside of ``torch.utils.checkpoint``, as the model's own code calls it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return "reentrant"
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return "yes"
+        frame = frame.f_back
+    return ""
+
+
 def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] | None:
     """What a layer writes; None where its other fields tell."""
     told = msgspec.structs.replace(layer, writes=None).values_written
@@ -254,9 +287,11 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     mode.register_input(inputs)
     with _module_paths(module, mode), mode:
         outputs = module(inputs)
+        returned = mode.made(tensors_in(outputs))
         mode.scope = "loss"
         loss = model.loss(outputs, targets)
     order = _gradient_order(module, loss.backward)
+    frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
     return Network(
         name=model.name,
         input_shape=model.input_shape,
@@ -265,6 +300,9 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
         parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
         buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
         gradient_order=order,
+        outputs=returned,
+        frozen=frozen,
+        registered=tuple(name for name, _ in module.named_parameters()) if frozen else (),
     )
 
 

@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -29,7 +30,10 @@ DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 
 _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_dtype": "fp32"}
 """Fields that older networks lack, and what they stand for there: digests pass over them, and stay what they were."""
 
-_OF_DATA_FLOW = ("reads", "writes", "further_outputs", "without_gradient", "state")
+_OF_DATA_FLOW = (
+    "reads", "writes", "further_outputs", "without_gradient", "state", "returns_view", "handled", "repeats",
+    "outputs", "frozen", "registered",
+)  # fmt: skip
 """Fields that tell tensors apart and change no work: digests pass over them always."""
 
 Value = tuple[str, Index]
@@ -87,6 +91,11 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         further_outputs: shapes of the tensors that it returns after the first, as ``output_shape``.
         without_gradient: indices of the tensors returned that autograd passes no gradient to.
         state: names of the buffers that it reads or changes, and of the parameters that it changes.
+        returns_view: whether autograd knows what it returns as a view of another tensor.
+        handled: whether the model's code does more with what it returns than operations do: it reads values, or hooks
+            on the gradient.
+        repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
+            is a backward of its own; else empty.
     """
 
     name: str
@@ -107,6 +116,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     further_outputs: tuple[tuple[Extent, ...], ...] = ()
     without_gradient: tuple[Index, ...] = ()
     state: tuple[str, ...] = ()
+    returns_view: bool = False
+    handled: bool = False
+    repeats: Literal["", "yes", "reentrant"] = ""
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":
@@ -170,6 +182,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         parameters: in registration order, trainable ones only.
         buffers: in registration order.
         gradient_order: parameter names in the order in which backward finished their gradients, as seen.
+        outputs: layers whose tensors forward returns.
+        frozen: parameters that are not trained. registered: names of all parameters in registration order, where some
+            are frozen.
     """
 
     name: str
@@ -179,6 +194,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     buffers: tuple[Tensor, ...] = ()
     gradient_order: tuple[str, ...] = ()
     input_dtype: str = "fp32"
+    outputs: tuple[str, ...] = ()
+    frozen: tuple[Tensor, ...] = ()
+    registered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.input_dtype not in DTYPE_BYTES:
@@ -229,6 +247,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(
                     f"layers[{index}].input_shapes: {layer.name!r} has no input as large as what {unlike[0]!r} makes"
                 )
+
+    @property
+    def held_parameters(self) -> tuple[Tensor, ...]:
+        """Trained and frozen parameters, in registration order."""
+        place = {name: index for index, name in enumerate(self.registered)}
+        held = (*self.parameters, *self.frozen)
+        return tuple(sorted(held, key=lambda tensor: place.get(tensor.name, 0)))
 
     @property
     def parameter_elements(self) -> int:

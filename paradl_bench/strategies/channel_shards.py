@@ -20,7 +20,7 @@ from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.partition import ChannelShard, Interval, shard_channels, shard_filters
 from paradl_bench.spec.plan import Limit, PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.gradient_parts import GradientParts, gradient_parts
+from paradl_bench.strategies.gradient_parts import GradientParts, channel_dim, gradient_parts
 
 SPLIT_KINDS = ("conv", "linear")
 NOT_CHOSEN = "it was not chosen"
@@ -85,10 +85,13 @@ class SplitLayers(NamedTuple):
 def channels_of(layer: Layer) -> tuple[int, int, int]:
     """Filters, input channels and groups of a convolution; features of a fully connected layer, as one group."""
     attributes = layer.attributes
-    if layer.kind == "linear":
-        return _number(attributes.get("out_features", layer.output_shape[-1])), layer.input_shapes[0][-1], 1
-    filters = _number(attributes.get("out_channels", layer.output_shape[0]))
-    return filters, layer.input_shapes[0][0], _number(attributes.get("groups", 1))
+    inputs, output = layer.input_shapes[0], layer.output_shape
+    filters, groups = ("out_features", 1) if layer.kind == "linear" else ("out_channels", attributes.get("groups", 1))
+    return (
+        _number(attributes.get(filters, output[channel_dim(layer, output)])),
+        inputs[channel_dim(layer, inputs)],
+        _number(groups),
+    )
 
 
 def _number(value: object) -> int:
@@ -212,17 +215,16 @@ def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
     attributes = dict(layer.attributes)
     if layer.kind == "linear":
         attributes["out_features"] = shard.filters.extent
-        inputs: tuple[int, ...] = (*layer.input_shapes[0][:-1], shard.channels.extent)
-        output: tuple[int, ...] = (*layer.output_shape[:-1], shard.filters.extent)
     else:
         attributes |= {"out_channels": shard.filters.extent, "groups": shard.groups}
-        inputs = (shard.channels.extent, *layer.input_shapes[0][1:])
-        output = (shard.filters.extent, *layer.output_shape[1:])
+    inputs, output = list(layer.input_shapes[0]), list(layer.output_shape)
+    inputs[channel_dim(layer, layer.input_shapes[0])] = shard.channels.extent
+    output[channel_dim(layer, layer.output_shape)] = shard.filters.extent
     return msgspec.structs.replace(
         layer,
         attributes=attributes,
-        input_shapes=(inputs, *layer.input_shapes[1:]),
-        output_shape=output,
+        input_shapes=(tuple(inputs), *layer.input_shapes[1:]),
+        output_shape=tuple(output),
         fw_flops=round(layer.fw_flops * share),
         bw_input_flops=round(layer.bw_input_flops * share),
         bw_weight_flops=round(layer.bw_weight_flops * share),

@@ -19,6 +19,9 @@ from paradl_bench.spec.plan import (
     WeightUpdate,
 )
 
+INPUT = "input"
+"""What a network reads, among the inputs of its layers."""
+
 BeforeLayer = Callable[[int], tuple[int, ...]]
 
 
@@ -47,23 +50,36 @@ def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
 def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) -> list[bool]:
     """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote.
 
+    None is made of what was seen to have none, as behind ``detach``, under ``no_grad`` and of indices.
+
     Args:
         input_has_gradient: whether what the network reads needs a gradient too.
     """
-    index = {layer.name: i for i, layer in enumerate(network.layers)}
     trained = {parameter.name for parameter in network.parameters}
-    found: list[bool] = []
+    found: dict[str, bool] = {INPUT: input_has_gradient}
+    layers = {layer.name: layer for layer in network.layers}
     for layer in network.layers:
-        own = any(name in trained for name in layer.parameters)
-        own = own or (input_has_gradient and "input" in layer.inputs)
-        found.append(own or any(found[index[name]] for name in layer.inputs if name in index))
-    return found
+        reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, found)
+        found[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
+    return [found[layer.name] for layer in network.layers]
+
+
+def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str, bool]) -> bool:
+    """Whether a layer reads a tensor whose gradient is made, given for the layers before it."""
+    values = {name for name, _ in layer.values_read}
+    passing = {
+        name for name, output in layer.values_read if name not in layers or output not in layers[name].without_gradient
+    }
+    # Operations that changed a part of what is read are among the inputs as well.
+    return any(made.get(name, False) for name in (*passing, *(name for name in layer.inputs if name not in values)))
 
 
 def input_needs_gradient(network: Network) -> list[bool]:
-    """Per layer, whether backward makes a gradient of what it reads."""
-    made = dict(zip((layer.name for layer in network.layers), layers_with_gradient(network), strict=True))
-    return [any(made.get(name, False) for name in layer.inputs) for layer in network.layers]
+    """Per layer that has a gradient, whether backward makes one of what it reads."""
+    made = layers_with_gradient(network)
+    found = dict(zip((layer.name for layer in network.layers), made, strict=True))
+    layers = {layer.name: layer for layer in network.layers}
+    return [own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True)]
 
 
 def operations_of_forward(network: Network) -> int:

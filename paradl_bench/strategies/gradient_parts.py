@@ -67,7 +67,7 @@ def gradient_parts(network: Network, shards: Mapping[int, tuple[ChannelShard, ..
         place = _common([places[name] for name in layer.inputs if name in places])
         if isinstance(place, str):
             whole[layer.name] = place
-        elif place is not None and place.dim != _channel_dim(layer, layer.input_shapes[0]):
+        elif place is not None and place.dim != channel_dim(layer, layer.input_shapes[0]):
             whole[layer.name] = "its channels are another dim than the filters before it"
         elif place is not None:
             parts[index] = place.parts
@@ -83,7 +83,7 @@ def _places(network: Network, shards: Mapping[int, tuple[ChannelShard, ...]]) ->
             places[layer.name] = None
         elif index in shards:
             filters = tuple(shard.filters for shard in shards[index])
-            places[layer.name] = _Place(_channel_dim(layer, layer.output_shape), filters)
+            places[layer.name] = _Place(channel_dim(layer, layer.output_shape), filters)
         else:
             places[layer.name] = _behind(layer, _common([places[name] for name in layer.inputs if name in places]))
     return places
@@ -98,8 +98,13 @@ def _common(places: Sequence[_Place | str | None]) -> _Place | str | None:
     return reason or next(iter(known), None)
 
 
-def _channel_dim(layer: Layer, shape: tuple[int, ...]) -> int:
-    return len(shape) - 1 if layer.kind == "linear" else 0
+def channel_dim(layer: Layer, shape: tuple[int, ...]) -> int:
+    """The dim that holds a convolution's channels, or a fully connected layer's features, in a sample's shape.
+
+    What lies before them is as good as the batch: frames of a film, say.
+    """
+    kernel = layer.attributes.get("kernel", ())
+    return len(shape) - 1 - (len(kernel) if layer.kind == "conv" and isinstance(kernel, tuple) else 0)
 
 
 def _behind(layer: Layer, place: _Place | str | None) -> _Place | str:

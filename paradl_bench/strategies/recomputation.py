@@ -70,8 +70,10 @@ def check_recomputation(network: Network, strategy: Strategy, settings: PlanSett
     """Refuse what cannot run.
 
     Raises:
-        UserError: a pipeline, stages 2 and 3 of ZeRO, or segments that :func:`segments_of` refuses.
+        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses, or a model that
+            computes activations again by itself under a strategy that does not see it do so.
     """
+    _check_own(network, strategy)
     if not settings.recompute:
         return
     if degree_of(strategy, "pipeline") > 1:
@@ -83,6 +85,34 @@ def check_recomputation(network: Network, strategy: Strategy, settings: PlanSett
             f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
         )
     segments_of(network, settings)
+
+
+def _check_own(network: Network, strategy: Strategy) -> None:
+    """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are shared or exchanged.
+
+    Its second forward is run by autograd, which knows nothing of what a strategy does in the place of layers.
+    """
+    layer = next((layer for layer in network.layers if layer.repeats), None)
+    if layer is None:
+        return
+    where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
+    sharing = next((axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1), None)
+    if sharing is not None:
+        instead = "" if sharing == "pipeline" else ", and give --recompute instead"
+        raise UserError(f"{where}, whose second forward is not {sharing} parallel; leave that out{instead}")
+    if degree_of(strategy, "data") > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
+        _check_reentrant(network, strategy, where)
+
+
+def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
+    if max(axis.zero_stage for axis in strategy.axes) > 1:
+        raise UserError(f"{where}, whose backward would gather parameters once more; give it use_reentrant=False")
+    unused = [p.name for p in network.parameters if network.gradient_order and p.name not in network.gradient_order]
+    if unused:
+        raise UserError(
+            f"{where}, and parameter {unused[0]} gets no gradient: DistributedDataParallel runs the two together with"
+            " use_reentrant=False alone; give it that"
+        )
 
 
 def _find(network: Network, chosen: Sequence[str]) -> tuple[Segment, ...]:

@@ -263,14 +263,6 @@ def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
     return dict(zip(names, args, strict=False)) | kwargs
 
 
-def channel_dim(layer: Layer, tensor: torch.Tensor) -> int:
-    """The dim that holds channels, or a fully connected layer's features, counted from the front."""
-    if layer.kind == "linear":
-        return tensor.dim() - 1
-    spatial = len(layer.output_shape) - 1
-    return tensor.dim() - spatial - 1
-
-
 def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     """Put a shard in the place of a parameter; :class:`Walk` answers for the whole one where its extents are asked."""
     path, _, attribute = name.rpartition(".")

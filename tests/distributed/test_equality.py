@@ -59,7 +59,11 @@ CASES = {
         "transformer_networks.gpt2:d2:recompute=all transformer_networks.dropping:t2:recompute=all:repeated "
         "equality_idioms.Measuring:s2 equality_idioms.Measuring:s1x2 equality_idioms.Measuring:f2 "
         "equality_idioms.Measuring:c2 equality_idioms.Measuring:t2 "
-        "equality_idioms.Unwatched:s2 equality_idioms.Turned:s2 equality_idioms.Turned:f2 equality_idioms.Turned:c2"
+        "equality_idioms.Unwatched:s2 equality_idioms.Turned:s2 equality_idioms.Turned:f2 equality_idioms.Turned:c2 "
+        "equality_idioms.Assigning:s2 equality_idioms.Assigning:f2 equality_idioms.Assigning:z3d2 "
+        "equality_idioms.Gated:s2 equality_idioms.Mapped:s2 equality_idioms.Mapped:s1x2 equality_idioms.Handled:s2 "
+        "equality_idioms.Frames:f2 equality_idioms.Frames:c2 equality_idioms.Frames:f2:scatter "
+        "equality_idioms.Attended:t2 equality_idioms.Attended:f2 equality_idioms.Hooked:t2"
     ),
     3: (
         "Plain:f3 Plain:s3 Grouped:s3 Line:s3 Volume:s3 Plain:c3 Normed:s3 Normed:s3:sync Dropped:s3:seeded "

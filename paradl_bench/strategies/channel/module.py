@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from paradl_bench.spec.network import Layer
 from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
-from paradl_bench.strategies.gradient_parts import Parts
+from paradl_bench.strategies.gradient_parts import Parts, channel_dim
 from paradl_bench.strategies.group_functions import Group, axis_slices, reduce, take
-from paradl_bench.strategies.sharded_module import Call, beside, bind, channel_dim
+from paradl_bench.strategies.sharded_module import Call, beside, bind
 from paradl_bench.strategies.split_runner import SplitRunner
 
 
@@ -30,7 +30,7 @@ class _ChannelLayer:
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = bind(self._layer, args, kwargs)
         bias = given.pop("bias", None)
-        dim = channel_dim(self._layer, given["input"])
+        dim = channel_dim(self._layer, tuple(given["input"].shape))
         given["input"] = take(given["input"], axis_slices(self._channels, dim), self._group)
         if self._layer.kind == "conv":
             given["groups"] = self._own.groups

@@ -17,8 +17,8 @@ Where the exchange knows nodes (:mod:`~paradl_bench.strategies.data.node_groups`
 buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a chain of collectives. A rank that leads
 nothing does not issue those between nodes, and its plan does not show that it waits for them.
 
-Not modelled: parameters that are frozen (DDP broadcasts them at construction), sparse gradients, other communication
-hooks, ``gradient_as_bucket_view``. ``no_sync`` is what :mod:`~paradl_bench.strategies.accumulation` has.
+Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
+:mod:`~paradl_bench.strategies.accumulation` has.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp, comm.cpp; torch/nn/parallel/distributed.py (torch 2.13).
 """
@@ -261,7 +261,7 @@ def issued_before_steady_state(
     dims = sum(len(parameter.shape) for parameter in network.parameters)
     counts["setup", "all_gather", _INT64_BYTES] += 1
     counts["setup", "broadcast", 2 * dims * _INT64_BYTES] += 1
-    for size, _ in broadcast_buckets([*network.parameters, *network.buffers]):
+    for size, _ in broadcast_buckets([*network.held_parameters, *network.buffers]):
         counts["setup", "broadcast", size] += 1
     of_buffers = broadcast_buckets(network.buffers)
     for when, sent in (("first", buckets.first), ("rebuild", buckets.rebuilt)):

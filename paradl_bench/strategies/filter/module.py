@@ -8,7 +8,7 @@ import torch
 
 from paradl_bench.spec.network import Layer
 from paradl_bench.strategies.channel_shards import FILTERS, Shards
-from paradl_bench.strategies.gradient_parts import Parts
+from paradl_bench.strategies.gradient_parts import Parts, channel_dim
 from paradl_bench.strategies.group_functions import (
     Group,
     axis_slices,
@@ -16,7 +16,7 @@ from paradl_bench.strategies.group_functions import (
     reduce_gradient,
     reduce_scatter_gradient,
 )
-from paradl_bench.strategies.sharded_module import Call, bind, channel_dim
+from paradl_bench.strategies.sharded_module import Call, bind
 from paradl_bench.strategies.split_runner import SplitRunner
 
 
@@ -30,7 +30,7 @@ class _FilterLayer:
 
     def __call__(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = bind(self._layer, args, kwargs)
-        dim = channel_dim(self._layer, given["input"])
+        dim = channel_dim(self._layer, tuple(given["input"].shape))
         if self._parts is None:
             whole = reduce_gradient(given["input"], self._group)
         else:

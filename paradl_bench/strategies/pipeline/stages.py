@@ -136,6 +136,9 @@ def _part(network: Network, layers: range, names: dict[str, int], owners: dict[s
         parameters=owned(network.parameters),
         buffers=owned(network.buffers),
         gradient_order=tuple(name for name in network.gradient_order if owners[name] == stage),
+        # Every rank holds these, and exchanges none of them.
+        frozen=(),
+        registered=(),
     )
 
 

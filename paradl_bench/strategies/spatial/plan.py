@@ -18,7 +18,7 @@ from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limi
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
-from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_elements, most_parts, region_of
+from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_bytes, most_parts, region_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -113,7 +113,7 @@ def _gathers(network: Network, region: Region, local_batch: int, ranks: int, axi
     """By name of a layer whose blocks are gathered, what gathers them."""
     of_names = {network.layers[index].name: block.boxes for index, block in region.layers.items()}
     names = [name for of_layer in region.gathered.values() for name in of_layer]
-    sizes = {name: gathered_elements(network, name, of_names[name]) * local_batch * _ELEMENT_BYTES for name in names}
+    sizes = {name: gathered_bytes(network, name, of_names[name]) * local_batch for name in names}
     return {
         name: Collective(operation="all_gather", message_bytes=size, ranks=ranks, axes=(axis,))
         for name, size in sizes.items()

@@ -1,9 +1,11 @@
 """Where a network runs on blocks of positions, and which halos its windows need; one answer for the plan and the run.
 
-The region starts at the network's input. An operation is in it if all that it reads is, if it reads windows or single
-positions, and if every rank owns a position of what it reads and writes. What is outside reads whole activations: the
-blocks are gathered before it (ParaDL, section 3.2 and "Spatial" in section 4.5: before the first fully connected layer
-in VGG16 and ResNets). By default it reaches as far as it can; ``until`` ends it earlier.
+The region starts at the network's input. An operation is in it if all that it reads and changes is, if it reads windows
+or single positions, and if every rank owns a position of what it reads and writes. What it reads beside blocks, as a
+parameter, is in the kinds below one number a channel. The model's code does nothing else with it: no value is read.
+What is outside reads whole activations: the blocks are gathered before it (ParaDL, section 3.2 and "Spatial" in section
+4.5: before the first fully connected layer in VGG16 and ResNets). By default it reaches as far as it can; ``until``
+ends it earlier.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from typing import NamedTuple
 
 from paradl_bench.layers.kind import LayerKind, layer_kinds
 from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
+from paradl_bench.spec.network import DTYPE_BYTES, RETURNS_INPUT, Layer, Network
 from paradl_bench.spec.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Axis
 from paradl_bench.strategies.axis_planner import Latest
+from paradl_bench.strategies.compute import INPUT, operations_of_forward
 
-INPUT = "input"
 _GIVEN = "so it was asked"
+_BY_CHANNEL = ("batch_norm", "activation")
+"""Kinds whose parameters and buffers are a number a channel each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,10 @@ def _outside(
         return "it is no operation on positions"
     if any(source not in inside for source in layer.inputs):
         return "it reads what is not cut"
+    if any(name not in inside for name, _ in layer.values_written):
+        return "it changes in place what is not cut"
+    if layer.handled:
+        return "the model's code does more with what it returns than operations do"
     spatial = len(inside[layer.inputs[0]])
     if len(layer.output_shape) != spatial + 1 or any(len(shape) != spatial + 1 for shape in layer.input_shapes):
         return f"{layer.kind} changes the number of dims"
@@ -135,12 +143,19 @@ def _outside(
         return f"its output has {_text(layer.output_shape[1:])} positions, too few to cut {_text(parts)}"
     if kind.windows is not None:
         return None if len(kind.windows(layer.attributes)) == spatial else f"{layer.kind} over other dims"
+    return _not_by_position(layer, kind)
+
+
+def _not_by_position(layer: Layer, kind: LayerKind) -> str | None:
+    """Why a position of a layer's output is not made of that position of its inputs alone; None where it is."""
     if not layer.attributes.get(RETURNS_INPUT) and not kind.by_position(layer.attributes):
         return f"{layer.kind} reads all positions"
     if any(shape[1:] != layer.output_shape[1:] for shape in layer.input_shapes):
         return f"{layer.kind} broadcasts over positions"
-    if layer.parameters and layer.kind == "elementwise":
-        return f"{layer.kind} reads a parameter by position"
+    if layer.batchless_inputs:
+        return f"{layer.kind} reads a constant by position"
+    if (layer.parameters or layer.state) and layer.kind not in _BY_CHANNEL:
+        return f"{layer.kind} reads {(*layer.parameters, *layer.state)[0]} by position"
     return None
 
 
@@ -196,22 +211,25 @@ def most_parts(network: Network, *, until: str | None = None) -> tuple[tuple[int
 def _gathers(network: Network, layers: Mapping[int, BlockLayer]) -> dict[int, tuple[str, ...]]:
     """Which blocks are gathered before which layer: each where it is first read whole.
 
-    The network's input is whole on every rank. Blocks that only the loss reads are gathered before the loss.
+    The network's input is whole on every rank. Blocks that forward returns are gathered at its end, whoever reads them.
     """
     cut_names = {network.layers[index].name for index in layers}
     seen: set[str] = set()
     found: dict[int, tuple[str, ...]] = {}
+    end = operations_of_forward(network)
     for index, layer in enumerate(network.layers):
         if index in layers:
             continue
-        needed = tuple(name for name in layer.inputs if name in cut_names and name not in seen)
+        read = (*network.outputs, *layer.inputs) if index == end else layer.inputs
+        needed = tuple(name for name in dict.fromkeys(read) if name in cut_names and name not in seen)
         if needed:
             found[index] = needed
             seen.update(needed)
     return found
 
 
-def gathered_elements(network: Network, name: str, boxes: Sequence[Box]) -> int:
-    """Elements per sample that each rank sends when a layer's blocks are gathered: the largest block's."""
+def gathered_bytes(network: Network, name: str, boxes: Sequence[Box]) -> int:
+    """Bytes per sample that each rank sends when a layer's blocks are gathered: the largest block's."""
     layer = next(layer for layer in network.layers if layer.name == name)
-    return layer.output_shape[0] * max(math.prod(i.extent for i in box) for box in boxes)
+    size = DTYPE_BYTES["bool" if layer_kinds()[layer.kind].returns_mask(layer.attributes) else "fp32"]
+    return size * layer.output_shape[0] * max(math.prod(i.extent for i in box) for box in boxes)

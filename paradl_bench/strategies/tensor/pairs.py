@@ -163,6 +163,7 @@ class _Finder:
 
     def _walk_back(self, row: int) -> _Walk:
         walk = _Walk(row)
+        _check_plain(self._layers[row])
         open_cuts = [(self._layers[row].inputs[0], Cut(-1))]
         while open_cuts:
             name, cut = open_cuts.pop()
@@ -179,6 +180,7 @@ class _Finder:
             walk.parts[index] = part = self._part(index, cut)
             walk.inputs[index] = ()
             if part == "inside":
+                _check_plain(self._layers[index])
                 walk.inputs[index] = cuts_of_inputs(self._layers[index], cut)
                 open_cuts += self._producers(index, walk.inputs[index])
         if "column" not in walk.parts.values():
@@ -251,6 +253,8 @@ class _Finder:
         rows = {walk.row for walk in block}
         on_parts = rows | {index for walk in block for index, part in walk.parts.items() if part == "inside"}
         for index in sorted(cut):
+            if self._layers[index].handled:
+                return f"the model's code does more with what {self._layers[index].name} returns than operations do"
             for reader in self._readers.get(index, ()):
                 if reader not in on_parts:
                     return f"{self._layers[index].name} is read by {self._network.layers[reader].name} as well"
@@ -314,6 +318,16 @@ class _Finder:
     def _writes_several(self, name: str) -> bool:
         index = self._index.get(name)
         return index is not None and self._layers[index].attributes.get("function") in ("split", "chunk", "unbind")
+
+
+def _check_plain(layer: Layer) -> None:
+    """Refuse to follow a tensor that was changed through another view of it, which says nothing of its dims.
+
+    Raises:
+        CannotCut: names the layer that reads it.
+    """
+    if {name for name, _ in layer.values_read} != set(layer.inputs):
+        raise CannotCut(f"{layer.name}, which reads what was changed through another view")
 
 
 def _differing(one: _Walk, other: _Walk) -> list[int]:

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import BucketCopy, Collective, Phase, PlanSettings, Role, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.compute import NetworkCompute, gradient_order, layers_with_gradient, operations_of_forward
@@ -56,8 +56,8 @@ def check_zero(network: Network, strategy: Strategy, settings: PlanSettings) -> 
     """Refuse what torch's ZeRO cannot run, or not to the byte.
 
     Raises:
-        UserError: a nesting; one rank; synchronised batch norm, a frozen parameter or one without dims under stages 2
-            and 3.
+        UserError: a nesting; one rank; under stages 2 and 3 synchronised batch norm, a parameter that is frozen, has no
+            dims, or is changed in forward, and work in place on a view that a unit returns.
     """
     stage, ranks = zero_stage(strategy), strategy.ranks
     if len(strategy.axes) > 1:
@@ -79,6 +79,38 @@ def check_zero(network: Network, strategy: Strategy, settings: PlanSettings) -> 
             raise UserError(
                 f"strategy {strategy}: parameter {frozen[0]} of {layer.name} is frozen, which z1d{ranks} allows"
             )
+        changed = next((name for name in _changed(layer) if name in trained), None)
+        if changed is not None:
+            raise UserError(
+                f"strategy {strategy}: {layer.name} changes parameter {changed} in forward, of which ranks hold rows;"
+                f" z1d{ranks} allows that"
+            )
+    if stage == 3:
+        _check_views(network, strategy)
+
+
+def _check_views(network: Network, strategy: Strategy) -> None:
+    """Refuse work in place on a view that a unit returns.
+
+    Autograd then makes the view anew, without the hook by which ``fully_shard`` knows that backward comes to the unit.
+    """
+    layers = {layer.name: i for i, layer in enumerate(network.layers)}
+    unit_of = {i: unit for unit in units_of(network)[:-1] for i in unit.layers}
+    for i, layer in enumerate(network.layers):
+        for name, _ in layer.values_written:
+            made = layers.get(name, i)
+            unit = unit_of.get(made)
+            if unit is not None and network.layers[made].returns_view and unit_of.get(i) is not unit:
+                raise UserError(
+                    f"strategy {strategy}: {layer.name} changes in place what {unit.name} returns, a view, which"
+                    f" torch's fully_shard loses sight of; do that out of place, or take z1d{strategy.ranks}"
+                )
+
+
+def _changed(layer: Layer) -> tuple[str, ...]:
+    """Names among which are those of the parameters that a layer changes."""
+    itself = layer.attributes.get("in_place") and not layer.values_written
+    return (*layer.state, *(layer.parameters if itself else ()))
 
 
 def add_optimizer_broadcasts(
