@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= quickstart
+HOURS ?= 1
+SEED ?= 0
+FUZZED ?= fuzzing.json
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -12,7 +15,7 @@ BIN := $(VENV)/bin
 # The versions come from constraints.txt alone, the build backend's too: an isolated build would fetch its own.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install test test-full gpu-check emulate lint audit types contracts unit format constraints clean
+.PHONY: help quickstart install test test-full gpu-check emulate fuzz lint audit types contracts unit format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +39,10 @@ gpu-check: $(VENV)/.test ## on a machine with a GPU: its tests, then a reference
 # OUT likewise.
 emulate: $(VENV)/.bench ## strategies on layers that sleep, over emulated nodes, against predictions; OUT=emulation
 	$(BIN)/python benchmarks/emulation.py -o $(if $(filter file,$(origin OUT)),emulation,$(OUT))
+
+# HOURS and SEED say for how long and from where; the counts of FUZZED are gone on from.
+fuzz: $(VENV)/.test ## change files, options and variables at random for HOURS=1 from SEED=0; counts in FUZZED=fuzzing.json
+	$(BIN)/python benchmarks/fuzz.py --hours $(HOURS) --seed $(SEED) -o $(FUZZED)
 
 lint: $(VENV)/.test ## ruff: rules and format; bandit: what an attacker would look for
 	$(BIN)/ruff check

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,8 +20,12 @@ from typing import Any
 from fuzz_changes import changed
 
 ROOT = str(Path(__file__).parents[1])
-MAX_CPU_S = 10.0
-"""Of one input: the largest of 64 kB takes well under a second."""
+MAX_CPU_S = 2.0
+"""Of one input."""
+_TRACING = 8
+"""Times as long may an input take whose lines are looked at."""
+MAX_BYTES = 500 * 1024**2
+"""That an input may ask for beyond what the process has once it is warm (:func:`limit_memory`)."""
 _LONGEST_KEPT = 1 << 14
 
 
@@ -68,17 +73,24 @@ class _TooSlow(BaseException):
 
 
 @contextlib.contextmanager
-def _limited_time() -> Iterator[None]:
+def _limited_time(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _TooSlow(f"more than {MAX_CPU_S:g} s")
+        raise _TooSlow(f"more than {seconds:g} s")
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def limit_memory() -> None:
+    """End an input that asks for more than :data:`MAX_BYTES`, beyond what the process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MAX_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 class Finding(AssertionError):
@@ -102,6 +114,7 @@ class Fuzzer:
 
     Attributes:
         traced_every: of the inputs, each so-manieth is traced; the others run at full speed.
+        change: makes an input of the corpus.
         refused: inputs that gave one of the project's errors, where the target says so by returning true.
     """
 
@@ -112,6 +125,7 @@ class Fuzzer:
     lines: Lines = field(default_factory=Lines)
     runs: int = 0
     refused: int = 0
+    change: Callable[[random.Random, Sequence[bytes]], bytes] = changed
 
     def run(self, count: int) -> None:
         """Try the corpus, then ``count`` changed inputs.
@@ -130,7 +144,7 @@ class Fuzzer:
         Raises:
             Finding: as :meth:`run`.
         """
-        content = changed(self.generator, self.corpus)
+        content = self.change(self.generator, self.corpus)
         if self.attempt(content, traced=traced) and len(content) <= _LONGEST_KEPT:
             self.corpus.append(content)
 
@@ -142,11 +156,11 @@ class Fuzzer:
         """
         self.runs += 1
         try:
-            with _limited_time():
+            with _limited_time(MAX_CPU_S * (_TRACING if traced else 1)):
                 if traced:
                     return self.lines.run(self._count, content)
                 self._count(content)
-        except (Exception, _TooSlow) as error:
+        except (Exception, SystemExit, _TooSlow) as error:
             raise Finding(content, error) from error
         return False
 

@@ -34,6 +34,7 @@ from paradl_bench.spec import (
     behind,
     beside_all_reduce,
     compile_record,
+    host_load,
     host_record,
     input_record,
     measurement,
@@ -86,9 +87,12 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     input_record.UNREADABLE_FILE: input_record.UnreadableFile,
     host_record.HOSTS_FILE: host_record.RankHost,
     compile_record.COMPILED_FILE: compile_record.CompileRecord,
+    host_load.LOAD_FILE: host_load.HostLoad,
 }
 """Every JSON-lines file of a measurement directory."""
 _RECORD_SEEDS = {
+    host_load.LOAD_FILE: b'{"seconds":2.5,"cores":2,"other_cores":0.5,"stolen_cores":0.1,"throttled_cores":0.0,'
+    b'"while_measuring":true}\n',
     compile_record.COMPILED_FILE: b'{"rank":0,"model":"resnet18","batch":8,"what":"layers","compile_s":2.5,'
     b'"graphs":30}\n',
     measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
@@ -206,7 +210,7 @@ class _Folder:
 
 
 _FILE_MARK = re.compile(rb"^>>> ([a-z-]{1,40}\.jsonl?)\n", re.MULTILINE)
-_FOLDER = _Folder()
+FOLDER = _Folder()
 
 
 def _text_target(parse: Callable[[str], object]) -> Target:
@@ -272,17 +276,17 @@ def _loaders() -> dict[str, Target]:
         "site.yaml": read_site,
         PLAN: lambda path: read_plan(path.parent),
         SUBMITTED: lambda path: read_submitted(path.parent),
-        "regressors.npz": archive_target(_FOLDER.path),
-        "regressors": values_target(_FOLDER.path),
+        "regressors.npz": archive_target(FOLDER.path),
+        "regressors": values_target(FOLDER.path),
     }
-    found = {name: _FOLDER.target(name, read) for name, read in readers.items()}
+    found = {name: FOLDER.target(name, read) for name, read in readers.items()}
     manifest = (DATA / "collectives-v1" / MANIFEST_NAME).read_bytes()
     for name, kind in RECORDS.items():
-        found[name] = _FOLDER.target(name, _reader_of(kind), manifest_json=manifest)
-    found["measurements"] = _FOLDER.directory_target(
+        found[name] = FOLDER.target(name, _reader_of(kind), manifest_json=manifest)
+    found["measurements"] = FOLDER.directory_target(
         "measurements", lambda folder: reading.read_measurements([folder], force=False)
     )
-    found["runs"] = _FOLDER.directory_target("runs", lambda folder: read_runs([folder]))
+    found["runs"] = FOLDER.directory_target("runs", lambda folder: read_runs([folder]))
     return found
 
 
@@ -373,13 +377,13 @@ def _as_one_text(folder: Path) -> bytes:
     for path in sorted(folder.glob("*.json*")):
         content = path.read_bytes()
         if path.name == training_record.TRAINING_FILE:
-            content = _longer(content)
+            content = longer(content)
         whole = content if path.suffix == ".json" else content[: content.rfind(b"\n", 0, 3000) + 1]
         text += b">>> " + path.name.encode() + b"\n" + whole.strip() + b"\n"
     return text
 
 
-def _longer(training: bytes) -> bytes:
+def longer(training: bytes) -> bytes:
     """A run of as many iterations as a validation needs."""
     records = [json.loads(line) for line in training.splitlines()]
     for record in records:

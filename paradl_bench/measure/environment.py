@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from paradl_bench.emulate_nodes.cluster import nodes_of_rank
-from paradl_bench.measure.rank_place import cluster_or_host
+from paradl_bench.measure.rank_place import cluster_or_host, whole_number
 from paradl_bench.spec.emulation import EmulatedLayers, Emulation
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import Environment
@@ -74,9 +74,14 @@ def recorded_variables() -> dict[str, str]:
 
 
 def host_cores() -> int:
-    """Cores that ranks of this host were given."""
+    """Cores that ranks of this host were given.
+
+    Raises:
+        UserError: the variable that says so holds something else.
+    """
     # A pinned rank sees one core in its own mask; the launcher passes on how many the job was given.
-    return int(os.environ.get("PARADL_HOST_CORES", len(os.sched_getaffinity(0))))
+    given = os.environ.get("PARADL_HOST_CORES")
+    return len(os.sched_getaffinity(0)) if given is None else max(1, whole_number("PARADL_HOST_CORES", given))
 
 
 def _allocator_settings() -> dict[str, str]:

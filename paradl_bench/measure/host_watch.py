@@ -21,6 +21,7 @@ from paradl_bench.measure.rank_place import LAUNCHER_PID
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.host_load import HostLoad
 from paradl_bench.spec.storage import read_whole
+from paradl_bench.spec.units import is_whole
 
 BEFORE_S = 0.3
 """How long the host is looked at before anything is measured."""
@@ -156,7 +157,7 @@ def _text(path: Path) -> str:
 def first_process() -> int:
     """The process that those of this measurement descend from: a rank's launcher, or else this one."""
     launcher = os.environ.get(LAUNCHER_PID, "")
-    if launcher.isdigit():
+    if is_whole(launcher):
         return int(launcher)
     started = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "SLURM_PROCID"))
     return os.getppid() if started else os.getpid()

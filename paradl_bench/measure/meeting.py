@@ -18,7 +18,7 @@ from typing import Any
 from torch.distributed import FileStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from paradl_bench.measure.launch_secret import launch_secret, opened, sealed
-from paradl_bench.measure.rank_place import STORE, RankPlace, port_in_use, whole_number
+from paradl_bench.measure.rank_place import STORE, RankPlace, port_in_use, port_number, whole_number
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
 
 _NONCE_BYTES = 32
@@ -174,7 +174,7 @@ def _meeting_point() -> tuple[str, int]:
     host = os.environ.get("MASTER_ADDR") or _first_slurm_host()
     given = os.environ.get("MASTER_PORT")
     if given is not None:
-        return host, whole_number("MASTER_PORT", given)
+        return host, port_number(given)
     # All ranks of a step derive the same port; consecutive steps of a job take different ones.
     job, step = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return host, 20000 + (whole_number("SLURM_JOB_ID", job) * 31 + whole_number("SLURM_STEP_ID", step)) % 12000

@@ -12,6 +12,7 @@ from typing import Literal
 
 from paradl_bench.emulate_nodes.cluster import NODE_NAME
 from paradl_bench.spec.errors import UserError, WorkError, unknown_choice
+from paradl_bench.spec.units import is_whole
 
 Launcher = Literal["own", "torchrun", "srun"]
 
@@ -127,7 +128,7 @@ def ranks_of_node(launcher: str | None, ranks: int) -> int | None:
         # As "2(x3)" for two on each of three nodes; unlike numbers are listed with commas.
         text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
         text = text.partition("(")[0] if "," not in text else ""
-    return int(text) if text.isdigit() else None
+    return int(text) if is_whole(text) else None
 
 
 def node_name() -> str:
@@ -154,9 +155,21 @@ def whole_number(name: str, text: str) -> int:
     Raises:
         UserError: it holds something else.
     """
-    if not text.strip().isdigit():
+    if not is_whole(text.strip()):
         raise UserError(f"{name}={text!r} in the environment is no whole number")
     return int(text)
+
+
+def port_number(text: str) -> int:
+    """The port that ``MASTER_PORT`` holds.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    number = whole_number("MASTER_PORT", text)
+    if number > 65535:
+        raise UserError(f"MASTER_PORT={number} is no port: ports end at 65535")
+    return number
 
 
 def check_backend(backend: str, device: str) -> None:

@@ -225,6 +225,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)
+        # Raises where they don't go together.
+        self.settings  # noqa: B018
 
     @property
     def settings(self) -> PlanSettings:

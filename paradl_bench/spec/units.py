@@ -31,6 +31,11 @@ LARGEST_FACTOR = 1e9
 """By which a time that was measured may be stretched, and what a rank-hour may cost."""
 
 
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number from 0 on that int() reads: ASCII digits, no more than 1,000."""
+    return text.isascii() and text.isdigit() and len(text) <= 1000
+
+
 def parse_size(text: str, where: str = "") -> int:
     """Bytes of ``64M``, ``1GiB``, ``16e9``, ``4096``; ``where`` names the option in the error.
 
@@ -98,7 +103,7 @@ def parse_ranks(text: str, where: str = "") -> tuple[int, ...]:
     where = where or f"ranks {text!r}"
     forms = f"{where}: write counts as 2,4,8, or a range as 2:64:x2 (times 2) or 2:64:2 (plus 2)"
     parts = text.split(":")
-    if len(parts) not in (1, 3) or any(not part.strip().isdigit() for part in parts[0].split(",") + parts[1:2]):
+    if len(parts) not in (1, 3) or any(not is_whole(part.strip()) for part in parts[0].split(",") + parts[1:2]):
         raise UserError(forms)
     if len(parts) == 1:
         return tuple(sorted({parse_count(part, where) for part in text.split(",")}))
@@ -185,7 +190,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
         UserError: an extent is no positive whole number.
     """
     parts = text.lower().split("x")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(is_whole(part.strip()) for part in parts):
         raise UserError(f"shape {text!r} does not parse: write extents with x between them, channels first: 3x224x224")
     return tuple(parse_count(part, f"shape {text!r}") for part in parts)
 

@@ -28,12 +28,16 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Layer, Network
 from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.units import is_whole
 from paradl_bench.strategies.axis_planner import Latest
 from paradl_bench.strategies.mesh import degree_of
 
 _SMALL = 1 / 8
 _GIVEN = -1
 """In the place of a layer's index: what the network reads."""
+
+_MOST_CHILDREN = 1 << 16
+"""Of a sequence of modules; a longer run names none."""
 
 
 class Segment(NamedTuple):
@@ -183,7 +187,7 @@ class _Modules:
         module, _, ends = text.rpartition(".")
         first, colon, last = ends.partition(":")
         if colon:
-            if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+            if not (is_whole(first) and is_whole(last) and int(first) < int(last) <= _MOST_CHILDREN):
                 raise UserError(f"--recompute {text}: write a run of a sequence's children as features.3:8")
             found = [self._run(module, range(int(first), int(last)))]
         else:

@@ -9,6 +9,8 @@ import random
 from pathlib import Path
 
 import coverage_guided
+import fuzz_targets
+import option_targets
 import pytest
 from coverage_guided import Finding, Fuzzer, Lines
 from hypothesis import given, settings
@@ -24,13 +26,23 @@ from predict.inputs import read_cluster
 
 NAMES = sorted(targets())
 RUNS = 150
+SLOW_RUNS = 20
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_changed_files_give_a_result_or_one_error(name: str) -> None:
-    fuzzer = Fuzzer(targets()[name], seeds(name), random.Random(f"0 {name}"), traced_every=3)
-    fuzzer.run(RUNS)
-    assert fuzzer.runs > RUNS
+@pytest.mark.parametrize("name", sorted(fuzz_targets.targets()))
+def test_changed_inputs_give_a_result_or_one_error(name: str) -> None:
+    target, inputs = fuzz_targets.targets()[name], fuzz_targets.seeds(name)
+    for content in inputs:
+        # What is imported at its first use is no input's time.
+        target(content)
+    fuzzer = Fuzzer(target, inputs, random.Random(f"0 {name}"), traced_every=5, change=fuzz_targets.change_of(name))
+    runs = SLOW_RUNS if fuzz_targets.is_slow(name) else RUNS
+    fuzzer.run(runs)
+    assert fuzzer.runs > runs
+
+
+def test_every_command_is_typed_and_takes_the_line_that_is_changed() -> None:
+    assert set(option_targets.commands()) == set(option_targets.LINES)
 
 
 @pytest.mark.parametrize("name", NAMES)

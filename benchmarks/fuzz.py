@@ -1,11 +1,13 @@
-"""Fuzz every reader of foreign files and the loaders of our own: nothing but the project's own errors may come out.
+"""Fuzz readers of files, the commands that use what they hold, options and the environment.
 
-    python benchmarks/fuzz_parsers.py --runs 1000000 -o fuzzing.json [--only kineto,osu] [--seed 0]
+    python benchmarks/fuzz.py --hours 2 -o fuzzing.json [--only kineto,osu] [--seed 0]
+    python benchmarks/fuzz.py --runs 1000000 -o fuzzing.json
 
-Inputs are changed from small files of every format; those that reach new lines are changed on. The work is cut into
-chunks of one target and one seed. With -o every finished chunk is counted in a file: the same command goes on where it
-was stopped, and more --runs or another --seed add up. A failing input is kept beside it and fuzzing goes on; without -o
-the first failing input is printed. Exit code 1 if an input failed.
+Nothing but the project's own errors may come out, in 2 s and 500 MB an input. Inputs are changed from small files of
+every format, by their bytes or by the fields of their types; those that reach new lines are changed on. The work is cut
+into chunks of one target and one seed. With -o every finished chunk is counted in a file: the same command goes on
+where it was stopped, and more --runs or another --seed add up. A failing input is kept beside it and fuzzing goes on;
+without -o the first failing input is printed. Exit code 1 if an input failed.
 
 With --engine atheris (libFuzzer; pip install atheris) every target runs in a process of its own.
 """
@@ -14,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,13 +30,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests"))
 
-from coverage_guided import Finding, Fuzzer  # noqa: E402
-from parser_targets import seeds, targets  # noqa: E402
+from coverage_guided import Finding, Fuzzer, limit_memory  # noqa: E402
+from fuzz_targets import change_of, is_slow, seeds, targets  # noqa: E402
 
 _LONGEST_INPUT = 1 << 16
 _CHUNK = 1000
+_SLOW_CHUNK = 100
 _TRACED_EVERY = 5
-_MEMORY_BYTES = 4 << 30
 
 
 def _commit() -> str:
@@ -135,7 +137,7 @@ class Campaign:
         start = time.process_time()
         fuzzer = self.fuzzers.get(name)
         if fuzzer is None:
-            fuzzer = self.fuzzers[name] = Fuzzer(targets()[name], [], random.Random(0))
+            fuzzer = self.fuzzers[name] = Fuzzer(targets()[name], [], random.Random(0), change=change_of(name))
             fuzzer.corpus = seeds(name) + self.ledger.corpus(name)
             for content in fuzzer.corpus:
                 self._attempt(name, seed, lambda content=content: fuzzer.attempt(content, traced=True))
@@ -155,18 +157,39 @@ class Campaign:
             self.ledger.find(name, seed, finding)
 
 
-def fuzz_own(names: list[str], runs: int, first_seed: int, ledger: Ledger) -> None:
-    """Go round the targets, one chunk each, until each has its share."""
-    campaign = Campaign(ledger, first_seed)
-    share = -(-runs // len(names))
-    for number in range(-(-share // _CHUNK)):
-        seed = first_seed + number
-        for name in names:
-            if not ledger.done(name, seed):
-                campaign.chunk(name, seed, min(_CHUNK, share - number * _CHUNK))
-                ledger.write()
+def warm(names: list[str]) -> None:
+    """Load what the targets import when they first need it: neither its time nor its memory is an input's."""
     for name in names:
-        held = ledger.held["targets"][name]
+        for content in seeds(name):
+            targets()[name](content)
+
+
+def fuzz_own(names: list[str], runs: int | None, hours: float | None, first_seed: int, ledger: Ledger) -> None:
+    """Go round the targets, one chunk each, until each has its share or the time is over."""
+    end = None if hours is None else time.monotonic() + 3600 * hours
+    campaign = Campaign(ledger, first_seed)
+    share = None if runs is None else -(-runs // len(names))
+    given = dict.fromkeys(names, 0)
+    for seed in itertools.count(first_seed):
+        for name in names:
+            left = sys.maxsize if share is None else share - given[name]
+            count = min(_SLOW_CHUNK if is_slow(name) else _CHUNK, left)
+            if end is not None and time.monotonic() > end:
+                return
+            if count > 0 and not ledger.done(name, seed):
+                campaign.chunk(name, seed, count)
+                ledger.write()
+            given[name] += max(count, 0)
+        if share is not None and min(given.values()) >= share:
+            return
+
+
+def tell(names: list[str], ledger: Ledger) -> None:
+    """Print what was fuzzed, by target and in all."""
+    for name in names:
+        held = ledger.held["targets"].get(name)
+        if held is None:
+            continue
         rate = held["inputs"] / max(held["seconds"], 0.01)
         counts = f"{held['inputs']} inputs, {held['refused']} refused, {held['lines']} lines, {held['kept']} kept"
         print(f"{name}: {counts}, {rate:.0f}/s")
@@ -213,22 +236,25 @@ def main() -> None:
         child(sys.argv[2], sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100_000, help="inputs over all targets")
+    parser.add_argument("--runs", type=int, help="inputs over all targets; 100,000 where no --hours are given")
+    parser.add_argument("--hours", type=float, help="to go on for")
     parser.add_argument("--only", default="", help="targets, parted by commas")
     parser.add_argument("--seed", type=int, default=0, help="of the first chunk; the next ones count on")
     parser.add_argument("--engine", choices=["own", "atheris"], default="own")
     parser.add_argument("-o", "--output", type=Path, help="count finished chunks in this JSON file, and go on from it")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else sorted(targets())
+    runs = 100_000 if options.runs is None and options.hours is None else options.runs
     ledger = Ledger(options.output)
     try:
         if options.engine == "own":
-            # A reader that asks for more memory than this is a finding.
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-            fuzz_own(names, options.runs, options.seed, ledger)
+            warm(names)
+            limit_memory()
+            fuzz_own(names, runs, options.hours, options.seed, ledger)
+            tell(names, ledger)
         else:
             for name in names:
-                fuzz_atheris(name, options.runs // len(names), options.seed)
+                fuzz_atheris(name, (runs or 100_000) // len(names), options.seed)
     except (AssertionError, subprocess.CalledProcessError) as error:
         print(error)
         sys.exit(1)
