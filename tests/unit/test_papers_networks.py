@@ -77,3 +77,24 @@ def test_the_platforms_units_are_read(fitted: tuple[Path, Path]) -> None:
     assert "alpha_s: 5.0e-07" in text
     assert "beta_s_per_byte: 8.0e-11" in text
     assert "memory_bytes_per_rank: 4000000000.0" in text
+
+
+def test_a_models_name_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    name = "a[/]<img onerror=x>\x1b]0;title\x07[bold]$\\frac$\x9b31m"
+    files = [str(MADE / name_of_file) for name_of_file in ("small.net_sc", "ABCI.plat")]
+    imported, profile = str(tmp_path / "imported"), str(tmp_path / "[/]profile.json")
+    outputs = [
+        _run(paradl_bench, "import", "paradl-net", *files, "--model", name, "-o", imported),
+        _run(calibrate, "fit", imported, "-o", profile),
+        _run(calibrate, "show", profile),
+        _run(calibrate, "diff", profile, profile),
+        _run(predict, "--from-profile", profile, "--model", name, "--strategy", "serial", "--batch", "2"),
+        _run(predict, "timeline", "--from-profile", profile, "--model", name, "--strategy", "serial", "--batch", "2"),
+    ]
+    for output in outputs:
+        assert not {"\x1b", "\x07", "\x9b"} & set(output)
+    assert "a[/]<img onerror=x>[bold]$\\frac$" in outputs[2] + outputs[4]
+    drawn = tmp_path / "drawn.png"
+    arguments = ("--from-profile", profile, "--model", name, "--strategy", "serial", "--batch", "2")
+    _run(predict, "what-if", *arguments, "--vary", "batch=2:8:x2", "--plot", str(drawn))
+    assert drawn.stat().st_size > 1000
