@@ -283,6 +283,7 @@ def report(tallies: dict[str, Tally], options: argparse.Namespace) -> dict[str, 
     )
     return {
         "command": f"python benchmarks/random_kill.py --kills {options.kills} --seed {options.seed}"
+        + (f" --only {options.only}" if options.only else "")
         + (" --whole" if options.whole else ""),
         "commit": described.stdout.strip() or "unknown",
         "host": f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -336,10 +337,10 @@ def main() -> None:
                 f"{subject.name}: {tally.resumable} of {tally.kills} resumable, {len(tally.lost)} corrupt", flush=True
             )
             print(*(f"  {line}" for line in tally.lost), sep="\n", end="")
+            if options.output is not None:
+                options.output.write_text(json.dumps(report(tallies, options), indent=1) + "\n")
     found = report(tallies, options)
     print(f"{found['resumable']} of {found['kills']} resumable, {found['corrupt']} corrupt")
-    if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(1 if found["corrupt"] or found["resumable"] != found["kills"] else 0)
 
 
