@@ -73,6 +73,14 @@ hang_option = click.option(
 )
 """When ranks hang."""
 
+verify_option = click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Prove first, on a small mini-batch in fp64, that outputs and gradients are those of serial training; what"
+    " differs ends with exit code 3, before anything is timed. Default: where that takes a few seconds at most.",
+)
+"""Whether strategies are proved on the model at hand."""
+
 nodes_option = click.option(
     "--nodes",
     metavar="N",

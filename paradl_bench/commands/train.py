@@ -23,6 +23,7 @@ from paradl_bench.options import (
     sample_options,
     schedule_options,
     sharing_options,
+    verify_option,
 )
 from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_shape
 
@@ -77,6 +78,7 @@ class Limits(NamedTuple):
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @dtype_option
 @kernel_options
+@verify_option
 @click.option("--backend", help="gloo, nccl or mpi. Default: nccl between GPUs, gloo otherwise.")
 @click.option("--launcher", help="Who starts the ranks: own, torchrun or srun. Default: torchrun inside it, else own.")
 @click.option(
@@ -126,6 +128,7 @@ def COMMAND(  # noqa: N802
     hang_timeout_s: float,
     output: Path,
     as_json: bool,
+    verify: bool | None,
     **emulation: Any,
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
@@ -135,6 +138,8 @@ def COMMAND(  # noqa: N802
 
     Every collective and message that is issued is recorded and compared with the plan that predictions read. An
     interrupted run goes on when the same command is given again.
+
+    Before anything is timed, one small mini-batch proves that the strategy trains MODEL as serial training does.
 
     With --emulate nothing is computed: layers sleep for their profiled time, and communication is real.
     """
@@ -172,6 +177,7 @@ def COMMAND(  # noqa: N802
         balance=balance,
         iterations=iterations,
         warmup=warmup,
+        verify=verify,
         **emulation,
     )
     request.check()

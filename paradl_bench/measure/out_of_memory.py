@@ -50,6 +50,20 @@ def describe_shortage(found: MemoryShortage) -> str:
     )
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that could be taken now, by all ranks of the device or of the host together."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    of_host = int(kilobytes.group(1)) * 1024 if kilobytes else 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return of_host
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES
+    return min(of_host, limit - taken)
+
+
 def _requested(message: str) -> int:
     """Bytes that were asked for; 0 where the error does not say."""
     on_cpu, on_gpu = _ON_CPU.search(message), _ON_GPU.search(message)

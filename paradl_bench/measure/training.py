@@ -25,9 +25,10 @@ from paradl_bench.measure.recorder import (
 from paradl_bench.measure.stage_balance import with_measured_stages
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.measure.trainer import Trainer
+from paradl_bench.measure.training_proof import verify_training
 from paradl_bench.measure.training_request import RECORDED, TrainingRequest
 from paradl_bench.measure.training_writer import TrainingWriter, keep_shortage
-from paradl_bench.models.catalog import load_model
+from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
@@ -69,8 +70,8 @@ def measure_training(
 
     Raises:
         UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
-        WorkError: a loss that is not finite, control flow that varies between iterations, or memory that ran out, which
-            ``run.json`` then holds.
+        WorkError: the strategy trains otherwise than serial training does, a loss that is not finite, control flow that
+            varies between iterations, or memory that ran out, which ``run.json`` then holds.
     """
     wanted = request.strategy.ranks
     if context.ranks != wanted:
@@ -87,7 +88,7 @@ def measure_training(
     trainer: Trainer | None = None
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)
-        _measure(trainer, request, context, network, plan, output, command_line, ghost)
+        _measure(trainer, model, request, context, network, plan, output, command_line, ghost)
         trainer.close()
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
@@ -100,6 +101,7 @@ def measure_training(
 
 def _measure(
     trainer: Trainer,
+    model: LoadedModel,
     request: TrainingRequest,
     context: RankContext,
     network: Network,
@@ -109,6 +111,8 @@ def _measure(
     ghost: Ghost | None,
 ) -> None:
     trainer.try_alone(network)
+    trainer.phase = "verifying the strategy"
+    verified = verify_training(model, network, request, context, output, trainer.sample_s)
     layers, first = ghost.emulated if ghost else None, context.rank == 0
     writer = TrainingWriter.open(request, context, output, command_line, layers=layers) if first else None
     done = context.share(writer.done if writer else 0, int)
@@ -130,7 +134,7 @@ def _measure(
     if writer is not None:
         memory = tuple(peaks)
         whole = tuple(record for of_rank in compiled for record in of_rank)
-        writer.describe(network, context, cores, issued, planned, memory, about, whole)
+        writer.describe(network, context, cores, issued, planned, memory, about, whole, verified)
         if ghost:
             writer.keep_table(ghost.table)
         writer.write(found)

@@ -45,6 +45,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         dilate: how many times as long; None for once.
         slow_rank: one rank that sleeps longer still by a factor; None for none.
         spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
+        verify: whether the strategy is proved on the model first; None for where that is quick.
     """
 
     model: str
@@ -77,6 +78,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     slow_rank: SlowRank | None = None
     spread: bool = False
     seed: int | None = None
+    verify: bool | None = None
 
     @property
     def settings(self) -> PlanSettings:

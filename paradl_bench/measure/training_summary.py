@@ -115,6 +115,10 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
         console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
     if run.issued:
         console.print(_collective_table(run.issued, run.planned))
+    if run.verified is not None:
+        console.print(
+            run.verified.line(), style="yellow" if run.verified.mixes_samples else "", soft_wrap=True, markup=False
+        )
     console.print(_verdict(run), style="bold red" if run.differences else "", soft_wrap=True)
     if run.compiled:
         console.print("memory was not tracked: torch's tracker sees no kernels of its compiler", soft_wrap=True)

@@ -30,6 +30,7 @@ from paradl_bench.spec.training_record import (
     read_run,
 )
 from paradl_bench.spec.units import counted
+from paradl_bench.spec.verification import Verification
 from paradl_bench.strategies.mesh import degree_of
 from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
@@ -116,6 +117,7 @@ class TrainingWriter:
         memory: tuple[MemoryPeak, ...],
         ghost: GhostRun | None = None,
         compiled: tuple[CompileRecord, ...] = (),
+        verified: Verification | None = None,
     ) -> None:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
@@ -154,6 +156,7 @@ class TrainingWriter:
             ghost=ghost,
             kernel_settings=request.kernel_settings.label,
             compiled=compiled,
+            verified=verified,
         )
 
     def keep_table(self, table: GhostTable) -> None:

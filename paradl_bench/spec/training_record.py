@@ -28,6 +28,7 @@ from paradl_bench.spec.ghost_record import GhostRun
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.plan import PlanSettings, library_blocks
 from paradl_bench.spec.storage import read_json
+from paradl_bench.spec.verification import Verification
 
 TRAINING_FILE = "training.jsonl"
 RUN_NAME = "run.json"
@@ -183,6 +184,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
         compiled: what every rank compiled before it timed anything; empty where nothing was.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
+        verified: whether the strategy was proved on the model before anything was timed; None for serial training, for layers that
+            slept, and in runs of before.
     """
 
     model: str
@@ -222,6 +225,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ghost: GhostRun | None = None
     kernel_settings: str = ""
     compiled: tuple[CompileRecord, ...] = ()
+    verified: Verification | None = None
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)

@@ -12,7 +12,7 @@ from paradl_bench.measure.proof.mixing import Mixing, dtypes_of, find_mixing
 from paradl_bench.measure.proof.parts import Place, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
 from paradl_bench.measure.proof.reference import Ranks
-from paradl_bench.measure.proof.verdict import Outcome, settle
+from paradl_bench.measure.proof.verdict import Outcome, Proved, settle
 from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
@@ -50,13 +50,6 @@ class Subject(NamedTuple):
         inputs, targets = self.model.make_batch(self.settings.batch, seed=_SEED)
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         return inputs.to(self.device), targets.to(self.device)
-
-
-class Proved(NamedTuple):
-    """What a proof says, and what it found."""
-
-    verification: Verification
-    outcome: Outcome
 
 
 def prove(subject: Subject) -> Proved:
@@ -101,7 +94,7 @@ def _prove_in(subject: Subject, trial: Trial) -> Proved:
         tolerance_of(mixing.dtypes),
         with_input=trial.with_input,
     )
-    if mixing.layer and synchronises(case):
+    if mixing.layer and synchronises(subject.network, subject.strategy, subject.settings):
         return _left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
     parallel = fresh_copy(subject.model, subject.device, trial.dtype)
     proof = StrategyProof(case, parallel, serial, subject.ranks, subject.build)

@@ -97,7 +97,7 @@ class StrategyProof:
         network, strategy, settings = case.network, case.strategy, case.settings
         self._module = parallel.module
         self._place = place_of(strategy, settings, ranks.rank)
-        at_once: AtOnce = case.at_once or ("replicas" if synchronises(case) else "own")
+        at_once: AtOnce = case.at_once or ("replicas" if synchronises(network, strategy, settings) else "own")
         self._own_loss = at_once == "own" or self._place.replicas == 1
         cuts = norm_cuts(network, strategy, settings, self._place, at_once)
         self._reference = SerialReference(serial, self._place, ranks, cuts=cuts, at_once=at_once, hold=case.hold)
@@ -305,12 +305,12 @@ def _backward(layers: int, index: int) -> int:
     return layers + 2 * (layers - index)
 
 
-def synchronises(case: Case) -> bool:
+def synchronises(network: Network, strategy: Strategy, settings: PlanSettings) -> bool:
     """Whether batch norms take statistics over the samples of several replicas."""
-    if case.settings.batch_norm != "sync":
+    if settings.batch_norm != "sync":
         return False
-    of_data = set(group_axes(case.strategy, "data"))
-    axes = statistics_axes(case.network, case.strategy, case.settings)
+    of_data = set(group_axes(strategy, "data"))
+    axes = statistics_axes(network, strategy, settings)
     return any(of_data.intersection(of) for of in axes.values())
 
 

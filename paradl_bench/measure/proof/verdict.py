@@ -11,6 +11,7 @@ from paradl_bench.measure.proof.proving import Difference, StrategyProof
 from paradl_bench.measure.proof.reference import Ranks
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.strategy import Strategy
+from paradl_bench.spec.units import counted
 from paradl_bench.spec.verification import Verification
 
 DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
@@ -36,6 +37,13 @@ class Outcome(NamedTuple):
     first: Difference | None
     most: float
     why_not: str = ""
+
+
+class Proved(NamedTuple):
+    """What a proof says, and what it found."""
+
+    verification: Verification
+    outcome: Outcome
 
 
 def settle(proof: StrategyProof, ranks: Ranks, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
@@ -68,17 +76,17 @@ def _gathered(
     return every, max(ranks.gather(most)), all(ranks.gather(finite))
 
 
-def end_if_differs(outcome: Outcome, about: str, strategy: Strategy, verification: Verification) -> None:
+def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     """Raises:
     WorkError: something differs; the message names what does so first.
     """
-    first = outcome.first
+    verification, first = proved.verification, proved.outcome.first
     if first is None:
         return
     by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"
     remedies = [_LEFT_OUT[axis.kind] for axis in strategy.axes if axis.kind in _LEFT_OUT and axis.degree > 1]
     raise WorkError(
-        f"{about} as {strategy} is not what serial training makes of it: first {first.what} differs {by} (on rank"
-        f" {first.rank}, {verification.samples} samples, {verification.dtype}). Nothing was timed. Take another"
-        f" strategy{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
+        f"{strategy} does not train {model} as serial training does: first {first.what} differs {by} (rank {first.rank},"
+        f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"
+        f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
     )
