@@ -97,6 +97,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             strategy=parse_strategy(self.strategy),
             batch=self.batch,
             device="cpu",
+            verify=False,
             schedule=self.schedule,
             micro_batches=self.micro_batches,
             bucket_cap_mb=self.bucket_cap_mb,

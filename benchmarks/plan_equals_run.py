@@ -105,6 +105,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             strategy=parse_strategy(name),
             batch=self.batch,
             device="cpu",
+            verify=False,
             **options,
         )
 

@@ -106,6 +106,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
             strategy=parse_strategy(self.strategy),
             batch=self.batch,
             device="cpu",
+            verify=False,
             iterations=iterations,
             warmup=3,
         )

@@ -135,7 +135,8 @@ def compare(case, context):
         for name, value in (word.split("=") for word in words)}
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
-        device="cpu", bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm, **options)
+        device="cpu", verify=False,
+        bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm, **options)
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paradl_bench.options import dtype_option, hang_option, kernel_options, sample_options, sharing_options
+from paradl_bench.options import (
+    dtype_option,
+    hang_option,
+    kernel_options,
+    sample_options,
+    sharing_options,
+    verify_option,
+)
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import settings_given
 from paradl_bench.spec.strategy import parse_strategy
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
     help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
 )
 @sharing_options
+@verify_option
 @click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
 @click.option(
     "--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds until a hanging rank is ended."
@@ -84,6 +92,7 @@ def COMMAND(  # noqa: N802
     split: str | None,
     filter_backward: Literal["all-reduce", "reduce-scatter"],
     spatial_until: str | None,
+    verify: bool | None,
     launcher: str | None,
     timeout_s: float,
     hang_timeout_s: float,
@@ -125,6 +134,7 @@ def COMMAND(  # noqa: N802
         split=parse_layers(split, "--split"),
         filter_backward=filter_backward,
         spatial_until=spatial_until,
+        verify=verify,
     )
     request.check()
     if place is None:

@@ -24,11 +24,11 @@ from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
 from paradl_bench.measure.hang import HangWatch
 from paradl_bench.measure.launch_secret import SECRET, new_secret
 from paradl_bench.measure.rank_place import (
-    DOES_NOT_FIT,
     LAUNCHER_PID,
     MARK,
     PEER_FAILURES,
     PEER_LOST,
+    SAYS_ALL,
     STORE,
 )
 from paradl_bench.spec.errors import ParadlError, UserError, WorkError
@@ -288,7 +288,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
         code, message = item.process.returncode, item.error_message() or ""
         if code < 0:
             return 0, item.rank
-        if (code == UserError.exit_code and message) or message.startswith(DOES_NOT_FIT):
+        if (code == UserError.exit_code and message) or message.startswith(SAYS_ALL):
             return 1, item.rank
         return (3 if item.lost_a_peer() else 2), item.rank
 
@@ -296,7 +296,7 @@ def _failure(failed: list[_Started], ranks: int, kills_before: int) -> ParadlErr
     code, message = item.process.returncode, item.error_message()
     if code == UserError.exit_code and message:
         return UserError(message)
-    if message and message.startswith(DOES_NOT_FIT):
+    if message and message.startswith(SAYS_ALL):
         return WorkError(message)
     how = f"was {ending(code)}" if code < 0 else f"ended with {ending(code)}"
     if code == -signal.SIGKILL and _kills_for_memory() > kills_before:

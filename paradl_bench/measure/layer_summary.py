@@ -19,6 +19,7 @@ from paradl_bench.spec.measurement import (
 )
 from paradl_bench.spec.statistics import Floats, bootstrap_median_interval
 from paradl_bench.spec.units import format_difference, format_seconds
+from paradl_bench.spec.verification import read_verified_shards
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,6 +159,9 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
         )
     console = open_console()
     console.print(table)
+    for parts in read_verified_shards(directory):
+        said = f"{parts.model} as {parts.shards}: {parts.verified.line()}"
+        console.print(said, soft_wrap=True, markup=False)
     _print_costliest(console, directory)
     console.print(f"Raw samples are in {directory}; next: calibrate fit {directory} ... -o profile.json")
 

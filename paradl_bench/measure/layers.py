@@ -41,6 +41,7 @@ from paradl_bench.measure.probes import (
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.rehearsal import RehearsedModel, distinct_positions, sharing_axis
+from paradl_bench.measure.shards_proof import verify_shards
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
@@ -53,8 +54,10 @@ from paradl_bench.spec.measurement import (
     LayerSamples,
 )
 from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import counted
+from paradl_bench.spec.verification import VERIFICATION_FILE, VerifiedShards
 from paradl_bench.strategies.axis_planner import shard_label
 from paradl_bench.terminal import progress, say
 
@@ -110,11 +113,15 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     clock = clock_for(context.device)
     set_modes(request.kernel_settings, context.device)
     set_up_compiler(context.device)
-    subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock)]
+    # An interrupted measurement was proved when it began.
+    proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
+    subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock, proofs)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
             write_network(output, network)
+        if proofs:
+            write_bytes_atomically(output / VERIFICATION_FILE, encode_pretty(proofs))
     done = context.share(_finished(directory), _Done)
     cost = measure_probe_cost(clock, context.device)
     active = {count: context.first(count) for count in request.ranks_on_host}
@@ -183,7 +190,9 @@ def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, i
     return plan
 
 
-def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Clock) -> Iterator[_Subject]:
+def _subjects(
+    request: LayersRequest, name: str, context: RankContext, clock: Clock, proofs: list[VerifiedShards] | None
+) -> Iterator[_Subject]:
     model = load_model(name, request.input_shape)
     network = trace_network(model)
     refuse_without_channels(name, model.input_shape, request.kernel_settings)
@@ -204,7 +213,11 @@ def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Cl
                 return model.loss(run(inputs), targets)
 
         subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
+        begin = clock.stamp()
         _warm_up(subject, request.warmup)
+        end = clock.stamp()
+        clock.synchronise()
+        sample_s = clock.seconds(begin, end) / (request.warmup * batch)
         if request.kernel_settings.compile:
             subject.compiled = CompiledModel(name, network, batch, model.module, forward)
             subject.compiled.compile(clock.stamp, subject.update)
@@ -219,7 +232,22 @@ def _subjects(request: LayersRequest, name: str, context: RankContext, clock: Cl
         )
         yield subject
     for strategy in request.shards:
+        if proofs is not None:
+            proofs += _verify_shards(request, network, strategy, context, sample_s)
         yield from _rehearsed_subjects(request, name, network, strategy, context)
+
+
+def _verify_shards(
+    request: LayersRequest, network: Network, strategy: Strategy, context: RankContext, sample_s: float
+) -> list[VerifiedShards]:
+    """What rank 0 says of a strategy's parts; the other ranks rest meanwhile, and say nothing."""
+    if context.rank:
+        context.rest()
+        return []
+    axis = strategy.axes[sharing_axis(strategy)]
+    verified = verify_shards(request, network, axis, sample_s)
+    context.barrier()
+    return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]
 
 
 def _rehearsed_subjects(

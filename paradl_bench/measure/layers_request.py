@@ -25,6 +25,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
         pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
+        verify: whether these parts are proved to make up the model first; None for where that is quick.
         split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.spec.plan.PlanSettings`.
     """
 
@@ -45,6 +46,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
     spatial_until: str | None = None
     seed: int = 0
+    verify: bool | None = None
 
     def check(self) -> None:
         """Refuse, without torch, what does not go together.

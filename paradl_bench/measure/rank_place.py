@@ -36,6 +36,9 @@ PEER_FAILURES = (
 )
 """What torch's own errors say where a peer went away."""
 DOES_NOT_FIT = "does not fit"
+NOT_AS_SERIAL = "does not train as serial training does"
+SAYS_ALL = (DOES_NOT_FIT, NOT_AS_SERIAL)
+"""Beginnings of failures that say all that is to be said; the rank that found them does not matter."""
 """How the error of a rank starts whose memory ran out: no other one is to blame."""
 
 

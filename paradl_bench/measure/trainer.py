@@ -24,6 +24,7 @@ from paradl_bench.measure.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.optimizers import build_optimizer
 from paradl_bench.measure.out_of_memory import ran_out
 from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.recorder import (
     CollectiveRecorder,
@@ -100,12 +101,11 @@ class Trainer:
         set_modes(request.kernel_settings, context.device)
         set_up_compiler(context.device)
         self._clock: Clock = clock_for(context.device)
-        torch.manual_seed(_replica(request, context))
+        replica = place_of(request.strategy, request.settings, context.rank).replica
+        torch.manual_seed(replica)
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
         local = request.batch // degree_of(request.strategy, "data")
-        self._inputs, self._targets = (
-            tensor.to(context.device) for tensor in model.make_batch(local, seed=_replica(request, context))
-        )
+        self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
         self._inputs = laid_out(self._inputs, request.kernel_settings)
         self._parallel = model.module
         self._entered = autocast_to(request.dtype, context.device)
@@ -399,9 +399,3 @@ class Trainer:
                 own = sums.setdefault(what, [0.0] * len(iterations))
                 own[index] += self._clock.seconds(begin, end)
         return {what: tuple(own) for what, own in sums.items()}
-
-
-def _replica(request: TrainingRequest, context: RankContext) -> int:
-    """Which of the replicas this rank belongs to: ranks that share layers see the same samples."""
-    coordinates = zip(request.strategy.axes, request.strategy.coordinates(context.rank), strict=True)
-    return next((coordinate for axis, coordinate in coordinates if axis.kind == "data"), 0)

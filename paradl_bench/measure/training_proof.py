@@ -48,7 +48,7 @@ def verify_training(
     Raises:
         WorkError: the strategy trains something else than the serial model, or memory ran out.
     """
-    if context.share((output / TRAINING_FILE).exists()):
+    if context.share((output / TRAINING_FILE).exists(), bool):
         return read_run(output).verified if context.rank == 0 and (output / RUN_NAME).exists() else None
     if not _is_parallel(request):
         return None
@@ -96,14 +96,14 @@ def _too_much(subject: Subject, request: TrainingRequest, context: RankContext, 
     cost = cost_of(
         subject.network,
         subject.place,
-        max(context.gather(sample_s)),
+        max(context.gather(sample_s, float)),
         joint=synchronises(subject.network, subject.strategy, subject.settings),
         link_bytes_per_s=request.layout.link_bytes_per_s if request.layout else math.inf,
     )
     sharing = 1 if context.device.type == "cuda" else ranks_of_node(context.launcher, context.ranks) or context.ranks
     found = what_forbids(cost, free_bytes(context.device) // sharing, limited=request.verify is None)
     # Hosts may have unlike memory.
-    return next((why_not for why_not in context.gather(found) if why_not), "")
+    return next((why_not for why_not in context.gather(found, str) if why_not), "")
 
 
 def _tell(verification: Verification, request: TrainingRequest) -> None:

@@ -116,9 +116,8 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
     if run.issued:
         console.print(_collective_table(run.issued, run.planned))
     if run.verified is not None:
-        console.print(
-            run.verified.line(), style="yellow" if run.verified.mixes_samples else "", soft_wrap=True, markup=False
-        )
+        style = "yellow" if run.verified.mixes_samples else ""
+        console.print(run.verified.line(), style=style, soft_wrap=True, markup=False)
     console.print(_verdict(run), style="bold red" if run.differences else "", soft_wrap=True)
     if run.compiled:
         console.print("memory was not tracked: torch's tracker sees no kernels of its compiler", soft_wrap=True)

@@ -184,8 +184,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kernel_settings: label of :class:`~paradl_bench.spec.kernel_settings.KernelSettings`; empty for none.
         compiled: what every rank compiled before it timed anything; empty where nothing was.
         did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
-        verified: whether the strategy was proved on the model before anything was timed; None for serial training, for layers that
-            slept, and in runs of before.
+        verified: whether the strategy was proved on the model before anything was timed; None for serial training, for
+            layers that slept, and in runs of before.
     """
 
     model: str

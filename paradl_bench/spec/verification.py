@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
+from paradl_bench.spec.storage import read_json
 from paradl_bench.spec.units import counted
+
+VERIFICATION_FILE = "verification.json"
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,3 +42,25 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"verified against serial training{parts} on {counted(self.samples, 'sample')} in {self.dtype}: the largest"
             f" difference is {self.largest_difference:.1g} of a tensor's largest value"
         )
+
+
+class VerifiedShards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a measurement of layers says of the parts of a model that it holds (file ``verification.json``).
+
+    Attributes:
+        shards: the strategy whose ranks hold them.
+    """
+
+    model: str
+    shards: str
+    verified: Verification
+
+
+def read_verified_shards(directory: Path) -> tuple[VerifiedShards, ...]:
+    """Of a measurement directory; nothing where it holds no parts, or is of before.
+
+    Raises:
+        UserError: unreadable, or a wrong field.
+    """
+    file = directory / VERIFICATION_FILE
+    return read_json(file, tuple[VerifiedShards, ...]) if file.exists() else ()

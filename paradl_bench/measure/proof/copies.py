@@ -34,11 +34,10 @@ TRIALS = (
 
 
 def fresh_copy(model: LoadedModel, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """The model built anew, with the same values."""
+    """The model built anew, so that it has the values that every rank begins with."""
     with _default_dtype(torch.float32):
         other = load_model(model.name, model.input_shape)
     other.module.to(device=device, dtype=dtype)
-    copy_values(model.module, other.module)
     return other
 
 

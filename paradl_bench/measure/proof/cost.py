@@ -9,7 +9,7 @@ from paradl_bench.measure.proof.parts import Place
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.units import format_bytes, format_seconds
 
-LIMIT_S = 5.0
+LIMIT_S = 3.0
 """What a proof that nobody asked for may take."""
 _BYTES = 8
 """Of a number in fp64."""

@@ -24,21 +24,38 @@ class Mixing(NamedTuple):
         layer: the first whose result for a sample depends on others; empty for none. Batch norms are known to be such,
             and do not count here.
         dtypes: floating ones that layers gave.
+        varies: whether it draws numbers that are not held still, so that nothing can be said.
     """
 
     layer: str
     dtypes: set[torch.dtype]
+    varies: bool = False
 
 
 def dtypes_of(model: LoadedModel, inputs: torch.Tensor) -> set[torch.dtype]:
     """Floating dtypes that a copy's layers give."""
     watched = watch_forward(model.module)
     try:
-        with torch.no_grad():
-            model.module(inputs)
+        _run(model, inputs)
         return watched.dtypes
     finally:
         watched.remove(model.module)
+
+
+def _varies(model: LoadedModel, watched: WatchedForward, inputs: torch.Tensor, tolerance: Tolerance) -> bool:
+    watched.forget()
+    watched.noting = False
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        _run(model, inputs)
+    pairs = zip(*map(tensors_of, watched.outputs), strict=True)
+    return any(difference(one, other, tolerance, largest(other))[0] for one, other in pairs)
+
+
+def _run(model: LoadedModel, inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        # A copy, since the model may change its input in place.
+        model.module(inputs.clone())
 
 
 class _Halves(NamedTuple):
@@ -63,6 +80,8 @@ def find_mixing(model: LoadedModel, network: Network, inputs: torch.Tensor) -> M
         tolerance = tolerance_of(watched.dtypes)
         if all(_apart(of, tolerance) for of in outputs):
             return Mixing("", watched.dtypes)
+        if _varies(model, watched, inputs, tolerance):
+            return Mixing("", watched.dtypes, varies=True)
         mixed = (of for of in _run_halved(model, network, watched, inputs, note=True) if not _apart(of, tolerance))
         first = next(mixed, None)
         return Mixing("its output" if first is None else network.layers[first.layer].name, watched.dtypes)
@@ -81,11 +100,9 @@ def _run_halved(
     ]
     watched.forget()
     watched.noting = note
-    parts = (inputs, *inputs.chunk(2))
-    for part in parts:
+    for part in (inputs, *inputs.chunk(2)):
         watched.cuts = {index: ((0, 2),) for index in norms} if part is inputs else {}
-        with torch.no_grad():
-            model.module(part)
+        _run(model, part)
     if not note:
         return [_Halves(0, *tensors) for tensors in zip(*map(tensors_of, watched.outputs), strict=False)]
     whole, one, other = (passage.outputs for passage in watched.passages)

@@ -12,7 +12,7 @@ from paradl_bench.measure.proof.mixing import Mixing, dtypes_of, find_mixing
 from paradl_bench.measure.proof.parts import Place, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
 from paradl_bench.measure.proof.reference import Ranks
-from paradl_bench.measure.proof.verdict import Outcome, Proved, settle
+from paradl_bench.measure.proof.verdict import VARIES, Outcome, Proved, settle
 from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
@@ -59,18 +59,23 @@ def prove(subject: Subject) -> Proved:
         UserError: the strategy does not take the model.
     """
     with undisturbed(subject.device, torch.float64):
-        trial = _find_trial(subject)
+        trial = find_trial(subject)
     if trial is None:
-        return _left_out("the model's forward runs neither in fp64 nor in fp32")
+        return left_out(NEITHER)
     with undisturbed(subject.device, trial.dtype):
-        return _prove_in(subject, trial)
+        parallel, serial = (fresh_copy(subject.model, subject.device, trial.dtype) for _ in range(2))
+        return prove_copies(subject, trial, parallel, serial)
 
 
-def _left_out(why_not: str, mixing: str = "") -> Proved:
+NEITHER = "the model's forward runs neither in fp64 nor in fp32"
+
+
+def left_out(why_not: str, mixing: str = "") -> Proved:
+    """No proof."""
     return Proved(Verification(why_not=why_not, mixes_samples=mixing), Outcome(None, 0.0, why_not))
 
 
-def _find_trial(subject: Subject) -> Trial | None:
+def find_trial(subject: Subject) -> Trial | None:
     """The first kind in which forward of one micro-batch runs on every rank."""
     for trial in TRIALS:
         copied = fresh_copy(subject.model, subject.device, trial.dtype)
@@ -80,12 +85,14 @@ def _find_trial(subject: Subject) -> Trial | None:
     return None
 
 
-def _prove_in(subject: Subject, trial: Trial) -> Proved:
+def prove_copies(subject: Subject, trial: Trial, parallel: LoadedModel, serial: LoadedModel) -> Proved:
+    """As :func:`prove`, with copies of the model that are there already."""
     inputs, targets = subject.batch(trial.dtype)
-    serial = fresh_copy(subject.model, subject.device, trial.dtype)
     mixing = _mixing(subject, serial, inputs)
-    # Running statistics have changed.
-    copy_values(subject.model.module, serial.module)
+    if any(subject.ranks.gather(mixing.varies)):
+        return left_out(VARIES)
+    # Running statistics have changed, and what is drawn outside of torch differs from the first.
+    copy_values(parallel.module, serial.module)
     exact = all(dtype == torch.float64 for dtype in mixing.dtypes)
     case = Case(
         subject.network,
@@ -95,8 +102,7 @@ def _prove_in(subject: Subject, trial: Trial) -> Proved:
         with_input=trial.with_input,
     )
     if mixing.layer and synchronises(subject.network, subject.strategy, subject.settings):
-        return _left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
-    parallel = fresh_copy(subject.model, subject.device, trial.dtype)
+        return left_out(f"{mixing.layer} mixes each rank's samples, and synchronised norms those of all", mixing.layer)
     proof = StrategyProof(case, parallel, serial, subject.ranks, subject.build)
     outcome = settle(proof, subject.ranks, inputs, targets)
     groups = proof.groups

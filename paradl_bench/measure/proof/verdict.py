@@ -9,6 +9,7 @@ import torch
 from paradl_bench.measure.proof.comparison import NO_NUMBER
 from paradl_bench.measure.proof.proving import Difference, StrategyProof
 from paradl_bench.measure.proof.reference import Ranks
+from paradl_bench.measure.rank_place import NOT_AS_SERIAL
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import counted
@@ -24,6 +25,9 @@ _LEFT_OUT = {
     "pipeline": "give other --stages",
 }
 """By kind of axis, how to have it share less."""
+
+
+VARIES = "the serial model itself gives something else each time"
 
 
 class Outcome(NamedTuple):
@@ -59,7 +63,7 @@ def settle(proof: StrategyProof, ranks: Ranks, inputs: torch.Tensor, targets: to
     if differs:
         # Only now: to note every layer's result takes as much memory again.
         if any(ranks.gather(proof.serial_varies(inputs, targets))):
-            return Outcome(None, most, "the serial model itself gives something else each time")
+            return Outcome(None, most, VARIES)
         located = _gathered(ranks, proof.locate(inputs, targets), 0.0, True)[0]
         return Outcome(located[0] if located else differs[0], most)
     updated = proof.update()
@@ -86,7 +90,7 @@ def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"
     remedies = [_LEFT_OUT[axis.kind] for axis in strategy.axes if axis.kind in _LEFT_OUT and axis.degree > 1]
     raise WorkError(
-        f"{strategy} does not train {model} as serial training does: first {first.what} differs {by} (rank {first.rank},"
+        f"{NOT_AS_SERIAL}: {model} as {strategy}; first {first.what} differs {by} (rank {first.rank},"
         f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"
         f"{''.join(f', or {remedy}' for remedy in dict.fromkeys(remedies))}; --no-verify times it all the same"
     )

@@ -1,0 +1,124 @@
+"""Ranks that are threads of one process, each with its part of a model: they exchange for real, over memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from paradl_bench.strategies.group_functions import Group
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where threads give each other values.
+
+    Args:
+        size: of the group.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._board: list[Any] = [None] * size
+
+    def exchange(self, rank: int, value: T) -> list[T]:
+        """Every thread's value, in the order of ranks.
+
+        Raises:
+            BrokenBarrierError: another thread has failed.
+        """
+        self._board[rank] = value
+        self._barrier.wait()
+        given = list(self._board)
+        # Nobody writes the next value before all have read this one.
+        self._barrier.wait()
+        return given
+
+    def leave(self) -> None:
+        """Have all threads that wait here, or will, fail."""
+        self._barrier.abort()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadGroup(Group):
+    """A group whose ranks are threads.
+
+    Attributes:
+        meeting: of all of them.
+    """
+
+    meeting: Meeting
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        parts = self.meeting.exchange(self.rank, tensor.detach().clone())
+        tensor.copy_(torch.stack(parts).sum(0))
+
+    def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
+        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        parts = self.meeting.exchange(self.rank, sent.detach().clone())
+        gathered.copy_(torch.cat([part.flatten() for part in parts]).view_as(gathered))
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = None) -> None:
+        """The sum, whatever ``op``: nothing that threads run asks for another."""
+        parts = self.meeting.exchange(self.rank, sent.detach().clone())
+        received.copy_(torch.stack(parts).sum(0).view(self.size, -1)[self.rank].view_as(received))
+
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        of_all = self.meeting.exchange(self.rank, [(peer, tensor.detach().clone()) for peer, tensor in sent])
+        mine = [[tensor for peer, tensor in of_one if peer == self.rank] for of_one in of_all]
+        for peer, buffer in received:
+            buffer.copy_(mine[peer].pop(0))
+
+
+class ThreadRanks:
+    """The ranks of a proof as threads; see :class:`~paradl_bench.measure.proof.reference.Ranks`."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self._meeting = meeting
+
+    def gather(self, value: T) -> list[T]:
+        """Every thread's value."""
+        return self._meeting.exchange(self.rank, value)
+
+    def mean(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their means."""
+        of_all = self._meeting.exchange(self.rank, [tensor.detach().clone() for tensor in tensors])
+        for tensor, parts in zip(tensors, zip(*of_all, strict=True), strict=True):
+            tensor.copy_(torch.stack(parts).mean(0))
+
+    def let_go(self, groups: Sequence[Any]) -> None:
+        """Threads have no process groups."""
+
+
+def run_threads(size: int, run: Callable[[int, Meeting], T]) -> list[T]:
+    """What ``run`` gives on each of as many threads, in the order of ranks.
+
+    Raises:
+        Exception: that of the thread that failed first.
+    """
+    meeting = Meeting(size)
+
+    def of_rank(rank: int) -> T:
+        try:
+            return run(rank, meeting)
+        except BaseException:
+            meeting.leave()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        waiting = [pool.submit(of_rank, rank) for rank in range(size)]
+    failures = [error for one in waiting if (error := one.exception()) is not None]
+    causes = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]
+    if failures:
+        raise (causes or failures)[0]
+    return [one.result() for one in waiting]
