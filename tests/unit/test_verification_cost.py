@@ -59,8 +59,8 @@ def test_replicas_that_synchronise_are_computed_on_every_rank() -> None:
 @pytest.mark.parametrize(
     ("found", "exact", "differs"),
     [
-        ([1.0, 2.0], [1.0, 2.0 + 1e-12], False),
-        ([1.0, 2.0], [1.0, 2.0 + 1e-8], True),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-7], False),
+        ([1.0, 2.0], [1.0, 2.0 + 1e-4], True),
         # Noise beside the largest gradient of all.
         ([1e-17], [-1e-17], False),
         ([1e-6], [-1e-6], True),
