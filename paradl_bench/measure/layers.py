@@ -41,7 +41,7 @@ from paradl_bench.measure.probes import (
 from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.pulse import beat
 from paradl_bench.measure.rehearsal import RehearsedModel, distinct_positions, sharing_axis
-from paradl_bench.measure.shards_proof import verify_shards
+from paradl_bench.measure.shards_proof import verify_on_first_rank
 from paradl_bench.measure.tracing import trace_network
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
@@ -233,21 +233,8 @@ def _subjects(
         yield subject
     for strategy in request.shards:
         if proofs is not None:
-            proofs += _verify_shards(request, network, strategy, context, sample_s)
+            proofs += verify_on_first_rank(request, network, strategy, context, sample_s)
         yield from _rehearsed_subjects(request, name, network, strategy, context)
-
-
-def _verify_shards(
-    request: LayersRequest, network: Network, strategy: Strategy, context: RankContext, sample_s: float
-) -> list[VerifiedShards]:
-    """What rank 0 says of a strategy's parts; the other ranks rest meanwhile, and say nothing."""
-    if context.rank:
-        context.rest()
-        return []
-    axis = strategy.axes[sharing_axis(strategy)]
-    verified = verify_shards(request, network, axis, sample_s)
-    context.barrier()
-    return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]
 
 
 def _rehearsed_subjects(

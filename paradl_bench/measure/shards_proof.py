@@ -9,22 +9,41 @@ import torch
 
 from paradl_bench.measure.layers_request import LayersRequest
 from paradl_bench.measure.out_of_memory import free_bytes
+from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.proof.copies import fresh_copy, undisturbed
 from paradl_bench.measure.proof.cost import cost_of, what_forbids
 from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.proof.prove import NEITHER, Subject, find_trial, left_out, prove_copies
 from paradl_bench.measure.proof.threads import Meeting, ThreadGroup, ThreadRanks, run_threads
 from paradl_bench.measure.proof.verdict import Proved, end_if_differs
+from paradl_bench.measure.rehearsal import sharing_axis
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.strategy import Axis, Strategy
-from paradl_bench.spec.verification import Verification
+from paradl_bench.spec.verification import Verification, VerifiedShards
 from paradl_bench.strategies.group_functions import Spans
 from paradl_bench.strategies.parallel import ParallelModule, axis_runners
 from paradl_bench.strategies.sharded_module import ShardedModule
 from paradl_bench.terminal import say
 
 _SAMPLES = 2
+
+
+def verify_on_first_rank(
+    request: LayersRequest, network: Network, strategy: Strategy, context: RankContext, sample_s: float
+) -> list[VerifiedShards]:
+    """What rank 0 says of a strategy's parts; the other ranks rest meanwhile, and say nothing.
+
+    Raises:
+        WorkError, UserError: as :func:`verify_shards`.
+    """
+    if context.rank:
+        context.rest()
+        return []
+    axis = strategy.axes[sharing_axis(strategy)]
+    verified = verify_shards(request, network, axis, sample_s)
+    context.barrier()
+    return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]
 
 
 def verify_shards(request: LayersRequest, network: Network, axis: Axis, sample_s: float) -> Verification:
