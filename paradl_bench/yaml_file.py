@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import read_whole
@@ -25,8 +26,25 @@ def read_yaml(path: Path, what: str) -> object:
 
     content = read_whole(path, what=what, most_bytes=_LONGEST_BYTES)
     try:
-        # It makes texts, lists and dicts alone, fewer sorts than safe_load.
-        found: object = yaml.load(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)  # nosec
+        found: object = yaml.load(content.decode("utf-8-sig"), Loader=_loader())  # nosec
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{what} {path} is no valid YAML: {error}") from None
     return found
+
+
+def _loader() -> Any:
+    """Of texts, lists and dicts alone, fewer sorts than safe_load makes; a key that stands twice is refused."""
+    import yaml
+
+    class Loader(yaml.BaseLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                name = str(key.value)
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"line {line}: {name!r} stands twice in one mapping: keep one of them")
+                seen.add(name)
+            return super().construct_mapping(node, deep=deep)
+
+    return Loader

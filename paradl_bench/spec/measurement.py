@@ -37,6 +37,7 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.kernel_settings import settings_of_label
 from paradl_bench.spec.storage import (
     MOST_DOCUMENT_BYTES,
+    check_keys,
     encode_pretty,
     not_a_number,
     read_json,
@@ -482,6 +483,7 @@ def load_versioned(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         found = not_a_number(content)
         raise UserError(f"{what} {path}: {found or f'no valid JSON (truncated?): {error}'}") from None
+    check_keys(content, raw, f"{what} {path}")
     if found := foreign_document(raw, what):
         raise UserError(f"{path} is no {what}, but {found}")
     version = raw.get("schema_version") if isinstance(raw, dict) else None

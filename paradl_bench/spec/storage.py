@@ -25,6 +25,7 @@ import msgspec
 from paradl_bench.spec.documents import foreign_document, validation_text
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.interruption import uninterrupted
+from paradl_bench.spec.repeated_keys import may_lose_keys, repeated_key
 from paradl_bench.spec.units import format_bytes
 
 T = TypeVar("T")
@@ -357,12 +358,40 @@ def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
     whole, _, torn = read_whole(path).rpartition(b"\n")
     decoder = msgspec.json.Decoder(of)
     records = []
+    twice = _may_lose_keys_of_lines(whole)
     for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+        if twice and (key := repeated_key(line)):
+            raise UserError(f"{path} line {number}: {_twice(key)}")
         try:
             records.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UserError(f"{path} line {number}: {not_a_number(line) or error}") from None
     return records, len(torn)
+
+
+def _may_lose_keys_of_lines(whole: bytes) -> bool:
+    try:
+        return may_lose_keys(whole, msgspec.json.Decoder().decode_lines(whole))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Some line is none, which its decoder says better.
+        return True
+
+
+def _twice(key: str) -> str:
+    return f"{key} stands there twice: keep one of them"
+
+
+def check_keys(content: bytes, decoded: object, where: str) -> None:
+    """Refuse an object with a key twice, of which decoding took the last.
+
+    Args:
+        decoded: the content, as builtins.
+
+    Raises:
+        UserError: it names the path of the key.
+    """
+    if may_lose_keys(content, decoded) and (key := repeated_key(content)):
+        raise UserError(f"{where}: {_twice(key)}")
 
 
 def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T:
@@ -389,9 +418,11 @@ def decode_json(content: bytes, of: type[T], *, where: str, remedy: str = "") ->
         UserError: truncated, or a wrong field, named by its path.
     """
     try:
-        return msgspec.json.decode(content, type=of)
+        found = msgspec.json.decode(content, type=of)
+        check_keys(content, msgspec.json.decode(content), where)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: {_wrong(content, of, error)}{remedy}") from None
+    return found
 
 
 def _wrong(content: bytes, of: object, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
+from predict.inputs import read_cluster
 
 ABCI = Cluster(
     name="abci",
@@ -90,3 +92,10 @@ def test_a_cluster_survives_json_and_a_wrong_field_is_named_by_its_path() -> Non
     assert msgspec.json.decode(msgspec.json.encode(ABCI), type=Cluster) == ABCI
     with pytest.raises(msgspec.ValidationError, match=r"unknown field `bandwidth` - at `\$\.levels\[0\]`"):
         msgspec.convert({"name": "x", "levels": [{"name": "node", "ranks": 4, "bandwidth": 1e9}]}, Cluster)
+
+
+def test_a_key_that_stands_twice_in_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("name: a\nlevels:\n  - name: node\n    ranks: 2\n    ranks: 4\n")
+    with pytest.raises(UserError, match=r"line 5: 'ranks' stands twice in one mapping"):
+        read_cluster(path)

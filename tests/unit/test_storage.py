@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +23,7 @@ from paradl_bench.spec import storage
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.storage import (
     append_lines,
+    decode_json,
     encode_pretty,
     hash_of_file,
     read_json,
@@ -175,6 +179,7 @@ def _limit_files_to_100_bytes() -> None:
 FILL_THE_DISK = """
 import sys
 from pathlib import Path
+from typing import Any
 from paradl_bench.spec.errors import WorkError
 from paradl_bench.spec.storage import append_lines, write_text_atomically
 folder = Path(sys.argv[1])
@@ -296,3 +301,26 @@ def _reads(node: ast.Call) -> bool:
         return False
     modes = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)] or ["r"]
     return "r" in str(modes[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"a":1,"a":2}', "$.a"),
+        ('{"b":[{},{"c":{"d" : 1, "d":2}}]}', "$.b[1].c.d"),
+        ('{"a":"\\u0022:","b":{"c":1,"c":1}}', "$.b.c"),
+        ('{"a":12345678901234567890123,"a":1}', "$.a"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_its_path(tmp_path: Path, text: str, where: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{where} stands there twice")):
+        decode_json(text.encode(), dict[str, Any], where="file")
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a":1}\n' + text + "\n")
+    with pytest.raises(UserError, match=re.escape(f"line 2: {where} stands there twice")):
+        read_lines(path, dict[str, Any])
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\": x", "b": {"a": 1}}', '{"a\\u0022": 1, "a" : ["\\":", "a"]}', "[1, 2]"])
+def test_keys_and_texts_that_are_alike_in_other_objects_are_read(text: str) -> None:
+    assert decode_json(text.encode(), object, where="file") == json.loads(text)

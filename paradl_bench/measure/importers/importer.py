@@ -33,6 +33,7 @@ _MOST_DECODED_BYTES = 5 << 29
 _VALUE_BYTES = {"{": 232, "[": 88, ",": 58}
 """What Python holds for a small value, by the character that begins it or stands before it."""
 SHOWN_CHARACTERS = 160
+_PIECE_BYTES = 1 << 20
 
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -277,16 +278,19 @@ def unpacked(path: str, content: bytes) -> bytes:
     """
     if not content.startswith(b"\x1f\x8b"):
         return content
+    result = bytearray()
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            result = stream.read(MAX_BYTES + 1)
+            # A read of so many bytes takes their memory, however few there are.
+            while len(result) <= MAX_BYTES and (piece := stream.read(_PIECE_BYTES)):
+                result += piece
     except (OSError, EOFError, zlib.error) as error:
         raise NotOfFormat(f"{path} is a broken gzip archive: {error}") from None
     _check_size(path, result)
-    return result
+    return bytes(result)
 
 
-def _check_size(path: str, content: bytes) -> None:
+def _check_size(path: str, content: bytes | bytearray) -> None:
     if len(content) > MAX_BYTES:
         raise NotOfFormat(f"{path} holds more than {format_bytes(MAX_BYTES)}; cut it into smaller ones")
     if content.count(b"\n") > _MOST_LINES:

@@ -1,0 +1,63 @@
+"""Keys that one object of a JSON document holds twice: decoders take the last, and nobody knows which was meant."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+_KEY_END = b'":'
+_UNCOUNTED = (b"\\u0022", b" :", b"\t:", b"\n:", b"\r:")
+"""What ends a key, or a text that looks like one, in another way."""
+
+
+class _Repeated(dict[str, Any]):
+    """An object with a key that it holds twice."""
+
+    key = ""
+
+
+def may_lose_keys(content: bytes, decoded: object) -> bool:
+    """Whether decoding may have lost a key: what is left has fewer of them than the text, or they can't be counted.
+
+    To count them takes less time than decoding.
+
+    Args:
+        content: JSON, or lines of it.
+        decoded: the same, as builtins.
+    """
+    try:
+        kept = msgspec.json.encode(decoded).count(_KEY_END)
+    except (OverflowError, RecursionError, UnicodeEncodeError):
+        return True
+    return kept != content.count(_KEY_END) or any(mark in content for mark in _UNCOUNTED)
+
+
+def repeated_key(content: bytes) -> str | None:
+    """Path of the first key that an object holds twice, as ``$.layers[0].name``; None where there is none."""
+    try:
+        document = json.loads(content, object_pairs_hook=_object)
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[str, object]] = [("$", document)]
+    while pending:
+        where, item = pending.pop()
+        if isinstance(item, _Repeated):
+            return f"{where}.{item.key}"
+        if isinstance(item, dict):
+            pending += [(f"{where}.{key}", part) for key, part in reversed(item.items())]
+        elif isinstance(item, list):
+            pending += [(f"{where}[{index}]", part) for index, part in reversed(list(enumerate(item)))]
+    return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            repeated = _Repeated(found)
+            repeated.key = key
+            return repeated
+        found[key] = value
+    return found
