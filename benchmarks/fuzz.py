@@ -35,7 +35,7 @@ from fuzz_targets import change_of, is_slow, seeds, targets  # noqa: E402
 
 _LONGEST_INPUT = 1 << 16
 _CHUNK = 1000
-_SLOW_CHUNK = 100
+_SLOW_CHUNK = 30
 _TRACED_EVERY = 5
 
 
