@@ -56,8 +56,8 @@ def _memory(tensor: torch.Tensor) -> int:
     """What all tensors of the same memory have in common."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        # Sparse and nested tensors are more than one piece of memory, and have no views here.
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse and nested tensors are more than one piece of memory, and have no views here; lazy parameters none yet.
         return id(tensor)
 
 
