@@ -170,6 +170,12 @@ def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device:
         module, own_shape = _build_on("cpu", name, input_shape)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
+    for parameter, value in module.named_parameters():
+        if torch.nn.parameter.is_lazy(value):
+            raise UserError(
+                f"model {name!r}: {parameter} has no shape yet: call the model once on an input before the factory"
+                " returns it"
+            )
     task: TokenTask | None = getattr(module, "token_task", None)
     if task:
         try:

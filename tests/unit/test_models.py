@@ -152,7 +152,10 @@ class Tokens(nn.Module):
         return self.embedding(ids)
 
 def images():
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
 
 def needs(width):
     return nn.Linear(width, width)
@@ -165,6 +168,7 @@ def needs(width):
         ("Tokens", "it seems to read token ids: set its token_task"),
         ("images", "nobody said what it reads: give --input-shape (channels first, as 1x28x28"),
         ("needs", "it is called without arguments"),
+        ("lazy", "1.weight has no shape yet: call the model once on an input before the factory returns it"),
     ],
 )
 def test_what_a_model_of_ones_own_lacks_is_said(

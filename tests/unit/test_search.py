@@ -453,7 +453,13 @@ def test_a_parameter_that_keeps_stages_together_is_named(tmp_path: Path) -> None
     first, *others = network.layers
     owner, last = first.parameters[0], others[-2]
     tied = msgspec.structs.replace(last, parameters=(owner, *last.parameters[1:]))
-    network = msgspec.structs.replace(network, layers=(first, *others[:-2], tied, others[-1]))
+    dropped = last.parameters[0]
+    network = msgspec.structs.replace(
+        network,
+        layers=(first, *others[:-2], tied, others[-1]),
+        parameters=tuple(each for each in network.parameters if each.name != dropped),
+        gradient_order=tuple(name for name in network.gradient_order if name != dropped),
+    )
     write_profile(tmp_path / "p.json", profile_of(network))
     (searched,) = found(tmp_path / "p.json", "--ranks", "2", "--batch", "8", model=network.name)["searched"]
     (reason,) = (text for text in searched["impossible"] if text.startswith("pipeline: p <= 1"))
