@@ -232,7 +232,8 @@ class StrategyProof:
         self._module.zero_grad(set_to_none=True)
         own, pipeline = self._place.own, self._built.pipeline
         if pipeline is not None:
-            return pipeline.step(inputs[own], targets[own]), None
+            # Forward may work in place on its input, and the next step is to have the same.
+            return pipeline.step(inputs[own].clone(), targets[own]), None
         leaf = inputs[own].detach().clone().requires_grad_(self._asks_input(inputs))
         steps = MicroSteps(self._built, self._loss, leaf, targets[own], self._place.steps)
         loss = steps.run(0, lambda: 0, [], lambda _: None)
