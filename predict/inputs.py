@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from paradl_bench.spec.network import Network, read_network
 from paradl_bench.yaml_file import read_yaml
 
 
-def read_cluster(path: Path) -> ClusterFile:
+def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
     """A cluster file (YAML; INTERFACE.md, "Files").
 
     Raises:
         UserError: unreadable, no YAML, or a wrong field, named by its path.
     """
-    raw = read_yaml(path, "cluster file")
+    raw = read_yaml(Path(path), "cluster file")
     try:
         cluster = msgspec.convert(raw, ClusterFile, strict=False)
         # Half a surrogate pair is text to YAML, and no file can hold it.

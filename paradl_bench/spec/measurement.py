@@ -12,6 +12,7 @@ Records of training runs, kernels, the input side, rates and collectives behind 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -432,12 +433,13 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     write_bytes_atomically(directory / MANIFEST_NAME, encode_pretty(manifest))
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Read and validate the manifest of a measurement directory, of this or an older version.
 
     Raises:
         UserError: no such directory, no manifest, a newer version, or a wrong field (named by its path).
     """
+    directory = Path(directory)
     path = directory / MANIFEST_NAME
     if directory.is_file():
         raise UserError(f"{directory} is a file: give the directory that paradl-bench wrote")

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -323,10 +324,10 @@ def _attribute_text(value: Attribute) -> str:
     return json.dumps(value)
 
 
-def read_network(path: Path) -> Network:
+def read_network(path: str | os.PathLike[str]) -> Network:
     """A network file, as ``paradl-bench describe`` and measurements write it.
 
     Raises:
         UserError: unreadable, truncated, or a wrong field, named by its path.
     """
-    return read_json(path, Network, what="network")
+    return read_json(Path(path), Network, what="network")

@@ -18,10 +18,12 @@ from paradl_bench.cli import group as bench
 from paradl_bench.spec.cluster import ClusterFile
 from paradl_bench.spec.documents import validation_text
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.measurement import read_manifest
+from paradl_bench.spec.network import Network, read_network
 from paradl_bench.spec.storage import encode_pretty
 from paradl_bench.usage import usage_text
 from predict.cli import group as predict
+from predict.inputs import read_cluster
 
 NETWORK = make_network()
 
@@ -107,6 +109,9 @@ def test_the_field_that_was_meant_is_named(text: str, of: type, meant: str) -> N
 def test_a_profile_is_read_from_a_path_in_words(place: Path) -> None:
     assert encode_profile(read_profile("profile.json")) == encode_profile(read_profile(place / "profile.json"))
     write_profile("again.json", read_profile("profile.json"))
+    assert read_network("network.json") == NETWORK
+    assert read_cluster("cluster.json").name == "one"
+    assert read_manifest("layers").kind == "layers"
     assert json.loads((place / "again.json").read_text())["schema_version"]
 
 
