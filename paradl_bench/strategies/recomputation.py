@@ -30,6 +30,7 @@ from paradl_bench.spec.plan import RECOMPUTE_ALL, PlanSettings
 from paradl_bench.spec.strategy import Strategy
 from paradl_bench.spec.units import is_whole
 from paradl_bench.strategies.axis_planner import Latest
+from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.mesh import degree_of
 
 _SMALL = 1 / 8
@@ -157,7 +158,9 @@ class _Modules:
             for i, layer in enumerate(network.layers)
             if _in_place(layer) and self._reads[i]
         ]
-        paths = (_paths(layer.name) for layer in network.layers)
+        # The loss is no module of the model's.
+        self._forward = operations_of_forward(network)
+        paths = (_paths(layer.name) for layer in network.layers[: self._forward])
         found = tuple(dict.fromkeys(path for own in paths for path in own))
         # A path may be a function's, or a buffer's: modules hold something.
         within = (*(layer.name for layer in network.layers), *(parameter.name for parameter in network.parameters))
@@ -166,7 +169,7 @@ class _Modules:
         }
         self._paths = tuple(path for path in found if path in holding)
         parts: dict[str, list[int]] = {path: [] for path in found}
-        for i, layer in enumerate(network.layers):
+        for i, layer in enumerate(network.layers[: self._forward]):
             for path in _paths(layer.name):
                 parts[path].append(i)
         self._inside = parts
@@ -237,7 +240,7 @@ class _Modules:
 
     def _children(self, module: str) -> list[str]:
         depth = module.count(".") + 2 if module else 1
-        inside = self._inside[module] if module else range(len(self._network.layers))
+        inside = self._inside[module] if module else range(self._forward)
         paths = (_paths(self._network.layers[i].name) for i in inside)
         return list(dict.fromkeys(path[depth - 1] for path in paths if len(path) >= depth))
 

@@ -19,6 +19,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import input_needs_gradient
+from paradl_bench.strategies.recomputation import segments_of
 from paradl_bench.strategies.spatial.region import spatial_region
 
 BATCH = 2
@@ -134,6 +135,21 @@ class Viewed(nn.Module):
         return self.fc2(x).mean(1)
 
 
+class Mapping(nn.Module):
+    """Scores by position, which the loss averages by operations of its own."""
+
+    input_shape = (4, 8, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
+        self.more = nn.Sequential(*(nn.Sequential(nn.Conv2d(6, 6, 1), nn.Tanh()) for _ in range(12)))
+        self.fc = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.more(self.block(x))
+
+
 def network_of(module):
     return trace_network(load_model(f"{__name__}:{module.__name__}"))
 
@@ -211,6 +227,14 @@ def test_work_in_place_on_what_is_not_cut_alone_is_outside_of_the_region() -> No
 def test_what_cannot_run_is_refused_in_planning(module, strategy: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         planned(module, strategy)
+
+
+def test_the_loss_is_no_segment_that_is_computed_again() -> None:
+    network = network_of(Mapping)
+    assert sum(layer.name.startswith("loss.") for layer in network.layers) > 1
+    names = [segment.name for segment in segments_of(network, PlanSettings(batch=2, recompute=("all",)))]
+    assert "more.0" in names
+    assert "loss" not in names
 
 
 @pytest.mark.parametrize(
