@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.bounds import Bytes, PositiveCount, Ranks
+from paradl_bench.spec.bounds import MOST_BYTES, Bytes, PositiveCount, Ranks
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CopyDirection
 from paradl_bench.spec.network import Layer
@@ -463,13 +463,15 @@ def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
     torch makes the first bucket smaller only where the cap is its default: a cap that is given holds for all.
 
     Raises:
-        UserError: not positive.
+        UserError: not positive, or more than any memory.
     """
     if bucket_cap_mb is None:
         default = PlanSettings(batch=1)
         return default.first_bucket_bytes, default.bucket_cap_bytes
-    if not (math.isfinite(bucket_cap_mb) and bucket_cap_mb * 1024 * 1024 >= 1):
-        raise UserError(f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB")
+    if not 1 <= bucket_cap_mb * 1024 * 1024 <= MOST_BYTES:
+        raise UserError(
+            f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB, up to {MOST_BYTES >> 20}"
+        )
     cap_bytes = int(bucket_cap_mb * 1024 * 1024)
     return cap_bytes, cap_bytes
 

@@ -208,6 +208,7 @@ def test_buckets_follow_the_cap(predict: Caller) -> None:
         (("--strategy", "d2", "--batch", "8", "--split", "all"), "--split is for filter, channel, tensor parallelism"),
         (("--strategy", "d2", "--batch", "8", "--fusion-buffer", "0"), "--fusion-buffer: size '0' is not a whole"),
         (("--strategy", "d2", "--batch", "8", "--bucket-cap-mb", "0"), "positive number of MiB"),
+        (("--strategy", "d2", "--batch", "8", "--bucket-cap-mb", "1e308"), "positive number of MiB, up to"),
         (("--strategy", "serial", "--batch", "8", "--json", "--csv"), "--json and --csv exclude each other"),
         (("--strategy", "serial"), "Missing option '--batch'"),
         (("--strategy", "z3d2", "--batch", "8"), "the profile holds no fit of all_gather"),
