@@ -119,6 +119,9 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
             lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
         lines += [f"{path}/{name}: 1 row that was not written whole is left out" for name in torn_rows(path)]
         about = read_run(path)
+        stray = next((record.rank for record in records if record.rank >= about.ranks), None)
+        if stray is not None:
+            raise UserError(f"{path} holds iterations of rank {stray}, and its run has ranks 0 to {about.ranks - 1}")
         pace = training_pace(about, records, read_host_records(path))
         lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
         runs.append(_run(path, manifest, about, times))

@@ -292,6 +292,8 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.
             if label.endswith("_between_s"):
                 check_finite(self, label)
+                if not getattr(self, label):
+                    raise ValueError(f"{label} holds no samples")
             elif label != "wu_instrumented_s" or self.wu_instrumented_s:
                 check_samples(getattr(self, label), label)
         check_aligned(self, *lists)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import pkgutil
 import random
 from pathlib import Path
@@ -196,6 +197,26 @@ _REPORT = (
 )
 def test_what_fuzzing_once_found(name: str, content: bytes) -> None:
     targets()[name](content)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("used layers-v1 iterations.jsonl", "fw_between_s", []),
+        ("used training-v1 training.jsonl", "rank", (1 << 20) - 1),
+        ("used training-v1 run.json", "exchange", "fp16"),
+    ],
+)
+def test_fields_that_fuzzing_once_found_are_refused(name: str, field: str, value: object) -> None:
+    document = json.loads(fuzz_targets.seeds(name)[0])
+    assert fuzz_targets.targets()[name](json.dumps(document | {field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    "line", ["PARADL_HOST_CORES=x", "SLURM_PROCID=\xb2", "LOCAL_WORLD_SIZE=\u0661", "MASTER_PORT=65536"]
+)
+def test_variables_that_fuzzing_once_found_are_read_or_refused(line: str) -> None:
+    fuzz_targets.targets()["environment"](f"{line}\nTORCHELASTIC_RUN_ID=x\nRANK=0\nLOCAL_RANK=0\nWORLD_SIZE=1".encode())
 
 
 def test_an_error_of_any_length_is_shown_as_one_line() -> None:
