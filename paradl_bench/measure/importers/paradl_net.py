@@ -121,13 +121,13 @@ def _bytes_of(unit: str) -> float | None:
     return _prefix(match)
 
 
-_A_SECOND = r"(?:/s(?:ec|econd)?|ps)$"
+_A_SECOND = re.compile(r"(?:/s(?:ec|econd)?|ps)$")
 
 
 def _bytes_a_second(unit: str) -> float | None:
     """Bytes a second that a unit of bandwidth is; ``Gb/s``, ``Gbit/s`` and ``Gbps`` are bits."""
-    match = _MEMORY_UNIT.fullmatch(re.sub(_A_SECOND, "", unit))
-    if match is None or not re.search(_A_SECOND, unit):
+    match = _MEMORY_UNIT.fullmatch(_A_SECOND.sub("", unit))
+    if match is None or not _A_SECOND.search(unit):
         return None
     return _prefix(match) / (8 if match["bit"] else 1)
 
