@@ -32,5 +32,6 @@ KIND = LayerKind(
     by_position=by_position,
     by_element=by_position,
     saves=nothing_saved,
+    watched=lambda call: call.function == "pad",
     passes_gradient=passes_gradient,
 )

@@ -56,6 +56,11 @@ def saves(layer: Layer) -> Saved:
     return Saved(inputs=not by_number)
 
 
+def watched(call: Call) -> bool:
+    """What is broadcast gets a gradient of the larger size first, which is then summed."""
+    return len({tensor.shape for tensor in call.tensors}) > 1
+
+
 def passes_gradient(layer: Layer) -> bool:
     """A sum does, where nothing is broadcast."""
     return layer.attributes["function"] in ("add", "radd") and len(set(layer.input_shapes)) == 1
@@ -118,6 +123,7 @@ KIND = LayerKind(
     by_position=always,
     by_element=always,
     saves=saves,
+    watched=watched,
     passes_gradient=passes_gradient,
     operands=operands,
     autocast=autocast,

@@ -168,6 +168,7 @@ class LayerKind:
         returns_mask: from attributes, whether the output is of booleans, a byte each.
         by_element: from attributes, whether each element of the output reads that element of its inputs alone.
         saves: from a layer, what autograd keeps of it; everything, where nothing is known.
+        watched: from a call, whether its memory is watched when it is traced, and ``saves`` is for networks of files.
         passes_gradient: from a layer, whether backward hands the output's gradient, or a view of it, to the inputs;
             else it makes a tensor for each.
         operands: from a layer and a local batch, its sizes for regressors; None for a layer that sizes don't describe.
@@ -191,6 +192,7 @@ class LayerKind:
     by_element: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     returns_mask: Callable[[Mapping[str, Attribute]], bool] = lambda attributes: False
     saves: Callable[[Layer], Saved] = lambda layer: Saved(inputs=True, output=True)
+    watched: Callable[[Call], bool] = lambda call: False
     passes_gradient: Callable[[Layer], bool] = lambda layer: False
     operands: Callable[[Layer, int], Operands | None] = lambda layer, batch: None
     autocast: Callable[[Mapping[str, Attribute], str], Cast] = lambda attributes, device: "widest"

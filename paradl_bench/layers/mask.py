@@ -34,4 +34,5 @@ KIND = LayerKind(
     by_position=lambda attributes: attributes["function"] not in ("tril", "triu"),
     returns_mask=lambda attributes: attributes["function"] not in _CHOOSING,
     saves=saves,
+    watched=lambda call: not call.in_place,
 )

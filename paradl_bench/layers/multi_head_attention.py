@@ -24,5 +24,9 @@ def facts(call: Call) -> Facts:
 
 
 KIND = LayerKind(
-    name="multi_head_attention", functions=("multi_head_attention_forward",), facts=facts, autocast=lowered
+    name="multi_head_attention",
+    functions=("multi_head_attention_forward",),
+    facts=facts,
+    watched=lambda call: True,
+    autocast=lowered,
 )

@@ -90,6 +90,7 @@ KIND = LayerKind(
     attributes={"function": TEXT, "size": COUNTS_IF_KNOWN, "affine": FLAG},
     build=build,
     saves=saves,
+    watched=lambda call: call.function in ("instance_norm", "local_response_norm", "rms_norm"),
     operands=operands,
     autocast=autocast,
     call=call,

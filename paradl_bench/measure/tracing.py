@@ -32,6 +32,7 @@ from paradl_bench.measure.traced_values import (
     versions_of,
     without_own_state,
 )
+from paradl_bench.measure.watched_memory import MemoryWatch
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor, Value
@@ -65,6 +66,7 @@ class _TracingMode(TorchFunctionMode):
         self.layers: list[Layer] = []
         self.scope = ""
         self._kinds = kind_of_function()
+        self._watch = MemoryWatch(batch)
         self._names: Counter[str] = Counter()
         self._parameters = {id(p): name for name, p in module.named_parameters()}
         self._buffers = {id(b): name for name, b in module.named_buffers()}
@@ -118,6 +120,10 @@ class _TracingMode(TorchFunctionMode):
             # Nothing was done, and the tensor stays that of the layer that made it.
             self.layers.append(_untouched(layer, call.function))
             return
+        if not changed and self._is_watched(call):
+            layer = msgspec.structs.replace(
+                layer, memory=self._watch.watch(function, args, kwargs, self._activations(args, kwargs))
+            )
         state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         state += [held for held in self._values.held(changed) if held not in layer.parameters]
         index = len(self.layers)
@@ -181,6 +187,15 @@ class _TracingMode(TorchFunctionMode):
             bw_weight_flops=int(facts.bw_weight_flops),
             fw_bytes=4 * moved,
         )
+
+    def _is_watched(self, call: Call) -> bool:
+        """Whether no formula gives the memory of a call."""
+        kind = self._kinds.get(call.function)
+        return kind is None or kind.watched(call)
+
+    def _activations(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        held = self._parameters.keys() | self._buffers.keys()
+        return [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if id(tensor) not in held]
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

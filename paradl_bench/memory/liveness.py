@@ -21,6 +21,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paradl_bench.layers.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.memory.casts import Casts
@@ -30,6 +31,8 @@ from paradl_bench.spec.plan import Collective, Communication, HaloExchange
 from paradl_bench.strategies.compute import LayerShard, backward_layers, layers_with_gradient
 
 _INDEX_BYTES = 8
+_WATCHED_WIDTH = 4
+"""Bytes of an element where memory was watched."""
 _STATISTIC_BYTES = 4
 """Statistics are of fp32 whatever activations are."""
 _SEVERAL_TENSORS = ("chunk", "split", "unbind")
@@ -104,7 +107,9 @@ class Liveness:
         ]
 
     def _keeps(self, i: int) -> Saved:
-        kind = self._kinds[i]
+        memory, kind = self._layers[i].memory, self._kinds[i]
+        if memory is not None:
+            return Saved(inputs=bool(memory.inputs), output=memory.output)
         return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
 
     def _find_last_readers(self) -> list[list[int]]:
@@ -121,7 +126,11 @@ class Liveness:
         return layer.input_elements_of(self._samples) * self._casts.runs[layer.name]
 
     def _output_bytes(self, layer: Layer) -> int:
-        return layer.output_elements_of(self._samples) * self._casts.runs[layer.name]
+        width = self._casts.runs[layer.name]
+        if layer.memory is not None and layer.memory.width != _WATCHED_WIDTH:
+            # A mask, or positions: no dtype of the network's.
+            width = layer.memory.width
+        return layer.output_elements_of(self._samples) * width
 
     # Forward
 
@@ -228,18 +237,33 @@ class Liveness:
         keeps = self._keeps(i)
         read, converted = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
         parameters = self._casts.parameters(i)
-        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)))
+        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + self._watched(i, "kept"))
         aliases = _aliases(layer, kind) and bool(read)
         output = hold(read[0]) if aliases else ledger.allocate(self._output_bytes(shard.layer))
-        ledger.mark()
+        ledger.mark(self._watched(i, "forward"))
         if self._differentiated[i]:
-            saved += [hold(own), *(hold(storage) for storage in read if keeps.inputs)]
+            saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]
             saved += [hold(output)] if keeps.output else []
             saved += map(hold, parameters)
         self._release_all([own, *parameters, *converted])
         if copied is not None:
             ledger.release(copied)
         return self._combine(i, output)
+
+    def _watched(self, i: int, when: Literal["kept", "forward", "backward", "backward_if_held"]) -> int:
+        """Bytes that were watched of an operation, for the rank's part of it; none of what was not."""
+        layer, run = self._layers[i], self._shards[i].layer
+        if layer.memory is None or not layer.output_elements:
+            return 0
+        each, fixed = getattr(layer.memory, when)
+        held = each * self._samples * run.output_elements // layer.output_elements + fixed
+        return int(held * self._casts.run_width(i) // _WATCHED_WIDTH)
+
+    def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
+        layer = self._layers[i]
+        if layer.memory is None or len(read) != len(layer.input_shapes):
+            return read if keeps.inputs else ()
+        return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
 
     def _beside(self, keeps: Saved, element_bytes: int) -> int:
         """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""
@@ -342,7 +366,9 @@ class Liveness:
         if lowered:
             ledger.mark(sum(size for size, _ in lowered))
         else:
-            ledger.mark(self._inside_norm(i), made_of_parameters)
+            shared = any(gradient.storage.holders > 1 for gradient in upstream)
+            inside = self._watched(i, "backward_if_held" if shared else "backward")
+            ledger.mark(self._inside_norm(i) + inside, made_of_parameters)
             ledger.gradients += kept
         for gradient in upstream:
             ledger.release(gradient.storage)
@@ -372,7 +398,10 @@ class Liveness:
     def _input_gradient(self, i: int, position: int, upstream: Sequence[Gradient]) -> Gradient:
         layer, kind, size = self._layers[i], self._kinds[i], self._read_bytes(i, position)
         size = self._casts.in_run_width(i, position, size)
-        if kind is not None and kind.passes_gradient(layer) and upstream:
+        passes = kind is not None and kind.passes_gradient(layer)
+        if layer.memory is not None:
+            passes = layer.memory.passes_gradient
+        if passes and upstream:
             return Gradient(hold(upstream[0].storage), size)
         return Gradient(self._ledger.allocate(size), size)
 

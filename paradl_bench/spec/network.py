@@ -33,9 +33,9 @@ _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_
 
 _OF_DATA_FLOW = (
     "reads", "writes", "further_outputs", "without_gradient", "state", "returns_view", "handled", "repeats",
-    "outputs", "frozen", "registered",
+    "outputs", "frozen", "registered", "memory",
 )  # fmt: skip
-"""Fields that tell tensors apart and change no work: digests pass over them always."""
+"""Fields that tell tensors and their memory apart and change no work: digests pass over them always."""
 
 Value = tuple[str, Index]
 """A tensor that the network's code holds: the layer that returned it last (or ``input``), and which of its outputs."""
@@ -72,6 +72,34 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
+BatchBytes = tuple[int, int]
+"""Bytes a sample, and bytes whatever the batch; of fp32."""
+
+
+class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory of an operation beside what it reads and returns, as it was watched where no formula gives it.
+
+    Attributes:
+        inputs: indices of the activations read that autograd keeps. output: whether it keeps the first output.
+        width: bytes of an element of the first output.
+        kept: of further tensors from forward to backward.
+        forward: held during forward beside these and the outputs.
+        backward: held during backward beside all that is there when it begins, and the gradients that it makes;
+            negative where much of that is let go before the last of these is made.
+        backward_if_held: likewise, where another branch holds the output's gradient as well.
+        passes_gradient: whether gradients of what it reads are the output's gradient, or views of it.
+    """
+
+    inputs: tuple[int, ...] = ()
+    output: bool = False
+    width: int = 4
+    kept: BatchBytes = (0, 0)
+    forward: BatchBytes = (0, 0)
+    backward: BatchBytes = (0, 0)
+    backward_if_held: BatchBytes = (0, 0)
+    passes_gradient: bool = False
+
+
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """One operation of the traced graph.
 
@@ -97,6 +125,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             on the gradient.
         repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
             is a backward of its own; else empty.
+        memory: beside what it reads and returns; None where its kind tells.
     """
 
     name: str
@@ -120,6 +149,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     returns_view: bool = False
     handled: bool = False
     repeats: Literal["", "yes", "reentrant"] = ""
+    memory: LayerMemory | None = None
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":

@@ -17,7 +17,7 @@ from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.strategies.mesh import REPLICATING, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
 from paradl_bench.strategies.parallel import ParallelModule
 
@@ -104,9 +104,8 @@ class StrategyProof:
         self._parts = own_parts(network, strategy, ranks.rank, settings.split)
         self._built = build(parallel)
         self._watched = watch_forward(parallel.module, hold=case.hold)
-        # Statistics apart leave no running ones, and replicas of a pipeline take the first one's before each forward.
-        pipeline = degree_of(strategy, "pipeline") > 1
-        self._compares_buffers = not cuts and not (pipeline and self._place.replica)
+        # Statistics apart leave no running ones, and replicas take the first one's before each forward.
+        self._compares_buffers = not cuts and not (at_once == "own" and self._place.replica)
         self._averages = not self._built.groups and bool(group_axes(strategy, *REPLICATING))
         self._optimizers: tuple[torch.optim.Optimizer, ...] | None = None
 

@@ -1,0 +1,160 @@
+"""Peaks that torch's tracker sees of networks over 50 MB, against the prediction: what no formula covers is watched."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+
+from paradl_bench.measure.process_groups import RankContext
+from paradl_bench.measure.tracing import trace_network
+from paradl_bench.measure.trainer import Trainer
+from paradl_bench.measure.training_request import TrainingRequest
+from paradl_bench.memory.peak import planned_memory
+from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.strategy import parse_strategy
+
+TOLERANCE = 0.02
+ENOUGH_BYTES = 50e6
+
+
+class OnTokens(nn.Module):
+    """A layer between two linear ones, on sequences."""
+
+    input_shape = (128, 64)
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.before, self.between, self.head = nn.Linear(64, 128), between, nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.between(self.before(x)).mean(1))
+
+
+class OnImages(nn.Module):
+    """A function between two convolutions."""
+
+    input_shape = (4, 48, 48)
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.before, self.between = nn.Conv2d(4, 16, 3), between
+        self.after, self.head = nn.LazyConv2d(16, 3), nn.Linear(16, 10)
+        with torch.no_grad():
+            self(torch.zeros(1, *self.input_shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.after(self.between(self.before(x))).mean((2, 3)))
+
+
+class Function(nn.Module):
+    def __init__(self, function: object, **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+def attention(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return x + own.attention(x, x, x, need_weights=False)[0]
+
+
+def attention_with_weights(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return x + own.attention(x, x, x)[0]
+
+
+def cross_attention(own: Function, x: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x)
+    return x + own.attention(x, y, y, need_weights=False)[0]
+
+
+def heads(dropout: float = 0.0) -> nn.Module:
+    return nn.MultiheadAttention(128, 4, batch_first=True, dropout=dropout)
+
+
+NETWORKS = {
+    "attention": lambda: OnTokens(Function(attention, attention=heads())),
+    "dropped attention": lambda: OnTokens(Function(attention, attention=heads(0.1))),
+    "attention with weights": lambda: OnTokens(Function(attention_with_weights, attention=heads())),
+    "cross-attention": lambda: OnTokens(Function(cross_attention, attention=heads())),
+    "gru": lambda: OnTokens(Function(lambda own, x: own.gru(x)[0], gru=nn.GRU(128, 128, batch_first=True))),
+    "two-way gru": lambda: OnTokens(
+        Function(lambda own, x: own.gru(x)[0], gru=nn.GRU(128, 64, 2, batch_first=True, bidirectional=True))
+    ),
+    "lstm": lambda: OnTokens(Function(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(128, 128, batch_first=True))),
+    "deep lstm": lambda: OnTokens(Function(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(128, 128, 2, batch_first=True))),
+    "broadcast product": lambda: OnImages(Function(lambda own, x: x * x.mean((2, 3), keepdim=True))),
+    "reflected edges": lambda: OnImages(Function(lambda own, x: F.pad(x, (2, 2, 2, 2), mode="reflect"))),
+    "circular edges": lambda: OnImages(Function(lambda own, x: F.pad(x, (2, 2, 2, 2), mode="circular"))),
+    "transposed convolution": lambda: OnImages(nn.Sequential(nn.ReLU(), nn.ConvTranspose2d(16, 16, 3), nn.ReLU())),
+    "interpolation": lambda: OnImages(Function(lambda own, x: F.interpolate(x, scale_factor=2, mode="bilinear"))),
+    "pixel shuffle": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 64, 1), nn.PixelShuffle(2))),
+    "repetition": lambda: OnImages(Function(lambda own, x: x.repeat_interleave(2, dim=2))),
+    "glu": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 32, 1), nn.GLU(1))),
+    "instance norm": lambda: OnImages(nn.Sequential(nn.InstanceNorm2d(16, affine=True), nn.ReLU())),
+    "standard deviation": lambda: OnImages(Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, True)))),
+    "unit length": lambda: OnImages(Function(lambda own, x: F.normalize(x, dim=1))),
+}
+SAMPLES = 160
+ALONE = RankContext(
+    rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = types.ModuleType("watched_networks")
+    holder.network = NETWORKS[name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "watched_networks", holder)
+    request = TrainingRequest(
+        model="watched_networks:network",
+        input_shape=None,
+        strategy=parse_strategy("serial"),
+        batch=SAMPLES,
+        device="cpu",
+    )
+    model = load_model(request.model)
+    network = trace_network(model)
+    trainer = Trainer(model, request, ALONE)
+    trainer.prepare(network)
+    tracked = trainer.track_memory().tracked_bytes
+    assert tracked > ENOUGH_BYTES
+    predicted = planned_memory(network, request.strategy, request.settings).peak_bytes
+    assert predicted == pytest.approx(tracked, rel=TOLERANCE)
+
+
+def watched(function: object, *shape: int, **arguments: object) -> tuple[object, int]:
+    """The memory of a function that is traced alone, and bytes of a sample that it reads."""
+    holder = types.ModuleType("one_function")
+    net = OnImages(Function(lambda own, x: function(x, **arguments)))
+    holder.network = lambda: net
+    sys.modules["one_function"] = holder
+    try:
+        network = trace_network(load_model("one_function:network"))
+    finally:
+        del sys.modules["one_function"]
+    layer = next(layer for layer in network.layers if layer.memory is not None)
+    return layer.memory, 4 * layer.input_elements
+
+
+def test_what_autograd_keeps_is_watched() -> None:
+    memory, _ = watched(F.interpolate, scale_factor=2)
+    assert (memory.inputs, memory.output, memory.kept, memory.backward) == ((), False, (0, 0), (0, 0))
+    memory, read = watched(F.instance_norm)
+    assert memory.inputs == (0,)
+    assert memory.kept == (2 * 16 * 4, 0)
+    memory, read = watched(lambda x: x * x.mean((2, 3), keepdim=True))
+    # The gradient of the smaller factor is as large as the larger one before it is summed.
+    assert memory.inputs == (0, 1)
+    assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
