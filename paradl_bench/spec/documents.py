@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import msgspec
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
-_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[[^\]]*\]")
+_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[[^\[\]]*\]")
 
 _KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"schema_version", "devices", "sources"}), "profile", "a profile: give it by --from-profile"),
