@@ -152,7 +152,7 @@ def test_a_congestion_that_cannot_be_is_refused() -> None:
     known = {"ranks": 2, "bytes_range": (1, 9), "probability": 0.1, "ratios": (2.0,), "relative_sd": 0.1, "calls": 10}
     for wrong in ({"probability": -0.1}, {"probability": 1.0}, {"ratios": ()}, {"ratios": (0.5,)}, {"calls": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Congestion(**{**known, **wrong})
+            msgspec.convert(known | wrong, Congestion)
 
 
 def parts(count: int, congestion: Congestion) -> list[Priced]:
