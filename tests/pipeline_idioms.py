@@ -182,3 +182,13 @@ class Transposed(Linears):
         z = self.c(y @ x.mT @ y)
         z = torch.where(x > 0.0, z, z * 0.1) + x.detach().abs()
         return self.e(torch.tanh(self.d(z)) + y).mean(1)
+
+
+class ChangedInput(Linears):
+    "The network's own input is changed in place, and read again much later in the same stage."
+
+    def forward(self, x):
+        x.mul_(0.5)
+        y = torch.tanh(self.a(x))
+        y = self.b(y) + F.leaky_relu(x, 0.1)
+        return self.e(torch.tanh(self.d(torch.tanh(self.c(y))))).mean(1)

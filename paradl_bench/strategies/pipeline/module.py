@@ -233,7 +233,8 @@ class StageModule(torch.nn.Module):
         walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
         inputs = walk.first.get(INPUT, self._calls.inputs)
         if not self.stage.receives:
-            inputs = self._sharding.enter(received[0]) if self._sharding.enter else received[0]
+            own = _with_own_version(received[0])
+            inputs = self._sharding.enter(own) if self._sharding.enter else own
         with walk:
             outputs = self.module(inputs)
         if walk.index != len(self._calls.operations):
@@ -255,6 +256,15 @@ class StageModule(torch.nn.Module):
         leaves, structure = tree_flatten(self._calls.outputs)
         taken = [next(needed) if number in self._calls.needed else leaf for number, leaf in enumerate(leaves)]
         return tree_unflatten(taken, structure)
+
+
+def _with_own_version(micro_batch: torch.Tensor) -> torch.Tensor:
+    """The same memory, whose changes count for this micro-batch alone.
+
+    Micro-batches are views of one mini-batch. A model that changes its input in place would count as having changed
+    what backward of the micro-batches before it still reads.
+    """
+    return micro_batch if micro_batch.requires_grad else micro_batch.data
 
 
 def _is_meta(value: Any) -> bool:
