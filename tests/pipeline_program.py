@@ -19,6 +19,7 @@ import torch.distributed as dist
 from equality_program import TOLERANCE
 
 from paradl_bench.collectives.process_group import end_groups
+from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.process_groups import RankContext, join_ranks
 from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.reference import JoinedRanks
@@ -115,6 +116,12 @@ def compare_with_serial(case: Case, context: RankContext) -> tuple[dist.ProcessG
 def compare_with_plan(case: Case, context: RankContext) -> tuple[dist.ProcessGroup, ...]:
     """Every collective and message of construction and of the first three iterations, in fp32; returns likewise."""
     model, network = case.load()
+    # Ranks issue what they do in the order in which this device hands on gradients.
+    with GradientOrder(model.module) as order:
+        inputs, targets = model.make_batch(SAMPLES, seed=1)
+        model.loss(model.module(inputs), targets).backward()
+    model.module.zero_grad(set_to_none=True)
+    network = order.of(network)
     plan = planner_for(case.strategy).plan(network, case.strategy, case.settings)
     with CollectiveRecorder() as recorder:
         built = case.build(model, network, context)

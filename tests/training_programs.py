@@ -78,6 +78,31 @@ class Shared(nn.Module):
     def forward(self, x):
         return self.head(torch.relu(self.twice(torch.relu(self.twice(x)))))
 
+class Recurrent(nn.Module):
+    "Layers whose kernels hand on all gradients at once, in an order that the meta device does not know."
+    input_shape = (5, 6)
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, num_layers=2, bidirectional=True, batch_first=True)
+        self.rnn, self.gru = nn.RNN(16, 8, batch_first=True), nn.GRU(8, 8, batch_first=True)
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 10)
+    def forward(self, x):
+        x = self.gru(self.rnn(self.lstm(x)[0])[0])[0]
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+class Querying(nn.Module):
+    "Layers that work on a parameter, whose results hold no batch."
+    input_shape = (5, 8)
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(3, 8))
+        self.first, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.head = nn.Linear(8, 10)
+    def forward(self, x):
+        query = self.down(torch.relu(self.up(self.query.tanh())))
+        scores = (query @ torch.tanh(self.first(x)).mT).softmax(-1)
+        return self.head((scores @ x + query).mean(1))
+
 class Unused(nn.Module):
     "A head that the loss does not read."
     input_shape = (6,)
@@ -140,6 +165,7 @@ def compare(case, context):
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
+    network = trainer.try_alone(network)
     issued = trainer.prepare(network)
     plan = planner_for(strategy).plan(network, strategy, request.settings)
     chunk = trainer.run_chunk(0, 2)

@@ -1,10 +1,18 @@
-"""The order in which the gradients of a module's parameters arrive."""
+"""The order in which the gradients of a module's parameters arrive.
+
+Tracing sees it on the meta device. Devices have kernels of their own for some layers: recurrent ones return all their
+gradients at once (oneDNN, cuDNN), in another order, which depends on the dtype too. So the order is seen again where
+the module runs.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
+
+from paradl_bench.spec.network import Network
 
 
 class GradientOrder:
@@ -27,3 +35,13 @@ class GradientOrder:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+
+    def of(self, network: Network) -> Network:
+        """The network with its gradients in the order of the first backward.
+
+        The network as it is where other gradients arrived than tracing saw.
+        """
+        seen = tuple(dict.fromkeys(self.names))
+        if seen == network.gradient_order or set(seen) != set(network.gradient_order):
+            return network
+        return msgspec.structs.replace(network, gradient_order=seen)

@@ -26,6 +26,7 @@ from paradl_bench.measure.compiler import compiler_settings
 from paradl_bench.measure.directory import MeasurementDirectory, write_network
 from paradl_bench.measure.environment import capture_environment
 from paradl_bench.measure.gradient_copies import GradientCopies
+from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.isolated import IsolatedOperation, isolated_operations
 from paradl_bench.measure.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
 from paradl_bench.measure.layers_request import LayersRequest
@@ -214,9 +215,11 @@ def _subjects(
 
         subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
         begin = clock.stamp()
-        _warm_up(subject, request.warmup)
+        with GradientOrder(model.module) as order:
+            _warm_up(subject, request.warmup)
         end = clock.stamp()
         clock.synchronise()
+        subject.network = network = order.of(network)
         sample_s = clock.seconds(begin, end) / (request.warmup * batch)
         if request.kernel_settings.compile:
             subject.compiled = CompiledModel(name, network, batch, model.module, forward)

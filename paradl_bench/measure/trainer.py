@@ -212,8 +212,10 @@ class Trainer:
             rank=self._context.rank,
         )
 
-    def try_alone(self, network: Network) -> None:
+    def try_alone(self, network: Network) -> Network:
         """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
+
+        Returns the network with its gradients in the order in which they arrive on this device.
 
         Raises:
             UserError: the model does not run on its local batch.
@@ -226,7 +228,7 @@ class Trainer:
             at_once = len(self._inputs) // self._request.accumulate
             module = self._twin.alone(self._model.module) if self._twin else self._model.module
             begin = self._clock.stamp()
-            with self._awake():
+            with self._awake(), GradientOrder(self._model.module) as order:
                 with self._entered():
                     loss = self._loss(module(self._inputs[:at_once]), self._targets[:at_once])
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -239,6 +241,8 @@ class Trainer:
             where = f"model {self._request.model} does not train on a local batch of {at_once}"
             raise UserError(f"{where}: {error}") from error
         self._model.module.zero_grad(set_to_none=True)
+        # Ghosts hand on gradients in the order that they were told.
+        return network if self._twin else order.of(network)
 
     def _awake(self) -> contextlib.AbstractContextManager[None]:
         """For what is not timed: ghosts do not sleep in it. Nothing of a real run."""

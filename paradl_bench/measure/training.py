@@ -32,7 +32,6 @@ from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.compile_record import CompileRecord
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Plan
 from paradl_bench.spec.training_record import IssuedCollective, MemoryPeak, TrainingIterations
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
@@ -81,14 +80,15 @@ def measure_training(
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
     request = with_measured_stages(request, network)
-    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    # What it refuses, it refuses before anything runs.
+    planner_for(request.strategy).plan(network, request.strategy, request.settings)
     ghost = emulate(request, network, context)
     if ghost:
         hold_in_common(model.module)
     trainer: Trainer | None = None
     try:
         trainer = Trainer(model, request, context, ghost.twin if ghost else None)
-        _measure(trainer, model, request, context, network, plan, output, command_line, ghost)
+        _measure(trainer, model, request, context, network, output, command_line, ghost)
         trainer.close()
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
@@ -105,12 +105,12 @@ def _measure(
     request: TrainingRequest,
     context: RankContext,
     network: Network,
-    plan: Plan,
     output: Path,
     command_line: tuple[str, ...],
     ghost: Ghost | None,
 ) -> None:
-    trainer.try_alone(network)
+    network = trainer.try_alone(network)
+    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     trainer.phase = "verifying the strategy"
     verified = verify_training(model, network, request, context, output, trainer.sample_s)
     layers, first = ghost.emulated if ghost else None, context.rank == 0

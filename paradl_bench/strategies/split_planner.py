@@ -46,9 +46,9 @@ class Exchange:
     axis: int
     local_batch: int
 
-    def __call__(self, operation: str, elements: int) -> Collective:
-        """A collective of so many elements a sample."""
-        size = elements * self.local_batch * _ELEMENT_BYTES
+    def __call__(self, operation: str, elements: int, *, batchless: bool) -> Collective:
+        """A collective of so many elements a sample, or in all of a tensor that holds no batch."""
+        size = elements * (1 if batchless else self.local_batch) * _ELEMENT_BYTES
         return Collective(operation=operation, message_bytes=size, ranks=self.ranks, axes=(self.axis,))
 
 

@@ -47,7 +47,7 @@ NESTED = {
     4: [
         *("Chain:p2f2:gpipe:2:scatter", "Normed:p2s2:interleaved:4", "Residual:p2f2:1f1b:4"),
         *("Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:gpipe:2"),
-        "Branching:c2p2:interleaved:4",
+        *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
     ],
 }
 MORE_NESTED = {
@@ -71,7 +71,7 @@ DEEP = {
 # What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
 IDIOMS = (
     *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
-    *("Auxiliary", "Query", "Transposed"),
+    *("Auxiliary", "Query", "Transposed", "ChangedInput"),
 )
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
@@ -88,8 +88,6 @@ MORE_IDIOMATIC = {
         f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
         for name in IDIOMS
         for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
-        # Recurrent layers hand on their gradients in another order than on the meta device, where they are traced.
-        if (name, strategy) != ("Attending", "d2p2")
     ],
 }
 

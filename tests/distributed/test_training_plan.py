@@ -21,7 +21,7 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_replicas_issue_is_what_is_planned(workplace: Path, ranks: int) -> None:
-    networks = ("BatchNormed", "Biased", "Shared", "Unused")
+    networks = ("BatchNormed", "Biased", "Shared", "Recurrent", "Unused")
     cases = [f"{name} d{ranks} {cap} local" for name in networks for cap in ("-", "0.001", "0.004")]
     for found in issued_and_planned(workplace, cases, ranks):
         for case, result in found.items():
@@ -51,7 +51,8 @@ def test_what_is_issued_for_shared_layers_is_what_is_planned(workplace: Path, ra
     cases = [f"{name} {strategy} 0.001 local" for name in ("BatchNormed", "Biased") for strategy in strategies.split()]
     cases += [f"BatchNormed {strategy} - sync" for strategy in strategies.split()]
     # What has no positions, or parameters that several layers or none use.
-    cases += [f"{name} {s} - local" for name in ("Shared", "Unused") for s in strategies.split() if "s" not in s]
+    whole = [strategy for strategy in strategies.split() if "s" not in strategy]
+    cases += [f"{name} {strategy} - local" for name in ("Shared", "Querying", "Unused") for strategy in whole]
     cases += [f"Biased {s} - local split=two+h*" for s in strategies.split() if "s" not in s]
     cases += [f"Biased {s} - local filter_backward=reduce-scatter" for s in strategies.split() if "f" in s]
     cases += [f"BatchNormed {s} - sync spatial_until=two" for s in strategies.split() if "s" in s]

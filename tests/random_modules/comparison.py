@@ -25,9 +25,9 @@ ITERATIONS = 2
 def compare_with_plan(case: Case, network: Network, context: RankContext) -> Found:
     """Train as ``paradl-bench train`` does; every collective of construction and of the first iterations."""
     request = case.request(network)
-    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     trainer = Trainer(load_model(case.model), request, context)
-    trainer.try_alone(network)
+    network = trainer.try_alone(network)
+    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
     found = differences(trainer.prepare(network), planned_collectives(plan, context.rank))
     trainer.track_memory()
     trainer.run_chunk(0, 1)

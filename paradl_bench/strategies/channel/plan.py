@@ -31,12 +31,13 @@ class ChannelPlanner(SplitPlanner):
 
     def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
         """An all-reduce of partial sums of the output."""
-        return exchange("all_reduce", math.prod(layer.output_shape))
+        return exchange("all_reduce", math.prod(layer.output_shape), batchless=layer.batchless)
 
     def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
         """An all-gather of the input's gradient; uneven parts are sent as long as the longest."""
         positions = math.prod(layer.input_shapes[0]) // channels_of(layer)[1]
-        return exchange("all_gather", max(shard.channels.extent for shard in shards) * positions)
+        longest = max(shard.channels.extent for shard in shards)
+        return exchange("all_gather", longest * positions, batchless=0 in layer.batchless_inputs)
 
 
 PLANNER = ChannelPlanner(CHANNELS)

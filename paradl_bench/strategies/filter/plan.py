@@ -26,18 +26,19 @@ class FilterPlanner(SplitPlanner):
     def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
         """An all-gather of the output; uneven parts are sent as long as the longest."""
         positions = math.prod(layer.output_shape) // channels_of(layer)[0]
-        return exchange("all_gather", max(shard.filters.extent for shard in shards) * positions)
+        longest = max(shard.filters.extent for shard in shards)
+        return exchange("all_gather", longest * positions, batchless=layer.batchless)
 
     def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
         """An all-reduce of the input's gradient, of which every rank has what its filters make of it.
 
         Or a reduce-scatter of its parts; uneven ones are sent as long as the longest.
         """
-        elements = math.prod(layer.input_shapes[0])
+        elements, batchless = math.prod(layer.input_shapes[0]), 0 in layer.batchless_inputs
         if parts is None:
-            return exchange("all_reduce", elements)
+            return exchange("all_reduce", elements, batchless=batchless)
         longest = max(part.extent for part in parts)
-        return exchange("reduce_scatter", longest * (elements // channels_of(layer)[1]))
+        return exchange("reduce_scatter", longest * (elements // channels_of(layer)[1]), batchless=batchless)
 
 
 PLANNER = FilterPlanner(FILTERS)

@@ -82,16 +82,16 @@ class TensorPlanner:
         for index, piece in pairs.pieces.items():
             layer = network.layers[index]
 
-            def all_reduce(shape: tuple[int, ...]) -> tuple[Collective, ...]:
-                size = math.prod(shape) * local_batch * _ELEMENT_BYTES
+            def all_reduce(shape: tuple[int, ...], *, batchless: bool) -> tuple[Collective, ...]:
+                size = math.prod(shape) * (1 if batchless else local_batch) * _ELEMENT_BYTES
                 return (Collective(operation="all_reduce", message_bytes=size, ranks=parts, axes=(axis,)),)
 
             leads = piece.part == "column" and piece.leader == index and differentiated[index]
             shards[index] = LayerShard(
                 shard_layer(layer, piece, cut(piece.atoms, parts)[position]),
                 label,
-                after_fw=all_reduce(layer.output_shape) if piece.part == "row" else (),
-                after_bw=all_reduce(layer.input_shapes[0]) if leads else (),
+                after_fw=all_reduce(layer.output_shape, batchless=layer.batchless) if piece.part == "row" else (),
+                after_bw=all_reduce(layer.input_shapes[0], batchless=0 in layer.batchless_inputs) if leads else (),
                 leader=piece.leader if piece.leader != index else None,
             )
         held = parameter_ranges(network, pairs, parts, position)
