@@ -36,12 +36,18 @@ class GradientOrder:
         for handle in self._handles:
             handle.remove()
 
+    @property
+    def completed(self) -> tuple[str, ...]:
+        """Each parameter once, by when its gradient was last added to: a reentrant checkpoint may add several times."""
+        last = {name: place for place, name in enumerate(self.names)}
+        return tuple(sorted(last, key=last.__getitem__))
+
     def of(self, network: Network) -> Network:
         """The network with its gradients in the order of the first backward.
 
         The network as it is where other gradients arrived than tracing saw.
         """
-        seen = tuple(dict.fromkeys(self.names))
+        seen = self.completed
         if seen == network.gradient_order or set(seen) != set(network.gradient_order):
             return network
         return msgspec.structs.replace(network, gradient_order=seen)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from paradl_bench.measure.autocast import autocast_to
+from paradl_bench.measure.batch_dependence import refuse_changed_input
 from paradl_bench.measure.clocks import Clock, clock_for
 from paradl_bench.measure.compiled import CompiledModel, Compiling, keep_records, set_up_compiler
 from paradl_bench.measure.compiler import compiler_settings
@@ -197,6 +198,7 @@ def _subjects(
     model = load_model(name, request.input_shape)
     network = trace_network(model)
     refuse_without_channels(name, model.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
     model.module.to(context.device)
     lay_out(model.module, request.kernel_settings)
     optimizer = build_optimizer(request.optimizer, model.module.parameters())

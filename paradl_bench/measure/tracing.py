@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
@@ -23,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.layers.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.layers.view import KIND as VIEW
+from paradl_bench.measure.batch_dependence import refuse_dependence
+from paradl_bench.measure.gradient_order import GradientOrder
 from paradl_bench.measure.traced_values import (
     ReadTensors,
     TracedValues,
@@ -53,6 +55,8 @@ _DTYPE_NAMES = {
 # takes no memory, and can be larger than any extent but a vocabulary's.
 _META_BATCH = 10007
 _CPU_BATCH = 7
+# So few come first that a loop over samples is short.
+_FEW = (2, 3)
 
 
 class _TracingMode(TorchFunctionMode):
@@ -282,13 +286,19 @@ def trace_network(model: LoadedModel) -> Network:
     Nothing is measured and no real memory is taken; ``model`` is not changed.
 
     Raises:
-        UserError: forward fails for the model's input shape.
+        UserError: forward fails for the model's input shape, or calls other operations for other numbers of samples.
     """
     try:
+        few = load_model(model.name, model.input_shape, device="meta")
+        refuse_dependence(few, lambda samples: _batch_on_meta(few, samples), (*_FEW, _META_BATCH))
         return _trace(load_model(model.name, model.input_shape, device="meta"), _META_BATCH, "meta")
     except (NotImplementedError, RuntimeError) as meta_error:
         try:
-            return _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
+            network = _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
+            # The same samples twice: what their values decide stays as it is.
+            few = load_model(model.name, model.input_shape)
+            refuse_dependence(few, lambda samples: _repeated(few, samples), (_CPU_BATCH, 2 * _CPU_BATCH))
+            return network
         except RuntimeError as error:
             shape = "x".join(map(str, model.input_shape))
             text = f"model {model.name!r} does not run on an input of {shape}: {error}{model.input_remedy}"
@@ -305,7 +315,8 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
         returned = mode.made(tensors_in(outputs))
         mode.scope = "loss"
         loss = model.loss(outputs, targets)
-    order = _gradient_order(module, loss.backward)
+    with GradientOrder(module) as order:
+        loss.backward()  # type: ignore[no-untyped-call]
     frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
     return Network(
         name=model.name,
@@ -314,7 +325,7 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
         layers=mode.finished(),
         parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
         buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
-        gradient_order=order,
+        gradient_order=order.completed,
         outputs=returned,
         frozen=frozen,
         registered=tuple(name for name, _ in module.named_parameters()) if frozen else (),
@@ -333,20 +344,10 @@ def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, torch.
     )
 
 
-def _gradient_order(module: torch.nn.Module, backward: Callable[[], Any]) -> tuple[str, ...]:
-    order: list[str] = []
-    handles = []
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            handles.append(
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, name=name: order.append(name)
-                )
-            )
-    backward()
-    for handle in handles:
-        handle.remove()
-    return tuple(order)
+def _repeated(model: LoadedModel, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mini-batch that is traced on a CPU, as often as gives so many samples."""
+    inputs, targets = (torch.cat([tensor] * (samples // _CPU_BATCH)) for tensor in model.make_batch(_CPU_BATCH, 0))
+    return inputs, targets
 
 
 def _describe(name: str, tensor: torch.Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paradl_bench.emulate.layers import hold_in_common
+from paradl_bench.measure.batch_dependence import refuse_changed_input
 from paradl_bench.measure.compiled import Compiling
 from paradl_bench.measure.ghost_host import host_seconds
 from paradl_bench.measure.ghosts import Ghost, emulate
@@ -50,6 +51,7 @@ def check_limits(request: TrainingRequest) -> None:
     model = load_model(request.model, request.input_shape, device="meta")
     network = trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
     request = with_measured_stages(request, network)
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
     rehearse(model.module, network, request.strategy, request.settings)
@@ -79,6 +81,7 @@ def measure_training(
     model = load_model(request.model, request.input_shape)
     network = network or trace_network(model)
     refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
     request = with_measured_stages(request, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)

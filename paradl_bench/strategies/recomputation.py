@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -117,6 +118,14 @@ def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
         raise UserError(
             f"{where}, and parameter {unused[0]} gets no gradient: DistributedDataParallel runs the two together with"
             " use_reentrant=False alone; give it that"
+        )
+    readers = Counter(name for layer in network.layers for name in set(layer.parameters))
+    again = (name for layer in network.layers if layer.repeats == "reentrant" for name in layer.parameters)
+    shared = next((name for name in again if readers[name] > 1), None)
+    if shared is not None:
+        raise UserError(
+            f"{where}, and several layers read parameter {shared}, whose gradient then comes several times:"
+            " DistributedDataParallel takes that with use_reentrant=False alone; give it that"
         )
 
 

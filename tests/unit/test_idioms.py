@@ -107,6 +107,16 @@ class Reentrant(Repeating):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+class TwiceReentrant(Repeating):
+    """One layer in two checkpoints, whose backward adds to its gradient twice."""
+
+    def forward(self, x):
+        x = self.conv1(x)
+        for _ in range(2):
+            x = checkpoint(self.conv2, x, use_reentrant=True)
+        return self.head(x)
+
+
 class Changing(Convolved):
     def forward(self, x):
         with torch.no_grad():
@@ -219,6 +229,8 @@ def test_work_in_place_on_what_is_not_cut_alone_is_outside_of_the_region() -> No
         (Reentrant, "c2", "checkpoint, whose second forward is not channel parallel"),
         (Reentrant, "z3d2", "checkpoint, whose backward would gather parameters once more.*use_reentrant=False"),
         (Reentrant, "d2", "parameter unused gets no gradient.*use_reentrant=False"),
+        (TwiceReentrant, "d2", "several layers read parameter conv2.weight.*use_reentrant=False"),
+        (TwiceReentrant, "z1d2", "several layers read parameter conv2.weight.*use_reentrant=False"),
         (Changing, "z2d2", "clamp changes parameter conv1.weight in forward.*z1d2 allows"),
         (ChangingData, "z3d2", "mul changes parameter conv1.weight in forward.*z1d2 allows"),
         (Viewed, "z3d2", "add changes in place what fc1 returns, a view.*or take z1d2"),
@@ -227,6 +239,12 @@ def test_work_in_place_on_what_is_not_cut_alone_is_outside_of_the_region() -> No
 def test_what_cannot_run_is_refused_in_planning(module, strategy: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         planned(module, strategy)
+
+
+def test_a_gradient_that_is_added_to_twice_arrives_with_the_second() -> None:
+    order = network_of(TwiceReentrant).gradient_order
+    assert sorted(order) == sorted(name for name, _ in TwiceReentrant().named_parameters())
+    assert order[-4:-2] == ("conv2.weight", "conv2.bias")
 
 
 def test_the_loss_is_no_segment_that_is_computed_again() -> None:

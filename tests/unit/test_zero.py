@@ -298,3 +298,17 @@ def test_the_factory_names_modules_that_can_be_units() -> None:
     factory.linear("fc", 10)
     factory.loss()
     assert list(names(factory.network("plain"))) == ["conv1", "fc", ""]
+
+
+def test_a_module_that_changes_a_view_of_what_it_is_given_is_no_unit() -> None:
+    view = Layer(name="view", kind="view", inputs=("first",))
+    changing = Layer(name="body.add", kind="opaque", inputs=("view",), parameters=("body.w",))
+    for writes, unit in (((("first", 0), ("view", 0)), False), ((), True)):
+        layers = (
+            Layer(name="first", kind="linear", inputs=("input",), parameters=("first.w",)),
+            view,
+            msgspec.structs.replace(changing, writes=writes),
+        )
+        parameters = (Tensor(name="first.w", shape=(4,)), Tensor(name="body.w", shape=(4,)))
+        network = Network(name="n", input_shape=(1,), layers=layers, parameters=parameters)
+        assert ("body" in names(network)) is unit

@@ -17,7 +17,7 @@ from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.mesh import REPLICATING, group_axes
+from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
 from paradl_bench.strategies.parallel import ParallelModule
 
@@ -220,7 +220,10 @@ class StrategyProof:
         comparison.compare(what, name, gradient / kept[1], kept[0], scale, _backward(len(layers), key[0]))
 
     def _asks_input(self, inputs: torch.Tensor) -> bool:
-        return self._case.with_input and inputs.is_floating_point() and self._built.pipeline is None
+        # Parts of gradients go to what training differentiates, and the input is none of that.
+        parts = self._case.settings.filter_backward == "reduce-scatter" and degree_of(self._case.strategy, "filter") > 1
+        asked = self._case.with_input and inputs.is_floating_point()
+        return asked and not parts and self._built.pipeline is None
 
     def _run_parallel(
         self, inputs: torch.Tensor, targets: torch.Tensor, *, note: bool = False

@@ -88,9 +88,7 @@ def _unit(network: Network, module: str) -> Unit | None:
     in_one_piece = not layers or layers[-1] - layers[0] + 1 == len(layers)
     tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
     alone = not tied and len({name for _, name in reads}) == len(reads) and {i for i, _ in reads} <= set(layers)
-    # Of what an operation in place reads, it changes the first.
-    in_place = [network.layers[i] for i in layers if network.layers[i].attributes.get("in_place")]
-    changes_given = not inside.issuperset(name for layer in in_place for name in layer.inputs[:1])
+    changes_given = not inside.issuperset(name for i in layers for name, _ in network.layers[i].values_written)
     return Unit(module, parameters, layers) if in_one_piece and alone and not changes_given else None
 
 
