@@ -33,9 +33,9 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "communication": ("regime", "bytes_range", "ranks_range", "step_bytes_range"),
-    "interference": ("message_bytes",),
+    "interference": ("message_bytes", "kernels"),
 }
-"""By field: what tells entries of one identity apart, regimes of a fit and sizes of a slow-down."""
+"""By field: what tells entries of one identity apart: regimes of a fit, sizes of a slow-down and what ran beside."""
 
 _COUNTS = ("batch", "ranks", "ranks_on_host", "ranks_per_node", "concurrent", "workers")
 

@@ -106,7 +106,6 @@ def COMMAND(  # noqa: N802
     """
     batches = parse_counts(batch, "--batch")
     shape = parse_sample_shape(input_shape, sequence)
-    strategies = tuple(parse_strategy(text) for text in shards.split(",") if text.strip())
     from paradl_bench.measure.directory import refuse_unusable
     from paradl_bench.measure.launcher import launch_ranks
     from paradl_bench.measure.layer_summary import print_layer_summary
@@ -130,7 +129,7 @@ def COMMAND(  # noqa: N802
         pairs=iterations,
         warmup=warmup,
         isolated=isolated or ("none" if compile else "split"),
-        shards=strategies,
+        shards=tuple(parse_strategy(text) for text in shards.split(",") if text.strip()),
         split=parse_layers(split, "--split"),
         filter_backward=filter_backward,
         spatial_until=spatial_until,

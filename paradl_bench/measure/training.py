@@ -141,6 +141,25 @@ def _measure(
         if ghost:
             writer.keep_table(ghost.table)
         writer.write(found)
+    _run_timed(trainer, request, context, writer, done, found)
+    hosts_noted.again()
+    if writer is not None:
+        writer.finish()
+
+
+def _run_timed(
+    trainer: Trainer,
+    request: TrainingRequest,
+    context: RankContext,
+    writer: TrainingWriter | None,
+    done: int,
+    found: list[str],
+) -> None:
+    """The rest of the warm-up, then chunks of timed iterations, each written as soon as it is there.
+
+    Args:
+        done: iterations that are written already. found: what was issued other than planned so far.
+    """
     about_run = f"{request.model} {request.strategy}, batch {request.batch}"
     with progress(about_run, request.iterations) as bar, Compiling() as compiling:
         bar.advance(done)
@@ -157,9 +176,6 @@ def _measure(
                 writer.write(found)
             done += count
             bar.advance(count)
-    hosts_noted.again()
-    if writer is not None:
-        writer.finish()
 
 
 def _differences(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
+from paradl_bench.spec.bounds import Count, Relative
 from paradl_bench.spec.storage import read_json
 from paradl_bench.spec.units import counted
 
@@ -27,8 +28,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     why_not: str = ""
     dtype: Literal["", "fp64", "fp32"] = ""
-    samples: Annotated[int, msgspec.Meta(ge=0)] = 0
-    largest_difference: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    samples: Count = 0
+    largest_difference: Relative = 0.0
     mixes_samples: str = ""
 
     def line(self) -> str:

@@ -194,7 +194,7 @@ def test_what_a_rank_would_refuse_is_refused_before_an_allocation(
         ("device: cpu\nranks_per_node: 2\nvariables: {'A B': 1}\n", "'A B' is no name of a variable"),
         ("device: cpu\nranks_per_node: 2\ntime_limits: {run: soon}\n", "'soon' is no time"),
         ("device: cpu\nranks_per_node: 2\nhang_s: 1680\n", "hang_s: 1680 s have to pass before the warning, .* 1680 s"),
-        ("device: cpu\nranks_per_node: 2\nhang_s: -1\n", "hang_s is -1: give a positive number"),
+        ("device: cpu\nranks_per_node: 2\nhang_s: -1\n", "Expected `int` >= 0 - at `\\$.hang_s`"),
         ("device: cpu\nranks_per_node: 2\nwarning_s: 4000\n", "not inside the shortest time limit"),
         (
             "device: cpu\nranks_per_node: 2\ncontainer: {runtime: docker, image: x}\n",

@@ -28,7 +28,7 @@ def model(*, together: float = TOGETHER, hosts: dict[int, float] | None = None) 
         NETWORK,
         layer_times=times,
         model_times=model_times(NETWORK, batches=(2, 4, 8), wu_s=0.0),
-        communication=(ring_fit(), ring_fit("send_recv", alpha_s=0.0, beta_s_per_byte=0.0)),
+        communication=(ring_fit(), ring_fit("send_recv", alpha_s=1e-15, beta_s_per_byte=0.0)),
     )
     return CostModel(profile=profile, network=NETWORK)
 
@@ -59,7 +59,7 @@ def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_bat
 
     own = [time for at, factor in together.items() for time in measured(NETWORK, at, factor)]
     alien = [time for time in measured(other, batch, 2.0) if time.operation not in {own.operation for own in own}]
-    communication = (ring_fit(), ring_fit("send_recv", alpha_s=0.0, beta_s_per_byte=0.0))
+    communication = (ring_fit(), ring_fit("send_recv", alpha_s=1e-15, beta_s_per_byte=0.0))
     whole = model_times(NETWORK, batches=(2, 8), wu_s=0.0)
     profile = make_profile(
         NETWORK, layer_times=(*own, *alien), model_times=whole, communication=communication, copies=free_copies()

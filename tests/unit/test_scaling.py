@@ -50,7 +50,7 @@ def predict(
 
 def test_what_slows_both_alike_takes_nothing_from_efficiency() -> None:
     slow_spells = make_profile(
-        model_times=model_times(CHAIN, common_sd=0.2), communication=(ring_fit(alpha_s=0.0, beta_s_per_byte=0.0),)
+        model_times=model_times(CHAIN, common_sd=0.2), communication=(ring_fit(alpha_s=1e-15, beta_s_per_byte=0.0),)
     )
     serial, data = predict(slow_spells, "serial", "d2")
     assert serial.efficiency_interval == (1, 1)

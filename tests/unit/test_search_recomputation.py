@@ -137,7 +137,7 @@ def test_the_best_within_a_limit_is_that_of_predicting_all_that_fit(
     best_computes_again = set()
     for limit in limits[:: max(1, len(limits) // 8)].tolist():
         fits = held <= limit
-        answer = found(profile, *common, "--memory", str(limit))
+        answer = found(profile, *common, "--memory", f"{limit}B")
         best = answer["rows"][0]["prediction"]
         assert best["iteration_s"] == pytest.approx(seconds[fits].min(), rel=1e-12)
         best_computes_again.add("recompute" in best["options"])

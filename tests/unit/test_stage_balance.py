@@ -161,7 +161,8 @@ def model_of(slow: str, point: Point) -> CostModel:
 
     plan = planner_for(point.strategy).plan(NETWORK, point.strategy, point.settings)
     shards = tuple(msgspec.structs.replace(layer, inputs=("input",)) for layer, _ in plan.sharded)
-    network = msgspec.structs.replace(NETWORK, layers=shards)
+    known = {layer.operation for layer in NETWORK.layers}
+    network = msgspec.structs.replace(NETWORK, layers=tuple(layer for layer in shards if layer.operation not in known))
     profile = make_profile(
         NETWORK,
         layer_times=(*layer_times(NETWORK, seconds=seconds), *layer_times(network, seconds=seconds)),

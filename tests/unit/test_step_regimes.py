@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
@@ -102,7 +100,7 @@ def test_a_prediction_reads_the_profiles_regimes_by_steps() -> None:
     assert cost.seconds == pytest.approx(ring_s(256, 1 << 22), rel=0.03)
 
 
-@pytest.mark.parametrize("wrong", [(0.0, 1.0), (2.0, 1.0), (1.0, math.inf)])
+@pytest.mark.parametrize("wrong", [(2.0, 1.0), (3.0, 2.0)])
 def test_a_range_of_steps_rises(wrong: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="step_bytes_range has to rise"):
         msgspec.structs.replace(FITS[0], step_bytes_range=wrong)
