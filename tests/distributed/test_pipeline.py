@@ -48,6 +48,7 @@ NESTED = {
         *("Chain:p2f2:gpipe:2:scatter", "Normed:p2s2:interleaved:4", "Residual:p2f2:1f1b:4"),
         *("Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:gpipe:2"),
         *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
+        "pipeline_idioms.Attending:d2p2:zb:2",
     ],
 }
 MORE_NESTED = {

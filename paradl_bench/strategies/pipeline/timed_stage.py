@@ -18,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.strategies.group_functions import Spans
 
+_USUAL = 2
+"""Parameters of a node: a weight and a bias, which autograd accumulates in the order in which it does without parts."""
+
 
 class TimedStage(PipelineStage):
     """A stage that stamps its own computation; what is left of a step is waiting for other stages.
@@ -68,13 +71,22 @@ class TimedStage(PipelineStage):
         names = {id(parameter): name.removeprefix("module.") for name, parameter in self._own.named_parameters()}
         places = {name: place for place, name in enumerate(self._arrival)}
         of_groups = [(_parameters_of(group), group) for group in groups]
-        if last_backward and isinstance(self.submod, DistributedDataParallel):
+        exchanged = self.submod if isinstance(self.submod, DistributedDataParallel) and last_backward else None
+        if exchanged is not None:
             used = [parameter for parameters, _ in of_groups for parameter in parameters]
             # It looks for parameters behind these. What the stage has sent is detached by now; views lead to their own.
-            self.submod.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
-        of_groups.sort(key=lambda pair: max(places[names[id(parameter)]] for parameter in pair[0]))
+            exchanged.reducer.prepare_for_backward([parameter.view_as(parameter) for parameter in used])
+
+        def place(parameter: torch.Tensor) -> int:
+            return places[names[id(parameter)]]
+
+        of_groups.sort(key=lambda pair: max(place(parameter) for parameter in pair[0]))
         for parameters, group in of_groups:
-            _differentiate(parameters, group.pop("intermediates"), group.pop("grads", []))
+            nodes, gradients = group.pop("intermediates"), group.pop("grads", [])
+            if exchanged is not None and len(parameters) > _USUAL:
+                _hand_on(sorted(parameters, key=place), nodes, gradients)
+            else:
+                _differentiate(parameters, nodes, gradients)
 
     @property
     def _own(self) -> torch.nn.Module:
@@ -98,12 +110,35 @@ def _parameters_of(group: dict[str, Any]) -> list[torch.Tensor]:
     return [accumulator.variable for accumulator in group["params"]]
 
 
-def _differentiate(
-    parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: Sequence[Sequence[torch.Tensor | None] | None]
-) -> None:
+_Gradients = Sequence[Sequence[torch.Tensor | None] | None]
+
+
+def _differentiate(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients) -> None:
     """Accumulate gradients of parameters from those of the nodes that they are used in; lets go of both."""
+    with _edges(nodes, gradients) as (edges, values):
+        if edges:
+            torch.autograd.backward(edges, values, inputs=parameters)
+
+
+def _hand_on(parameters: list[torch.Tensor], nodes: Sequence[Any], gradients: _Gradients) -> None:
+    """The same, one parameter after the other as they are given.
+
+    A node of a recurrent layer has the gradients of all its parameters at once. In which order autograd accumulates
+    them depends on what else is asked of the node.
+    """
+    with _edges(nodes, gradients) as (edges, values):
+        made = list(torch.autograd.grad(edges, parameters, values, allow_unused=True)) if edges else []
+    for parameter in parameters[: len(made)]:
+        value = made.pop(0)
+        if value is not None:
+            torch.autograd.backward([parameter.view_as(parameter)], [value])
+
+
+@contextlib.contextmanager
+def _edges(nodes: Sequence[Any], gradients: _Gradients) -> Iterator[tuple[list[GradientEdge], list[torch.Tensor]]]:
+    """Where to begin, and with which gradients."""
     given = list(zip(nodes, gradients, strict=False))
-    edges = [
+    pairs = [
         (GradientEdge(node, place), gradient)
         for node, own in given
         for place, gradient in enumerate(own or ())
@@ -112,8 +147,7 @@ def _differentiate(
     # Where one node leads to another, that one is to get what it got, and not the same once more.
     handles = [node.register_prehook(lambda _, own=own: own) for node, own in given] if len(nodes) > 1 else []
     try:
-        if edges:
-            torch.autograd.backward([edge for edge, _ in edges], [value for _, value in edges], inputs=parameters)
+        yield [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
     finally:
         for handle in handles:
             handle.remove()
