@@ -192,3 +192,79 @@ class ChangedInput(Linears):
         y = torch.tanh(self.a(x))
         y = self.b(y) + F.leaky_relu(x, 0.1)
         return self.e(torch.tanh(self.d(torch.tanh(self.c(y))))).mean(1)
+
+
+class Convolutions(nn.Module):
+    "Convolutions that keep positions, named a, b, c, d, before a fully connected layer."
+
+    input_shape = (3, 12, 12)
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3, padding=1)
+        self.b, self.c, self.d = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.fc = nn.Linear(8, 5)
+
+    def end(self, x):
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class DiscardedImages(Convolutions):
+    "What an operation in place returns is thrown away; a residual is added in place."
+
+    def forward(self, x):
+        x = self.a(x)
+        F.relu(x, inplace=True)
+        y = self.c(torch.tanh(self.b(x)))
+        y += x
+        y.mul_(0.5)
+        return self.end(torch.tanh(self.d(y)) + y)
+
+
+class ChangedChannels(Convolutions):
+    "Some channels are changed in place and by assignment, behind a convolution that is cut."
+
+    def forward(self, x):
+        x = self.a(x)
+        x[:, :4].mul_(2.0)
+        x[:, 4:6] += 1.0
+        y = self.b(torch.tanh(x))
+        y[:, 0] = 0.25
+        one, two = y.chunk(2, dim=1)
+        z = self.c(torch.cat([torch.tanh(two), one], 1))
+        return self.end(self.d(torch.tanh(z)) + x)
+
+
+class ViewedChannels(Convolutions):
+    "Some channels are changed through a view, and the whole is read on both sides of a cut."
+
+    def forward(self, x):
+        x = self.a(x)
+        x[:, :4].mul_(2.0)
+        y = self.c(torch.tanh(self.b(torch.tanh(x))))
+        return self.end(self.d(torch.tanh(y)) + x)
+
+
+class AuxiliaryImages(Convolutions):
+    "Outputs that the loss does not read, of layers that are cut."
+
+    def forward(self, x):
+        early = self.a(x)
+        x = torch.tanh(self.b(torch.tanh(early)))
+        aux = self.c(x)
+        return {"logits": self.end(torch.tanh(self.d(x))), "aux": aux, "early": early}
+
+
+class NormedImages(Convolutions):
+    "Batch norms, and residuals in place."
+
+    def __init__(self):
+        super().__init__()
+        self.n, self.m = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        x = F.relu_(self.n(self.a(x)))
+        y = self.m(self.c(F.relu_(self.b(x))))
+        y += x
+        F.relu_(y)
+        return self.end(self.d(y).add_(y))

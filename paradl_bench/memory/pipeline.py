@@ -32,7 +32,7 @@ from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import operations_of_forward
 from paradl_bench.strategies.mesh import REPLICATING, degree_of
 from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
-from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
+from paradl_bench.strategies.pipeline.stage_shares import StageShare, message_bytes, share_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
 
@@ -75,9 +75,7 @@ def _parts(
         buffers=tuple(buffer for share in own for buffer in share.network.buffers),
         gradient_order=tuple(name for share in own for name in share.network.gradient_order),
     )
-    received = [
-        share.message_bytes(cut, micro_batch) for share in own for cut in (share.stage.receives, share.stage.sends)
-    ]
+    received = [message_bytes(cut, micro_batch) for share in own for cut in (share.receives, share.sends)]
     ledger = Ledger()
     block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
     passes = {
@@ -86,7 +84,7 @@ def _parts(
             functools.partial(_walk, share, micro_batch, dtype, device),
             # Forward of the first stage copies the rank's block of a micro-batch.
             0 if share.stage.index else block,
-            share.message_bytes(share.stage.sends, micro_batch),
+            message_bytes(share.sends, micro_batch),
         )
         for share in own
     }

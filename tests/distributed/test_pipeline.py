@@ -42,17 +42,27 @@ CASES = {
     + ["Residual:p4:zb:6", "Chain:d2p2:zb:3", "Normed:p2d2:zb:4", "Branching:d2p2:zb:2"],
 }
 
+# What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
+IDIOMS = (
+    *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
+    *("Auxiliary", "Query", "Transposed", "ChangedInput"),
+)
+IMAGES = ("DiscardedImages", "ChangedChannels", "ViewedChannels", "AuxiliaryImages", "NormedImages")
+
 # An axis that shares layers inside of a pipeline, or outside; and eight stages on four ranks.
 NESTED = {
     4: [
         *("Chain:p2f2:gpipe:2:scatter", "Normed:p2s2:interleaved:4", "Residual:p2f2:1f1b:4"),
         *("Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:gpipe:2"),
         *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
-        "pipeline_idioms.Attending:d2p2:zb:2",
+        *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
+        *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
     ],
 }
 MORE_NESTED = {
     4: [f"{name}:p2{axis}:gpipe:2" for name in NETWORKS for axis in ("f2", "c2", "s2")]
+    + [f"pipeline_idioms.{name}:{text}:1f1b:2" for name in IMAGES for text in ("p2s2", "s2p2", "p2s1x2")]
+    + [f"pipeline_idioms.{name}:p2c2:1f1b:2" for name in IDIOMS]
     + ["Rereading:p2f2:gpipe:2", "Rereading:p2s2:gpipe:2", "Chain:p2c2:interleaved:2", "Residual:p2s2:interleaved:2"]
     + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "late", "three", "two", "fc")]
     + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Split", "Own", "t5")]
@@ -69,11 +79,6 @@ DEEP = {
     8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
 }
 
-# What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
-IDIOMS = (
-    *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
-    *("Auxiliary", "Query", "Transposed", "ChangedInput"),
-)
 IDIOMATIC = {
     2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
     3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in IDIOMS],

@@ -30,7 +30,7 @@ from paradl_bench.strategies.operations import output_of
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, tensors_of, with_tensors
-from paradl_bench.strategies.pipeline.stage_shares import StageShare, share_stage
+from paradl_bench.strategies.pipeline.stage_shares import CrossingShape, StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.sharded_module import Sharding, Walk
@@ -199,18 +199,17 @@ class StageModule(torch.nn.Module):
         """What forward takes, as tensors without memory."""
         if not self.stage.receives:
             return (self._calls.inputs,)
-        return tuple(self._value(value) for value in self.stage.receives)
+        return tuple(self._value(value, shape) for value, shape in self.share.receives.items())
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """What forward returns, as tensors without memory."""
         if not self._ends:
-            return tuple(self._value(value) for value in self.stage.sends)
+            return tuple(self._value(value, shape) for value, shape in self.share.sends.items())
         leaves = tree_flatten(self._calls.outputs)[0]
         return tuple(leaf for number, leaf in enumerate(leaves) if number in self._calls.needed)
 
-    def _value(self, value: Crossing) -> torch.Tensor:
+    def _value(self, value: Crossing, crossing: CrossingShape) -> torch.Tensor:
         tensor = self._calls.operations[value.layer].tensors[value.output]
-        crossing = self.share.crossing[value]
         # A layer's shape is per sample: the tensor's has the batch before it, in its first dim, or not at all.
         shape = list(tensor.shape)
         for dim in range(-len(crossing.whole), 0):
@@ -229,7 +228,8 @@ class StageModule(torch.nn.Module):
         receive = self._sharding.receive
         if receive:
             # What an axis cuts into blocks are layers that return one tensor.
-            values = {at: value if at.output else receive(at.layer, value) for at, value in values.items()}
+            whole = {at for at, shape in self.share.receives.items() if at.output or shape.is_whole}
+            values = {at: value if at in whole else receive(at.layer, value) for at, value in values.items()}
         walk = (self._walk or StageWalk)(self._sharding, self._calls, self.stage, values, received[0].device)
         inputs = walk.first.get(INPUT, self._calls.inputs)
         if not self.stage.receives:
@@ -240,10 +240,15 @@ class StageModule(torch.nn.Module):
         if walk.index != len(self._calls.operations):
             raise _varies(self.stage.network.name, walk.index)
         if not self._ends:
-            return self._outputs([walk.kept[value].contiguous() for value in self.stage.sends])
-        left = self._sharding.leave(outputs) if self._sharding.leave else outputs
-        leaves = tree_flatten(left)[0]
-        return self._outputs([leaf for number, leaf in enumerate(leaves) if number in self._calls.needed])
+            return self._outputs([self._sent(walk.kept[value], shape) for value, shape in self.share.sends.items()])
+        leaves = tree_flatten(outputs)[0]
+        needed = [leaf for number, leaf in enumerate(leaves) if number in self._calls.needed]
+        return self._outputs(self._sharding.leave(needed) if self._sharding.leave else needed)
+
+    def _sent(self, value: torch.Tensor, shape: CrossingShape) -> torch.Tensor:
+        # Code goes on holding a block where an operation was given all of it, and has changed that.
+        whole = self._sharding.whole
+        return (whole(value) if whole and shape.is_whole else value).contiguous()
 
     def _outputs(self, values: list[Any]) -> Any:
         """What forward returns; where torch detaches that in place, nothing that autograd has kept for itself."""

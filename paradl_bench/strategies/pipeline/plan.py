@@ -50,7 +50,7 @@ from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
-from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, share_stage
+from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, message_bytes, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
 
 _VOTE_BYTES = 4
@@ -340,8 +340,7 @@ class _RankPlan:
 
     def _transfer(self, direction: str, action: Action, cut: int) -> Transfer:
         own = self._own[action.stage]
-        crossing = own.stage.sends if cut == action.stage else own.stage.receives
-        sizes = own.message_bytes(crossing, self._micro_batch)
+        sizes = message_bytes(own.sends if cut == action.stage else own.receives, self._micro_batch)
         return Transfer(
             direction=direction,  # type: ignore[arg-type]
             phase=action.way,

@@ -9,7 +9,7 @@ block and reads whole it gathers once, whether an earlier stage has gathered it 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,8 +17,8 @@ import msgspec
 from paradl_bench.spec.network import DTYPE_BYTES, Network
 from paradl_bench.spec.plan import Communication
 from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.compute import LayerShard, held_layer
-from paradl_bench.strategies.pipeline.crossings import Crossing
+from paradl_bench.strategies.compute import LayerShard, held_layer, operations_of_forward
+from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
@@ -31,6 +31,14 @@ class CrossingShape(NamedTuple):
     whole: tuple[int, ...]
     batchless: bool
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank holds all of it."""
+        return self.held == self.whole
+
+
+CrossingShapes = Mapping[Crossing, CrossingShape]
+
 
 class StageShare(NamedTuple):
     """A stage as one rank runs it.
@@ -38,20 +46,21 @@ class StageShare(NamedTuple):
     Attributes:
         network: the stage's, with the shapes that its parameters have on this rank.
         shards: by index in the stage's network; layers that are missing run whole.
-        crossing: per tensor that crosses, its shape per sample on this rank.
+        receives, sends: per tensor that crosses each cut, its shape per sample on this rank.
     """
 
     stage: Stage
     network: Network
     shards: dict[int, LayerShard]
-    crossing: dict[Crossing, CrossingShape]
+    receives: CrossingShapes
+    sends: CrossingShapes
 
-    def message_bytes(self, values: Sequence[Crossing], micro_batch: int) -> tuple[int, ...]:
-        """Bytes of each tensor that crosses a cut, for one micro-batch; its gradient has as many."""
-        shapes = [self.crossing[value] for value in values]
-        return tuple(
-            math.prod(shape.held) * (1 if shape.batchless else micro_batch) * _ELEMENT_BYTES for shape in shapes
-        )
+
+def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]:
+    """Bytes of each tensor that crosses a cut, for one micro-batch; its gradient has as many."""
+    return tuple(
+        math.prod(shape.held) * (1 if shape.batchless else micro_batch) * _ELEMENT_BYTES for shape in crossing.values()
+    )
 
 
 def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageShare:
@@ -60,8 +69,11 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
     Args:
         network: the whole one. shared: its layers as the rank shares them.
     """
-    start = stage.layers.start
+    start, flow = stage.layers.start, data_flow(network)
     shards = {index - start: shared.shards[index] for index in stage.layers if index in shared.shards}
+    end = operations_of_forward(network)
+    if end - start in shards:
+        shards[end - start] = _for_loss_alone(network, end, shared)
     for index, led in _led_again(stage, shared).items():
         shards[index - start] = shards[index - start]._replace(after_bw=led)
     for index, gathers in _gathered_again(network, stage, shared).items():
@@ -71,12 +83,20 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
         stage,
         hold_parameters(stage.network, (stage,), shared),
         shards,
-        {value: _shape(network, value, shared) for value in (*stage.receives, *stage.sends)},
+        *(
+            {value: _shape(network, value, flow.made_by(value, cut), shared) for value in values}
+            for values, cut in ((stage.receives, start), (stage.sends, stage.layers.stop))
+        ),
     )
 
 
-def _shape(network: Network, value: Crossing, shared: SharedLayers) -> CrossingShape:
+def _shape(network: Network, value: Crossing, made_by: int, shared: SharedLayers) -> CrossingShape:
     layer = network.layers[value.layer]
+    changed_as = shared.shards.get(made_by)
+    if made_by != value.layer and not (changed_as and changed_as.shard):
+        # Who changes a part of it that no block is has gathered it, and changed that.
+        own = layer.output_shapes[value.output]
+        return CrossingShape(own, own, layer.batchless)
     held, whole = held_layer(layer, shared.shards.get(value.layer)).output_shape, layer.output_shape
     own = layer.output_shapes[value.output]
     if value.output == 0:
@@ -86,6 +106,15 @@ def _shape(network: Network, value: Crossing, shared: SharedLayers) -> CrossingS
     # All tensors that a layer returns are cut alike.
     cut = tuple(extent * part // full for extent, part, full in zip(own, held, whole, strict=True))
     return CrossingShape(cut, own, layer.batchless)
+
+
+def _for_loss_alone(network: Network, end: int, shared: SharedLayers) -> LayerShard:
+    """The first layer of the loss, without gathers of outputs that the loss does not read: no stage returns those."""
+    read = {name for layer in network.layers[end:] for name in layer.inputs}
+    unread = [shared.gathers[name] for name in network.outputs if name in shared.gathers and name not in read]
+    shard = shared.shards[end]
+    left = tuple(gather for gather in shard.before_fw if not any(gather is other for other in unread))
+    return shard._replace(before_fw=left)
 
 
 def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:
