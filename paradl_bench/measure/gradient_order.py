@@ -43,7 +43,7 @@ class GradientOrder:
         return tuple(sorted(last, key=last.__getitem__))
 
     def of(self, network: Network) -> Network:
-        """The network with its gradients in the order of the first backward.
+        """The network with its gradients in the order of the last backward.
 
         The network as it is where other gradients arrived than tracing saw.
         """
