@@ -24,6 +24,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets."""
 
 _SEED = 5
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""What a model's own code, and torch called by it, raise beside RuntimeError."""
 
 
 class Operation(NamedTuple):
@@ -62,11 +64,16 @@ def operations_of(model: LoadedModel, batch: Batch) -> list[Operation]:
     """The operations of forward and the loss, in order.
 
     Raises:
-        RuntimeError: as forward does.
+        RuntimeError: forward or the loss fails.
     """
     mode = _Names()
-    with _drawing_alike(), _noting_paths(model.module, mode.path), mode:
-        model.loss(model.module(batch[0]), batch[1])
+    try:
+        with _drawing_alike(), _noting_paths(model.module, mode.path), mode:
+            model.loss(model.module(batch[0]), batch[1])
+    except UserError:
+        raise
+    except _MISTAKES as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     return mode.found
 
 
@@ -109,7 +116,7 @@ def refuse_dependence(model: LoadedModel, make_batch: Callable[[int], Batch], sa
 
     Raises:
         UserError: the operations differ; the message names the first that does.
-        RuntimeError: as forward does.
+        RuntimeError: forward or the loss fails.
     """
     first, *others = samples
     expected = operations_of(model, make_batch(first))

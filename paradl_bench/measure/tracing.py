@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
@@ -289,20 +289,26 @@ def trace_network(model: LoadedModel) -> Network:
         UserError: forward fails for the model's input shape, or calls other operations for other numbers of samples.
     """
     try:
-        few = load_model(model.name, model.input_shape, device="meta")
-        refuse_dependence(few, lambda samples: _batch_on_meta(few, samples), (*_FEW, _META_BATCH))
+        _try_batches(model, _batch_on_meta, (*_FEW, _META_BATCH), "meta")
         return _trace(load_model(model.name, model.input_shape, device="meta"), _META_BATCH, "meta")
     except (NotImplementedError, RuntimeError) as meta_error:
         try:
-            network = _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
-            # The same samples twice: what their values decide stays as it is.
-            few = load_model(model.name, model.input_shape)
-            refuse_dependence(few, lambda samples: _repeated(few, samples), (_CPU_BATCH, 2 * _CPU_BATCH))
-            return network
+            _try_batches(model, _repeated, (_CPU_BATCH, 2 * _CPU_BATCH), "cpu")
+            return _trace(load_model(model.name, model.input_shape), _CPU_BATCH, "cpu")
         except RuntimeError as error:
             shape = "x".join(map(str, model.input_shape))
             text = f"model {model.name!r} does not run on an input of {shape}: {error}{model.input_remedy}"
             raise UserError(text) from meta_error
+
+
+def _try_batches(
+    model: LoadedModel,
+    make_batch: Callable[[LoadedModel, int], tuple[torch.Tensor, torch.Tensor]],
+    samples: tuple[int, ...],
+    device: str,
+) -> None:
+    tried = load_model(model.name, model.input_shape, device=device)
+    refuse_dependence(tried, lambda count: make_batch(tried, count), samples)
 
 
 def _trace(model: LoadedModel, batch: int, device: str) -> Network:
@@ -345,7 +351,7 @@ def _batch_on_meta(model: LoadedModel, batch: int) -> tuple[torch.Tensor, torch.
 
 
 def _repeated(model: LoadedModel, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mini-batch that is traced on a CPU, as often as gives so many samples."""
+    """The mini-batch that is traced on a CPU, repeated: what values decide is the same for any number of samples."""
     inputs, targets = (torch.cat([tensor] * (samples // _CPU_BATCH)) for tensor in model.make_batch(_CPU_BATCH, 0))
     return inputs, targets
 

@@ -96,6 +96,23 @@ class Unpredictable(Linear):
         return self.fc(x)
 
 
+class FewSamples(Linear):
+    """The loss has more targets."""
+
+    def forward(self, x):
+        return self.fc(x)[:3]
+
+
+class Mistaken(Linear):
+    def forward(self, x):
+        return self.fc(x.no_such_attribute)
+
+
+class Text(Linear):
+    def forward(self, x):
+        return "text"
+
+
 class InPlace(Linear):
     def forward(self, x):
         return self.fc(x.mul_(2))
@@ -134,6 +151,21 @@ def test_operations_that_depend_on_the_batch_are_refused(module, message: str) -
 @pytest.mark.parametrize("module", [ByValue, Caching, Drawing, Unpredictable])
 def test_what_has_other_causes_than_the_batch_is_traced(module) -> None:
     assert trace_network(load_model(name_of(module))).layers
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [(FewSamples, "ValueError: Expected input batch_size"), (Mistaken, "AttributeError.*no_such")],
+)
+def test_a_mistake_in_forward_is_a_line(module, message: str) -> None:
+    with pytest.raises(UserError, match=f"does not run on an input of 6: {message}") as raised:
+        trace_network(load_model(name_of(module)))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_the_loss_says_of_outputs_is_left_as_it_is() -> None:
+    with pytest.raises(UserError, match=r"^the model's output is a str"):
+        trace_network(load_model(name_of(Text)))
 
 
 @pytest.mark.parametrize(("module", "layer"), [(InPlace, "mul"), (InPlaceOnPart, "add")])
