@@ -124,7 +124,7 @@ def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
     shared = next((name for name in again if readers[name] > 1), None)
     if shared is not None:
         raise UserError(
-            f"{where}, and several layers read parameter {shared}, whose gradient then comes several times:"
+            f"{where}, and several layers read parameter {shared}, whose gradient may come several times:"
             " DistributedDataParallel takes that with use_reentrant=False alone; give it that"
         )
 
