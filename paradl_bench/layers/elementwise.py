@@ -10,6 +10,7 @@ from paradl_bench.layers.attributes import IN_PLACE, TEXT
 from paradl_bench.layers.kind import Call, Cast, Facts, LayerKind, Operands, Saved, TensorArgument, always
 from paradl_bench.spec.network import Attribute, Layer
 
+_IN_ONE_STEP = ("add", "radd", "sub", "neg", "mul", "rmul", "exp")
 _OF_ONE = ("neg", "exp", "sqrt", "rsqrt", "log", "abs")
 
 
@@ -57,8 +58,8 @@ def saves(layer: Layer) -> Saved:
 
 
 def watched(call: Call) -> bool:
-    """What is broadcast gets a gradient of the larger size first, which is then summed."""
-    return len({tensor.shape for tensor in call.tensors}) > 1
+    """What is broadcast gets a gradient of the larger size first, which is then summed; others make one in steps."""
+    return call.function not in _IN_ONE_STEP or len({tensor.shape for tensor in call.tensors}) > 1
 
 
 def passes_gradient(layer: Layer) -> bool:

@@ -64,6 +64,8 @@ KIND = LayerKind(
     attributes={"function": TEXT, "dim": DIMS, "keepdim": FLAG},
     build=build,
     saves=nothing_saved,
+    # The gradient of a sum is spread without a copy.
+    passes_gradient=lambda layer: layer.attributes["function"] == "sum",
     operands=operands,
     autocast=autocast,
     call=call,

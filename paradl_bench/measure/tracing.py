@@ -34,10 +34,10 @@ from paradl_bench.measure.traced_values import (
     versions_of,
     without_own_state,
 )
-from paradl_bench.measure.watched_memory import MemoryWatch
+from paradl_bench.measure.watched_memory import MemoryWatch, TracedCall, laid_out_as_on_a_cpu
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network, Tensor, Value
+from paradl_bench.spec.network import RETURNS_INPUT, Layer, LayerMemory, Network, Tensor, Value
 from paradl_bench.strategies.operations import asks_else, asks_extent, function_name, is_operation, output_of
 
 _DTYPE_NAMES = {
@@ -57,6 +57,7 @@ _META_BATCH = 10007
 _CPU_BATCH = 7
 # So few come first that a loop over samples is short.
 _FEW = (2, 3)
+_ATTENTION = "scaled_dot_product_attention"
 
 
 class _TracingMode(TorchFunctionMode):
@@ -71,6 +72,7 @@ class _TracingMode(TorchFunctionMode):
         self.scope = ""
         self._kinds = kind_of_function()
         self._watch = MemoryWatch(batch)
+        self._calls: dict[int, tuple[TracedCall, bool]] = {}
         self._names: Counter[str] = Counter()
         self._parameters = {id(p): name for name, p in module.named_parameters()}
         self._buffers = {id(b): name for name, b in module.named_buffers()}
@@ -83,8 +85,11 @@ class _TracingMode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = versions_of(tensors_in((args, kwargs or {})))
-        if function_name(function)[0] in self._kinds:
+        name = function_name(function)[0]
+        if name in self._kinds:
             result, flops = function(*args, **(kwargs or {})), 0
+            if name == _ATTENTION:
+                result = laid_out_as_on_a_cpu(function, args, kwargs or {}, result)
         else:
             with FlopCounterMode(display=False) as counter:
                 result = function(*args, **(kwargs or {}))
@@ -124,10 +129,10 @@ class _TracingMode(TorchFunctionMode):
             # Nothing was done, and the tensor stays that of the layer that made it.
             self.layers.append(_untouched(layer, call.function))
             return
-        if not changed and self._is_watched(call):
-            layer = msgspec.structs.replace(
-                layer, memory=self._watch.watch(function, args, kwargs, self._activations(args, kwargs))
-            )
+        if not changed:
+            kind = self._kinds.get(call.function)
+            formula = kind is not None and not kind.watched(call)
+            self._calls[len(self.layers)] = TracedCall(function, args, kwargs, outputs, self._is_held), formula
         state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         state += [held for held in self._values.held(changed) if held not in layer.parameters]
         index = len(self.layers)
@@ -150,14 +155,22 @@ class _TracingMode(TorchFunctionMode):
         return tuple(
             msgspec.structs.replace(
                 layer,
+                memory=self._memory(index),
                 handled=layer.name in self._handled,
                 writes=_unless_told(layer, tuple(value for value in layer.writes or () if value in seen)),
                 without_gradient=tuple(number for number, tensor in enumerate(outputs) if not tensor.requires_grad)
                 if layer.inputs or layer.parameters
                 else (),
             )
-            for layer, outputs in zip(self.layers, self._returned, strict=True)
+            for index, (layer, outputs) in enumerate(zip(self.layers, self._returned, strict=True))
         )
+
+    def _memory(self, index: int) -> LayerMemory | None:
+        """Memory of a layer where no formula gives it."""
+        if index not in self._calls:
+            return None
+        call, has_formula = self._calls[index]
+        return self._watch.watch_layout(call) if has_formula else self._watch.watch(call)
 
     def made(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """The layers that made what tensors hold."""
@@ -192,14 +205,8 @@ class _TracingMode(TorchFunctionMode):
             fw_bytes=4 * moved,
         )
 
-    def _is_watched(self, call: Call) -> bool:
-        """Whether no formula gives the memory of a call."""
-        kind = self._kinds.get(call.function)
-        return kind is None or kind.watched(call)
-
-    def _activations(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        held = self._parameters.keys() | self._buffers.keys()
-        return [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if id(tensor) not in held]
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._parameters or id(tensor) in self._buffers
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

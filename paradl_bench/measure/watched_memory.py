@@ -23,8 +23,65 @@ from paradl_bench.spec.network import BatchBytes, LayerMemory
 
 _FOR_REAL = frozenset(("lstm",))
 """Functions whose kernel on a CPU keeps memory that only it knows."""
+GradientLayout = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""Shape, strides, and whether elements lie in their order."""
 _FEW = 4
 """Samples that these run on, and twice as many."""
+
+
+class TracedCall:
+    """A call as it was made, and how its gradient was laid out in memory; it holds no tensor of the model.
+
+    Args:
+        held: whether a tensor is a parameter or a buffer.
+    Attributes:
+        arguments: positional and by name, each tensor a likeness on the meta device.
+        activations: tensors among them that are neither parameters nor buffers, in order.
+        gradient: the shape and the strides that the gradient of the first output arrived with; None where none did.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        outputs: Sequence[torch.Tensor],
+        held: Callable[[torch.Tensor], bool],
+    ) -> None:
+        likenesses: dict[int, torch.Tensor] = {}
+        self.function = function
+        self.arguments = tree_map_only(torch.Tensor, lambda tensor: _likeness(tensor, likenesses), (args, kwargs))
+        self.activations = [
+            likenesses[id(tensor)]
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor) and not held(tensor)
+        ]
+        self._arrived: list[GradientLayout] = []
+        if outputs[0].requires_grad and not outputs[0].is_leaf:
+            arrived = self._arrived
+
+            def note(gradient: torch.Tensor) -> None:
+                arrived[:] = [(tuple(gradient.shape), gradient.stride(), gradient.is_contiguous())]
+
+            outputs[0].register_hook(note)  # type: ignore[no-untyped-call]
+
+    @property
+    def gradient(self) -> GradientLayout | None:
+        """How the gradient of the first output lay in memory; None where none arrived."""
+        return self._arrived[0] if self._arrived else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the elements of all that it reads, and of the gradient, lie in memory in their order."""
+        gradient = self.gradient
+        return (gradient is None or gradient[2]) and all(tensor.is_contiguous() for tensor in self.activations)
+
+
+def _likeness(tensor: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
+    if id(tensor) not in known:
+        like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        known[id(tensor)] = like.requires_grad_(tensor.requires_grad)
+    return known[id(tensor)]
 
 
 class MemoryWatch:
@@ -38,22 +95,41 @@ class MemoryWatch:
         self._batch = batch
         self._known: dict[Any, LayerMemory | None] = {}
 
-    def watch(
-        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], activations: Sequence[torch.Tensor]
-    ) -> LayerMemory | None:
+    def watch(self, call: TracedCall, *, plain: bool = False) -> LayerMemory | None:
         """The memory of a call; None where it does not run without values.
 
         Args:
-            args, kwargs: of the call, which is over; they are left as they are.
-            activations: tensors among them that are neither parameters nor buffers, in order.
+            plain: as if all tensors lay in memory in the order of their elements.
         """
-        key = function, repr(tree_map_only(torch.Tensor, _described, (args, kwargs)))
+        key = call.function, plain, call.gradient, repr(tree_map_only(torch.Tensor, _described, call.arguments))
         if key not in self._known:
             try:
-                self._known[key] = _watch(function, args, kwargs, activations, self._batch)
+                self._known[key] = _watch(call, self._batch, plain)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 self._known[key] = None
         return self._known[key]
+
+    def watch_layout(self, call: TracedCall) -> LayerMemory | None:
+        """The memory of a call that a formula covers; None where the formula's, as no layout changes it."""
+        if call.is_plain:
+            return None
+        found = self.watch(call)
+        return None if found == self.watch(call, plain=True) else found
+
+
+def laid_out_as_on_a_cpu(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: torch.Tensor
+) -> torch.Tensor:
+    """What an attention returned on the meta device, with the strides of the kernel that devices run."""
+    if result.device.type != "meta":
+        return result
+    with FakeTensorMode():
+        # Devices return heads behind positions, so that putting heads together copies nothing.
+        own_args, own_kwargs = tree_map_only(torch.Tensor, _as_it_was, (args, kwargs))
+        strides = function(*own_args, **own_kwargs).stride()
+    if strides == result.stride():
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta").copy_(result)
 
 
 def _described(tensor: torch.Tensor) -> str:
@@ -165,21 +241,31 @@ def _sum(one: BatchBytes, other: BatchBytes, times: int = 1) -> BatchBytes:
     return one[0] + times * other[0], one[1] + times * other[1]
 
 
-def _watch(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], activations: Sequence[torch.Tensor], batch: int
-) -> LayerMemory:
+def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
     """One call, on fake tensors; for real, of few samples, where fake ones do not tell."""
-    if function.__name__ not in _FOR_REAL:
+    if call.function.__name__ not in _FOR_REAL:
         with FakeTensorMode():
-            return _watch_on(lambda extent: extent, function, args, kwargs, activations, batch)
+            return _watch_on(_contiguous if plain else _as_it_was, call, batch, plain)
 
     def few(count: int) -> LayerMemory:
-        def shrunk(extent: int) -> int:
-            return extent // batch * count if extent % batch == 0 else extent
+        def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+            order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+            extents = [tensor.size(dim) for dim in order]
+            shape = [extent // batch * count if extent % batch == 0 else extent for extent in extents]
+            back = [order.index(dim) for dim in range(tensor.dim())]
+            return torch.zeros(shape, dtype=tensor.dtype, device="cpu").permute(back)
 
-        return _watch_on(shrunk, function, args, kwargs, activations, count)
+        return _watch_on(shrunk, call, count, plain=True)
 
     return _in_proportion(few(_FEW), few(2 * _FEW))
+
+
+def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _in_proportion(few: LayerMemory, more: LayerMemory) -> LayerMemory:
@@ -198,26 +284,17 @@ def _in_proportion(few: LayerMemory, more: LayerMemory) -> LayerMemory:
 
 
 def _watch_on(
-    shrunk: Callable[[int], int],
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: dict[str, Any],
-    activations: Sequence[torch.Tensor],
-    batch: int,
+    made_like: Callable[[torch.Tensor], torch.Tensor], call: TracedCall, batch: int, plain: bool
 ) -> LayerMemory:
-    """Watch forward and backward on tensors like the arguments, whose extents ``shrunk`` gives."""
+    """Watch forward and backward on tensors like the arguments, which ``made_like`` makes."""
     own: dict[int, torch.Tensor] = {}
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in own:
-            order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-            shape = [shrunk(tensor.size(dim)) for dim in order]
-            back = [order.index(dim) for dim in range(tensor.dim())]
-            made = torch.zeros(shape, dtype=tensor.dtype, device="cpu").permute(back)
-            own[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+            own[id(tensor)] = made_like(tensor).requires_grad_(tensor.requires_grad)
         return own[id(tensor)]
 
-    own_args, own_kwargs = tree_map_only(torch.Tensor, like, (args, kwargs))
+    own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
     saved: set[int] = set()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -227,16 +304,16 @@ def _watch_on(
 
     moments = _Moments(batch, _addresses(list(own.values())))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = [leaf for leaf in tree_leaves(function(*own_args, **own_kwargs)) if _is_tensor(leaf)]
+        outputs = [leaf for leaf in tree_leaves(call.function(*own_args, **own_kwargs)) if _is_tensor(leaf)]
     held, most = moments.now, moments.peak
     first = moments.made(outputs[:1])
     # What nobody keeps of the others is let go by who called.
     passing = [output for output in outputs[1:] if not _addresses(output) & (saved | _addresses(outputs[:1]))]
     kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
     leaves = [tensor for tensor in own.values() if tensor.requires_grad]
-    backward = _watch_backward(moments, outputs, leaves)
+    backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
     return LayerMemory(
-        inputs=tuple(i for i, t in enumerate(activations) if _addresses(own[id(t)]) & saved),
+        inputs=tuple(i for i, t in enumerate(call.activations) if _addresses(own[id(t)]) & saved),
         output=bool(_addresses(outputs[:1]) & saved),
         width=outputs[0].element_size(),
         kept=kept,
@@ -244,6 +321,7 @@ def _watch_on(
         backward=backward.alone,
         backward_if_held=backward.if_held,
         passes_gradient=backward.passes,
+        aliases=bool(_addresses(outputs[:1]) & _addresses(list(own.values()))),
     )
 
 
@@ -259,7 +337,9 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _watch_backward(moments: _Moments, outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> _Backward:
+def _watch_backward(
+    moments: _Moments, outputs: list[torch.Tensor], leaves: list[torch.Tensor], layout: GradientLayout | None
+) -> _Backward:
     """What backward holds beside all that is there when it begins, and the gradients that it makes."""
     differentiable = next((output for output in outputs if output.requires_grad), None)
     if differentiable is None:
@@ -272,7 +352,11 @@ def _watch_backward(moments: _Moments, outputs: list[torch.Tensor], leaves: list
 
     def arrive(_: torch.Tensor) -> torch.Tensor:
         # Nobody but autograd holds it, which may let go of it before the end.
-        gradient = torch.empty_like(differentiable, memory_format=torch.contiguous_format)
+        shape = tuple(differentiable.shape)
+        if layout is not None and layout[0] == shape:
+            gradient = torch.empty_strided(shape, layout[1], dtype=differentiable.dtype, device="cpu")
+        else:
+            gradient = torch.empty(shape, dtype=differentiable.dtype, device="cpu")
         moments.give(gradient)
         arrived.append((weakref.ref(gradient.untyped_storage()), moments.made(gradient), _addresses(gradient)))
         return gradient

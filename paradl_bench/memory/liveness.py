@@ -98,7 +98,9 @@ class Liveness:
         self._input_has_gradient = input_has_gradient
         self._order = backward_layers(network, self._differentiated, outputs)
         self._reached = frozenset(self._order)
+        self._reads = [self._tensors_read(layer) for layer in self._layers]
         self._last_reader = self._find_last_readers()
+        self._forgotten = self._find_forgotten()
         self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
         self._finished: set[str] = set()
         self._recomputed = tuple(recomputed)
@@ -120,6 +122,35 @@ class Liveness:
         found: list[list[int]] = [[] for _ in self._layers]
         for source, reader in last.items():
             found[reader].append(source)
+        return found
+
+    def _find_forgotten(self) -> list[list[int]]:
+        """Per layer, the layers that backward does not reach and whose last reader it is, or that of what they lead to.
+
+        Autograd forgets them as soon as nobody holds what they lead to.
+        """
+        ends = list(range(len(self._layers)))
+        for reader, sources in enumerate(self._last_reader):
+            for source in sources:
+                ends[source] = reader
+        for i in range(len(self._layers) - 1, -1, -1):
+            if self._differentiated[i] and i not in self._reached:
+                for source in set(self._reads[i]) - {RECEIVED}:
+                    ends[source] = max(ends[source], ends[i])
+        found: list[list[int]] = [[] for _ in self._layers]
+        for i, end in enumerate(ends):
+            if i not in self._reached:
+                found[end].append(i)
+        return found
+
+    def _tensors_read(self, layer: Layer) -> list[int]:
+        """Indices of the layers that made what a layer reads; once for each tensor that gets a gradient."""
+        found = []
+        for name in layer.inputs:
+            source = self._index.get(name, RECEIVED)
+            none = self._layers[source].without_gradient if source >= 0 else ()
+            several = sum(of == name and number not in none for of, number in layer.values_read)
+            found += [source] * max(several, 1)
         return found
 
     def _input_bytes(self, layer: Layer) -> int:
@@ -155,6 +186,8 @@ class Liveness:
                 ledger.release(made[source])
                 if source in wholes:
                     ledger.release(wholes[source])
+            for forgotten in self._forgotten[i]:
+                self._release_all(left.saved[forgotten])
         if RECEIVED in wholes:
             ledger.release(wholes[RECEIVED])
         self._casts.end_forward()
@@ -261,9 +294,19 @@ class Liveness:
 
     def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
         layer = self._layers[i]
-        if layer.memory is None or len(read) != len(layer.input_shapes):
+        if layer.memory is None:
             return read if keeps.inputs else ()
-        return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
+        if len(read) == len(layer.input_shapes):
+            return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
+        if len(layer.values_read) != len(layer.input_shapes) or len(read) != len(layer.inputs):
+            return read if keeps.inputs else ()
+        kept = {layer.values_read[index] for index in layer.memory.inputs}
+        # What an operation returns after the first is other memory, which it keeps itself or which nobody does.
+        firsts = {name for name, number in kept if not number or self._returns_parts(self._index.get(name, RECEIVED))}
+        return [storage for name, storage in zip(layer.inputs, read, strict=True) if name in firsts]
+
+    def _returns_parts(self, i: int) -> bool:
+        return i >= 0 and self._layers[i].attributes.get("function") in _SEVERAL_TENSORS
 
     def _beside(self, keeps: Saved, element_bytes: int) -> int:
         """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""
@@ -344,12 +387,15 @@ class Liveness:
     def _push(self, pending: dict[int, list[Gradient]], source: int, gradient: Gradient) -> None:
         """Hand a gradient to a layer, which adds it to what other readers have sent."""
         ledger, queue = self._ledger, pending.setdefault(source, [])
-        several = source >= 0 and self._layers[source].attributes.get("function") in _SEVERAL_TENSORS
-        first = None if several else next((other for other in queue if other.size == gradient.size), None)
+        first = (
+            None
+            if self._returns_parts(source)
+            else next((other for other in queue if other.size == gradient.size), None)
+        )
         if first is None:
             queue.append(gradient)
             return
-        if first.storage.holders > 1 or first.size < first.storage.size:
+        if first.storage.holders > 1 or first.size != first.storage.size:
             total = ledger.allocate(first.size)
             ledger.mark()
             ledger.release(first.storage)
@@ -391,7 +437,7 @@ class Liveness:
         self, i: int, upstream: Sequence[Gradient], wanted: frozenset[int]
     ) -> list[tuple[int, Gradient]]:
         """(layer that it read, gradient) for those of its inputs that are wanted, or received with a gradient."""
-        sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
+        sources = self._reads[i]
         positions = [p for p, s in enumerate(sources) if s in wanted or (s < 0 and self._input_has_gradient)]
         return [(sources[p], self._input_gradient(i, p, upstream)) for p in positions]
 
@@ -407,9 +453,8 @@ class Liveness:
 
     def _read_bytes(self, i: int, position: int) -> int:
         """Bytes of a tensor that the rank's operation reads."""
-        run = self._shards[i].layer
-        source = self._index.get(run.inputs[position], RECEIVED)
-        if len(run.inputs) == len(run.input_shapes) or source < 0:
+        run, source = self._shards[i].layer, self._reads[i][position]
+        if len(self._reads[i]) == len(run.input_shapes) or source < 0:
             # What crosses a pipeline's cut has one name, however many values it is.
             which = min(position, len(run.input_shapes) - 1)
             samples = 1 if which in run.batchless_inputs else self._samples
@@ -475,7 +520,8 @@ class Liveness:
 
 def _aliases(layer: Layer, kind: LayerKind | None) -> bool:
     """Whether the output is the input's memory."""
-    return (kind is not None and kind.view) or bool(layer.attributes.get("in_place", False))
+    is_view = layer.memory.aliases if layer.memory is not None else kind is not None and kind.view
+    return is_view or bool(layer.attributes.get("in_place", False))
 
 
 def _of_operation(works: Sequence[Communication], operation: str) -> list[Collective]:

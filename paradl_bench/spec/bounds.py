@@ -36,6 +36,9 @@ Covariance = Annotated[float, msgspec.Meta(ge=-1e36, le=1e36)]
 """An entry of a covariance matrix: the product of two quantities' units."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
+SignedBytes = Annotated[int, msgspec.Meta(ge=-MOST_BYTES, le=MOST_BYTES)]
+"""A difference of two sizes."""
+ElementBytes = Annotated[int, msgspec.Meta(ge=1, le=16)]
 PositiveBytes = Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)]
 EstimatedBytes = Annotated[float, msgspec.Meta(ge=0, le=float(MOST_BYTES))]
 PositiveEstimatedBytes = Annotated[float, msgspec.Meta(ge=1, le=float(MOST_BYTES))]

@@ -18,7 +18,17 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.spec.bounds import AnyFloat, AnyInt, Bytes, Extent, Flops, Index, check_elements
+from paradl_bench.spec.bounds import (
+    AnyFloat,
+    AnyInt,
+    Bytes,
+    ElementBytes,
+    Extent,
+    Flops,
+    Index,
+    SignedBytes,
+    check_elements,
+)
 from paradl_bench.spec.storage import read_json
 
 Attribute = AnyInt | AnyFloat | bool | str | tuple[AnyInt, ...] | None
@@ -72,7 +82,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
-BatchBytes = tuple[int, int]
+BatchBytes = tuple[SignedBytes, SignedBytes]
 """Bytes a sample, and bytes whatever the batch; of fp32."""
 
 
@@ -88,16 +98,18 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             negative where much of that is let go before the last of these is made.
         backward_if_held: likewise, where another branch holds the output's gradient as well.
         passes_gradient: whether gradients of what it reads are the output's gradient, or views of it.
+        aliases: whether the first output is memory of what it reads.
     """
 
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[Index, ...] = ()
     output: bool = False
-    width: int = 4
+    width: ElementBytes = 4
     kept: BatchBytes = (0, 0)
     forward: BatchBytes = (0, 0)
     backward: BatchBytes = (0, 0)
     backward_if_held: BatchBytes = (0, 0)
     passes_gradient: bool = False
+    aliases: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -158,6 +170,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             check_elements(shape)
         if not set(self.batchless_inputs) <= set(range(len(self.input_shapes))):
             raise ValueError(f"layer {self.name!r} has no such inputs as its batchless ones, {self.batchless_inputs}")
+        if self.memory is not None and not set(self.memory.inputs) <= set(range(len(self.input_shapes))):
+            raise ValueError(f"layer {self.name!r} has no such inputs as autograd keeps, {self.memory.inputs}")
 
     @property
     def output_shapes(self) -> tuple[tuple[int, ...], ...]:

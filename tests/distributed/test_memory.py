@@ -56,7 +56,7 @@ class Unread(Plain):
 PROGRAM = """
 import json, sys
 import msgspec
-from paradl_bench.spec.measurement import MemoryPeak
+from paradl_bench.spec.training_record import MemoryPeak
 from paradl_bench.measure.process_groups import join_ranks
 from paradl_bench.measure.recorder import differences, planned_collectives
 from paradl_bench.measure.tracing import trace_network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paradl_bench.spec.network import Attribute, Layer, Network, Tensor, operation_key
+from paradl_bench.memory.peak import planned_memory
+from paradl_bench.spec.network import (
+    Attribute,
+    Layer,
+    LayerMemory,
+    Network,
+    Tensor,
+    operation_key,
+    read_network,
+)
+from paradl_bench.spec.plan import PlanSettings
+from paradl_bench.spec.strategy import parse_strategy
+
+DATA = Path(__file__).parent.parent / "data"
 
 CONV = Layer(
     name="conv1",
@@ -141,6 +155,31 @@ def test_a_network_survives_json_with_its_digest() -> None:
 )
 def test_other_work_has_another_digest(change: dict[str, Any]) -> None:
     assert network(**change).digest != network().digest
+
+
+def test_a_network_of_before_memory_was_watched_loads() -> None:
+    for path in (DATA / "layers-v1").glob("network-*.json"):
+        assert b'"memory"' not in path.read_bytes()
+        older = read_network(path)
+        assert [layer.memory for layer in older.layers] == [None] * len(older.layers)
+        assert planned_memory(older, parse_strategy("serial"), PlanSettings(batch=8)).peak_bytes > 0
+
+
+def test_watched_memory_survives_json_and_is_no_other_work() -> None:
+    memory = LayerMemory(inputs=(0,), kept=(12, 0), backward=(-4, 8), passes_gradient=True, aliases=True)
+    first, *others = network().layers
+    watched = network(layers=(msgspec.structs.replace(first, memory=memory), *others))
+    again = msgspec.json.decode(msgspec.json.encode(watched), type=Network)
+    assert again.layers[0].memory == memory
+    assert again.digest == network().digest
+
+
+@pytest.mark.parametrize("change", [{"inputs": (7,)}, {"width": 0}, {"kept": (1 << 62, 0)}])
+def test_memory_that_no_layer_has_is_refused(change: dict[str, Any]) -> None:
+    raw = msgspec.to_builtins(network())
+    raw["layers"][0]["memory"] = change
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(raw, Network)
 
 
 def test_a_field_of_another_version_is_named() -> None:
