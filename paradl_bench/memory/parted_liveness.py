@@ -12,7 +12,8 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from paradl_bench.memory.ledger import Gradient, Storage
-from paradl_bench.memory.liveness import RECEIVED, Liveness, Pass
+from paradl_bench.memory.liveness import Liveness, Pass
+from paradl_bench.memory.rank_operations import RECEIVED
 from paradl_bench.strategies.compute import BackwardPart, parts_of_backward
 
 

@@ -118,7 +118,9 @@ NETWORKS = {
     "repetition": lambda: OnImages(Function(lambda own, x: x.repeat_interleave(2, dim=2))),
     "glu": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 32, 1), nn.GLU(1))),
     "instance norm": lambda: OnImages(nn.Sequential(nn.InstanceNorm2d(16, affine=True), nn.ReLU())),
-    "standard deviation": lambda: OnImages(Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, keepdim=True)))),
+    "standard deviation": lambda: OnImages(
+        Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, keepdim=True)))
+    ),
     "unit length": lambda: OnImages(Function(lambda own, x: F.normalize(x, dim=1))),
 }
 NETWORKS |= {
@@ -133,9 +135,7 @@ NETWORKS |= {
     ),
     "choice": lambda: OnImages(Function(lambda own, x: torch.where(torch.tanh(x) > 0, x, -x))),
     "absolute values": lambda: OnImages(Function(lambda own, x: torch.where(x.detach().abs() < 1, x * x, x.abs()))),
-    "unpooling": lambda: OnImages(
-        Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))
-    ),
+    "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
     "spread sum": lambda: OnImages(Function(lambda own, x: torch.tanh(x) * x.sum(1, True))),
 }
 SAMPLES = 32
