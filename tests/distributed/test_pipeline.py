@@ -111,7 +111,8 @@ A_LAUNCH = 20
 def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping[str, str] | None = None) -> None:
     # A message that nobody answers ends the ranks after a minute; this is for the whole, with other work on the cores.
     command = [sys.executable, str(PROGRAM), *cases]
-    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=environment)
+    beside = {"PYTHONPATH": str(PROGRAM.parent), **(environment or {})}
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=beside)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
