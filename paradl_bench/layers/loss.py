@@ -34,5 +34,7 @@ KIND = LayerKind(
     reads_dims=0,
     attributes={"function": or_default(TEXT)},
     saves=saves,
+    # Backward of cross-entropy makes two tensors of the size of the logits.
+    watched=lambda call: True,
     autocast=autocast,
 )

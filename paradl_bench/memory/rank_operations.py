@@ -166,12 +166,20 @@ class RankOperations:
             return read if keeps.inputs else ()
         if len(read) == len(layer.input_shapes):
             return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
-        if len(layer.values_read) != len(layer.input_shapes) or len(read) != len(layer.inputs):
+        if len(read) != len(layer.inputs):
             return read if keeps.inputs else ()
+        if len(layer.values_read) != len(layer.input_shapes):
+            # Targets and constants have no name: only a tensor of another shape is surely not kept.
+            shapes = {layer.input_shapes[index] for index in layer.memory.inputs}
+            return [s for name, s in zip(layer.inputs, read, strict=True) if shapes & self._shapes_of(name)]
         kept = {layer.values_read[index] for index in layer.memory.inputs}
         # What an operation returns after the first is other memory, which it keeps itself or which nobody does.
         firsts = {name for name, number in kept if not number or self._returns_parts(self._index.get(name, RECEIVED))}
         return [storage for name, storage in zip(layer.inputs, read, strict=True) if name in firsts]
+
+    def _shapes_of(self, name: str) -> set[tuple[int, ...]]:
+        source = self._index.get(name)
+        return {self._network.input_shape} if source is None else set(self._layers[source].output_shapes)
 
     def _returns_parts(self, i: int) -> bool:
         return i >= 0 and self._layers[i].attributes.get("function") in _SEVERAL_TENSORS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 
@@ -192,3 +193,12 @@ def test_what_autograd_keeps_is_watched() -> None:
     # The gradient of the smaller factor is as large as the larger one before it is summed.
     assert memory.inputs == (0, 1)
     assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
+
+
+def test_the_loss_of_many_classes_holds_two_gradients_of_the_logits() -> None:
+    network = trace_network(load_model("gpt2"))
+    loss = network.layers[-1]
+    logits = 4 * math.prod(loss.input_shapes[0])
+    assert loss.memory is not None
+    assert loss.memory.kept[0] == loss.memory.backward[0] == logits
+    assert loss.memory.inputs == (1,)
