@@ -180,7 +180,7 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
         (("resnet19", "--batch", "2", "-o", "x"), "did you mean resnet18"),
         (("resnet18", "--batch", "0", "-o", "x"), "not a positive whole number"),
         (("resnet18", "--batch", "2", "--ranks-on-host", "1,0", "-o", "x"), "not a positive whole number"),
-        (("resnet18", "--batch", "2", "--input-shape", "3x0x4", "-o", "x"), "write it as 3x224x224"),
+        (("resnet18", "--batch", "2", "--input-shape", "3x0x4", "-o", "x"), "is not a positive whole number"),
         (("resnet18", "--batch", "2", "--input-shape", "5x32x32", "-o", "x"), "does not run on an input of 5x32x32"),
         (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
         (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
