@@ -38,8 +38,9 @@ _CHUNK_BYTES = 64 * 1024
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""
 UNFINISHED = ".unfinished.json"
-"""Beside files to which rows are being appended: where each ended before."""
+"""Beside files to which rows are being appended: where each ended before, and will end."""
 _OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
+_Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _REMEDIES = {
     errno.ENOSPC: "free some there, or give a place on another disk with -o",
     errno.EDQUOT: "free some of the quota, or give a place on another disk with -o",
@@ -241,21 +242,30 @@ def append_together(directory: Path, records: Mapping[str, Iterable[object]]) ->
     if not contents:
         return
     with uninterrupted():
-        ends = {name: _end_of_lines(directory / name) for name in contents}
-        write_bytes_atomically(directory / UNFINISHED, msgspec.json.encode(ends))
+        starts = {name: _end_of_lines(directory / name) for name in contents}
+        spans = {name: (start, start + len(contents[name])) for name, start in starts.items()}
+        write_bytes_atomically(directory / UNFINISHED, msgspec.json.encode(spans))
         for name, content in contents.items():
             _append(directory / name, content)
         (directory / UNFINISHED).unlink()
 
 
 def unfinished(directory: Path) -> dict[str, int]:
-    """Where each file ended before the rows of which a killed process wrote only a part; empty where none did.
+    """Where each file ended before the rows of which a killed process wrote only a part.
+
+    Empty where none did, or where all rows were written and only the note of them was left.
 
     Raises:
         UserError: the note of it can't be read.
     """
     path = directory / UNFINISHED
-    return read_json(path, dict[Annotated[str, msgspec.Meta(pattern=_OWN_FILE)], int]) if path.exists() else {}
+    if not path.exists():
+        return {}
+    spans = read_json(path, dict[Annotated[str, msgspec.Meta(pattern=_OWN_FILE)], tuple[_Position, _Position]])
+    sizes = {name: (directory / name).stat().st_size if (directory / name).exists() else 0 for name in spans}
+    if all(sizes[name] >= end for name, (_, end) in spans.items()):
+        return {}
+    return {name: start for name, (start, _) in spans.items()}
 
 
 def undo_unfinished(directory: Path) -> int:

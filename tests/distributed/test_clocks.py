@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = where / "program.py"
     program.write_text(PROGRAM)
     words = [sys.executable, str(program), str(where), *map(str, (AHEAD_S, PACE, LATE_S))]
-    launch_ranks(words, ranks=3, device="cpu", timeout_s=200)
+    launch_ranks(words, ranks=3, device="cpu", timeout_s=200, environment={"PYTHONPATH": str(where)})
     return where
 
 

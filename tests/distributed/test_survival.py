@@ -34,7 +34,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def train(model: str, *options: str) -> tuple[str, ...]:
-    return ("train", f"survivors:{model}", "--strategy", "d2", "--batch", "4", *options, "-o", "run")
+    return ("train", f"survivors:{model}", "--strategy", "d2", "--batch", "4", "--no-verify", *options, "-o", "run")
 
 
 def holds_rows(path: Path) -> bool:

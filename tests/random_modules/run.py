@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """With the command that repeats it."""
         reason = " ".join("; ".join(self.reasons[:3]).split())[:400]
-        return f"python benchmarks/random_modules.py --case {self.number}  # {self.case}: {self.outcome}: {reason}"
+        return f"python benchmarks/drawn_modules.py --case {self.number}  # {self.case}: {self.outcome}: {reason}"
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -80,17 +80,29 @@ def test_rows_of_several_files_are_whole_or_taken_back(tmp_path: Path, monkeypat
     assert undo_unfinished(tmp_path) == 0
 
 
+def test_rows_that_were_all_written_stay_where_only_the_note_of_them_is_left(tmp_path: Path) -> None:
+    append_together(tmp_path, {"a.jsonl": [Row(1)]})
+    first = (tmp_path / "a.jsonl").read_bytes()
+    append_together(tmp_path, {"a.jsonl": [Row(2)]})
+    whole = (tmp_path / "a.jsonl").read_bytes()
+    # Killed right before the note is removed.
+    (tmp_path / UNFINISHED).write_bytes(msgspec.json.encode({"a.jsonl": (len(first), len(whole))}))
+    assert undo_unfinished(tmp_path) == 0
+    assert (tmp_path / "a.jsonl").read_bytes() == whole
+    assert not (tmp_path / UNFINISHED).exists()
+
+
 @pytest.mark.parametrize("name", ["../precious", "/etc/passwd", "a/../../precious", ".lock"])
 def test_nothing_outside_of_the_directory_is_cut(tmp_path: Path, name: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     directory = tmp_path / "measured"
     directory.mkdir()
-    (directory / UNFINISHED).write_bytes(msgspec.json.encode({name: 0}))
+    (directory / UNFINISHED).write_bytes(msgspec.json.encode({name: (0, 9)}))
     with pytest.raises(storage.UserError):
         undo_unfinished(directory)
     os.symlink(precious, directory / "layers.jsonl")
-    (directory / UNFINISHED).write_bytes(msgspec.json.encode({"layers.jsonl": 0}))
+    (directory / UNFINISHED).write_bytes(msgspec.json.encode({"layers.jsonl": (0, 9)}))
     with pytest.raises(storage.UserError, match="is a link"):
         undo_unfinished(directory)
     assert precious.read_text() == "kept"

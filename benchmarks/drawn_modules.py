@@ -1,7 +1,7 @@
 """Random modules by strategies: training on real ranks against serial training in float64, and what is issued.
 
-    python benchmarks/random_modules.py --cases 2000 --seed 0 -o FILE.json
-    python benchmarks/random_modules.py --case 17
+    python benchmarks/drawn_modules.py --cases 2000 --seed 0 -o FILE.json
+    python benchmarks/drawn_modules.py --case 17
 
 Each case is a module that is drawn as users write them (``tests/random_modules``), a strategy and settings, all by one
 number. What ``paradl-bench train`` refuses before it starts ranks is listed with its reason. All else has to train as
