@@ -68,12 +68,14 @@ class SerialStep(NamedTuple):
         outputs: by forward. passages: likewise, where layers were noted.
         loss: mean over the samples that forwards read.
         input_gradient: of this rank's samples, by the mean over them; None where it was not asked for.
+        finite: whether the outputs are, on all ranks; gradients are incomplete otherwise.
     """
 
     outputs: list[Any]
     passages: list[Passage]
     loss: torch.Tensor
     input_gradient: torch.Tensor | None
+    finite: bool
 
 
 class SerialReference:
@@ -116,17 +118,22 @@ class SerialReference:
         self.module.zero_grad(set_to_none=True)
         # A copy is no leaf, so that the model may change its input in place.
         leaf = inputs.detach().clone().requires_grad_(with_input)
-        losses = []
+        losses, finite = [], True
         for read in self._reads():
             beat()
             outputs = self.module(torch.cat([leaf[part] for part in read]))
             loss = self._loss(outputs, torch.cat([targets[part] for part in read]))
             losses.append(loss.detach())
-            # A replica takes the mean over its own samples: so gradients of activations are as large as there.
-            (loss * len(read) / place.steps).backward()  # type: ignore[no-untyped-call]
-        self._average()
+            # A maximum over padding alone is no number and has no place: torch's backward would write out of bounds.
+            finite = finite and all(bool(tensor.isfinite().all()) for tensor in tensors_of(outputs))
+            if finite:
+                # A replica takes the mean over its own samples: so gradients of activations are as large as there.
+                (loss * len(read) / place.steps).backward()  # type: ignore[no-untyped-call]
+        finite = all(self._ranks.gather(finite))
+        if finite:
+            self._average()
         gradient = None if leaf.grad is None else leaf.grad[place.own]
-        return SerialStep(watched.outputs, watched.passages, torch.stack(losses).mean(), gradient)
+        return SerialStep(watched.outputs, watched.passages, torch.stack(losses).mean(), gradient, finite)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
