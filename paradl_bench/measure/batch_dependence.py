@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from paradl_bench.measure.module_paths import RunningModule, following_modules
 from paradl_bench.models.catalog import LoadedModel
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
@@ -49,14 +50,16 @@ class _Names(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.path: list[str] = []
+        self.running: list[RunningModule] = []
         self.found: list[Operation] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if is_operation(function, result):
             count = len(result) if isinstance(result, (tuple, list)) else 1
-            self.found.append(Operation(self.path[-1] if self.path else "", function_name(function)[0], count))
+            self.found.append(
+                Operation(self.running[-1].name if self.running else "", function_name(function)[0], count)
+            )
         return result
 
 
@@ -68,7 +71,7 @@ def operations_of(model: LoadedModel, batch: Batch) -> list[Operation]:
     """
     mode = _Names()
     try:
-        with _drawing_alike(), _noting_paths(model.module, mode.path), mode:
+        with _drawing_alike(), following_modules(model.module, mode.running), mode:
             model.loss(model.module(batch[0]), batch[1])
     except UserError:
         raise
@@ -88,22 +91,6 @@ def _drawing_alike() -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
-
-
-@contextmanager
-def _noting_paths(module: torch.nn.Module, path: list[str]) -> Iterator[None]:
-    def leave(*_: Any) -> None:
-        path.pop()
-
-    handles: list[Any] = []
-    for name, child in module.named_modules():
-        handles.append(child.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
-        handles.append(child.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def refuse_dependence(model: LoadedModel, make_batch: Callable[[int], Batch], samples: Sequence[int]) -> None:

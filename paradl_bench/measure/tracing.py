@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from paradl_bench.layers.kind import BUFFER, Call, Facts, TensorArgument, batch_
 from paradl_bench.layers.view import KIND as VIEW
 from paradl_bench.measure.batch_dependence import refuse_dependence
 from paradl_bench.measure.gradient_order import GradientOrder
+from paradl_bench.measure.module_paths import RunningModule, following_modules
 from paradl_bench.measure.traced_values import (
     ReadTensors,
     TracedValues,
@@ -61,13 +61,12 @@ _ATTENTION = "scaled_dot_product_attention"
 
 
 class _TracingMode(TorchFunctionMode):
-    """Records every operation as a layer; module paths come from hooks that :func:`_module_paths` installs."""
+    """Records every operation as a layer; module paths come from hooks that :func:`following_modules` installs."""
 
     def __init__(self, module: torch.nn.Module, batch: int) -> None:
         super().__init__()
         self.batch = batch
-        self.path: list[str] = []
-        self.leaf: list[bool] = []
+        self.running: list[RunningModule] = []
         self.layers: list[Layer] = []
         self.scope = ""
         self._kinds = kind_of_function()
@@ -218,8 +217,8 @@ class _TracingMode(TorchFunctionMode):
         return value
 
     def _unique_name(self, call: Call) -> str:
-        where = ".".join(part for part in (self.scope, self.path[-1] if self.path else "") if part)
-        leaf = bool(self.leaf and self.leaf[-1])
+        where = ".".join(part for part in (self.scope, self.running[-1].name if self.running else "") if part)
+        leaf = bool(self.running and self.running[-1].leaf)
         buffers = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         if buffers and len(buffers) == len(call.tensors):
             name = f"{buffers[0]}.{call.function}"
@@ -264,29 +263,6 @@ def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] 
     return None if written == told else written
 
 
-@contextmanager
-def _module_paths(module: torch.nn.Module, mode: _TracingMode) -> Iterator[None]:
-    handles = []
-    for name, child in module.named_modules():
-        leaf = next(child.children(), None) is None
-
-        def enter(_: Any, __: Any, name: str = name, leaf: bool = leaf) -> None:
-            mode.path.append(name)
-            mode.leaf.append(leaf)
-
-        def leave(_: Any, __: Any, ___: Any) -> None:
-            mode.path.pop()
-            mode.leaf.pop()
-
-        handles.append(child.register_forward_pre_hook(enter))
-        handles.append(child.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def trace_network(model: LoadedModel) -> Network:
     """The network of a model: layers in forward order, parameters, buffers, and the order of gradients in backward.
 
@@ -323,7 +299,7 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     mode = _TracingMode(module, batch)
     inputs, targets = _batch_on_meta(model, batch) if device == "meta" else model.make_batch(batch, 0)
     mode.register_input(inputs)
-    with _module_paths(module, mode), mode:
+    with following_modules(module, mode.running), mode:
         outputs = module(inputs)
         returned = mode.made(tensors_in(outputs))
         mode.scope = "loss"
