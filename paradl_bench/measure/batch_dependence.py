@@ -57,9 +57,8 @@ class _Names(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if is_operation(function, result):
             count = len(result) if isinstance(result, (tuple, list)) else 1
-            self.found.append(
-                Operation(self.running[-1].name if self.running else "", function_name(function)[0], count)
-            )
+            module = self.running[-1].name if self.running else ""
+            self.found.append(Operation(module, function_name(function)[0], count))
         return result
 
 
