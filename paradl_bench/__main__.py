@@ -1,20 +1,17 @@
 """``paradl-bench``, and ``python -m paradl_bench``."""
 
-from paradl_bench.spec.working_directory import leave_out_working_directory
+from collections.abc import Callable
 
-# Before anything else is imported.
-leave_out_working_directory()
-
-from paradl_bench.spec.interruption import end_at_once_until_started  # noqa: E402
+from paradl_bench.spec.entry_point import entry_point
 
 
-def main() -> None:
-    """Entry point: from its first moment on an interrupt ends it in one line."""
-    end_at_once_until_started()
-    from paradl_bench.cli import main as run
+def _load() -> Callable[[], None]:
+    from paradl_bench.cli import main
 
-    run()
+    return main
 
+
+main = entry_point(_load)
 
 if __name__ == "__main__":
     main()
