@@ -443,8 +443,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """
     directory = Path(directory)
     path = directory / MANIFEST_NAME
-    if directory.is_file():
-        raise UserError(f"{directory} is a file: give the directory that paradl-bench wrote")
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is no directory: give the one that paradl-bench wrote")
     if not directory.is_dir():
         raise UserError(f"{directory} is no measurement directory: it does not exist")
     if not path.is_file():
