@@ -87,7 +87,7 @@ def test_what_is_given_as_a_network_or_cluster_is_named(place: Path, option: str
 
 def test_a_file_is_not_taken_for_a_directory_that_is_missing(place: Path) -> None:
     assert said(calibrate, "fit", "profile.json", "-o", "x.json").startswith(
-        "profile.json is a file: give the directory"
+        "profile.json is no directory: give the one"
     )
 
 
