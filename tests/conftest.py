@@ -8,9 +8,6 @@ import signal
 
 # Before torch is imported anywhere: tests that compute share the machine with others, and ranks take a core each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Programs that ranks run find the modules beside them: ranks themselves look for none there.
-_BESIDE = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
-os.environ["PYTHONPATH"] = os.pathsep.join(_BESIDE)
 # Ranks that tests start as torchrun and srun do leave no secret in the user's home.
 os.environ.setdefault("PARADL_SECRET", secrets.token_hex(32))
 

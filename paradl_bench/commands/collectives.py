@@ -228,7 +228,7 @@ def _sweep_with_torch(
     from paradl_bench.measure.collective_request import CollectivesRequest
     from paradl_bench.measure.collective_summary import print_collectives
     from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import launcher_of_environment
 
@@ -248,11 +248,10 @@ def _sweep_with_torch(
     if place is None:
         _check_gpus(device, started)
         check_ranks_fit(started, device)
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
         refuse_unusable(output)
         with emulated_cluster(layout) as cluster:
             launch_ranks(
-                command,
+                same_command(),
                 ranks=started,
                 device=device,
                 timeout_s=timeout_s,

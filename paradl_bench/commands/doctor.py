@@ -140,7 +140,7 @@ def _compare(launcher: str, output: Path | None, timeout_s: float, hang_timeout_
 def _measure(
     output: Path, settings: dict[str, Any], ranks: int, timeout_s: float, hang_timeout_s: float, *, as_json: bool
 ) -> None:
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
     from paradl_bench.measure.roofline import RooflineRequest, measure_roofline
@@ -150,8 +150,7 @@ def _measure(
     place = launcher_of_environment(None)
     if place is None:
         check_ranks_fit(ranks, device)
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        launch_ranks(same_command(), ranks=ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_rates(output, as_json=as_json)
         return
     backend = NO_BACKEND if place.ranks == 1 else "gloo"

@@ -64,13 +64,12 @@ def COMMAND(  # noqa: N802
     """
     batches, counts = parse_counts(batch, "--batch"), _worker_counts(workers)
     from paradl_bench.measure.input_summary import print_input
-    from paradl_bench.measure.launcher import launch_ranks
+    from paradl_bench.measure.launcher import launch_ranks, same_command
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
 
     if launcher_of_environment(None) is None:
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=1, device=device, timeout_s=timeout_s)
+        launch_ranks(same_command(), ranks=1, device=device, timeout_s=timeout_s)
         print_input(output, as_json=as_json)
         return
     from paradl_bench.measure.input import InputRequest, measure_input

@@ -87,14 +87,13 @@ def COMMAND(  # noqa: N802
     request = _request(**options)
     if output is None and not plan_only:
         raise UserError("-o DIR is missing: say where the samples go, or give --plan")
-    from paradl_bench.measure.launcher import launch_ranks
+    from paradl_bench.measure.launcher import launch_ranks, same_command
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(None)
     if place is None:
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=1, device=request.device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        launch_ranks(same_command(), ranks=1, device=request.device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         if output is not None and not plan_only:
             from paradl_bench.measure.kernel_summary import print_sweep
 

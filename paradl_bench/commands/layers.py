@@ -107,7 +107,7 @@ def COMMAND(  # noqa: N802
     batches = parse_counts(batch, "--batch")
     shape = parse_sample_shape(input_shape, sequence)
     from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import launch_ranks
+    from paradl_bench.measure.launcher import launch_ranks, same_command
     from paradl_bench.measure.layer_summary import print_layer_summary
     from paradl_bench.measure.layers_request import LayersRequest
     from paradl_bench.measure.process_groups import join_ranks
@@ -138,8 +138,9 @@ def COMMAND(  # noqa: N802
     request.check()
     if place is None:
         refuse_unusable(output)
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
-        launch_ranks(command, ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
+        launch_ranks(
+            same_command(), ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s
+        )
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers import measure_layers

@@ -206,7 +206,7 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
     from paradl_bench.emulate_nodes.cluster import emulated_cluster
     from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks
+    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
     from paradl_bench.measure.process_groups import join_ranks
     from paradl_bench.measure.rank_place import (
         NO_BACKEND,
@@ -226,10 +226,9 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
 
             check_limits(request)
         check_ranks_fit(request.strategy.ranks, request.device)
-        command = [sys.executable, "-m", "paradl_bench", *sys.argv[1:]]
         with emulated_cluster(request.layout) as cluster:
             launch_ranks(
-                command,
+                same_command(),
                 ranks=request.strategy.ranks,
                 device=request.device,
                 timeout_s=limits.run_s,

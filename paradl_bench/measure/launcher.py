@@ -115,6 +115,12 @@ class _Started:
         return any(mark in said for mark in (PEER_LOST, *PEER_FAILURES))
 
 
+def same_command() -> list[str]:
+    """The command that runs ``paradl-bench`` on a rank with the arguments of this process."""
+    # -P: "-m" would put the working directory first, and import modules of it unasked.
+    return [sys.executable, "-P", "-m", "paradl_bench", *sys.argv[1:]]
+
+
 def launch_ranks(
     command: Sequence[str],
     *,
@@ -130,7 +136,7 @@ def launch_ranks(
     Rank 0's output is passed through; the others' is kept for errors. When one fails the rest is killed.
 
     Args:
-        command: program and arguments, as ``[sys.executable, "-m", "paradl_bench", ...]``.
+        command: program and arguments, as of :func:`same_command`.
         device: ``cpu`` or ``cuda``.
         timeout_s: how long all may take; None for no limit.
         hang_timeout_s: how long a rank may give no sign of life (:func:`~paradl_bench.measure.pulse.beat`); then every
@@ -185,8 +191,6 @@ def _rank_variables(rank: int, ranks: int, device: str, environment: Mapping[str
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "PARADL_PROGRESS": "1" if shown else "0",
-            # Of ranks, and of what they start: no module of the working directory is imported unasked.
-            "PYTHONSAFEPATH": "1",
             MARK: "own",
             LAUNCHER_PID: str(os.getpid()),
         }
