@@ -34,6 +34,7 @@ from paradl_bench.measure.traced_values import (
     versions_of,
     without_own_state,
 )
+from paradl_bench.measure.variable_lifetimes import held_by_variables
 from paradl_bench.measure.watched_memory import MemoryWatch, TracedCall, laid_out_as_on_a_cpu
 from paradl_bench.models.catalog import LoadedModel, load_model
 from paradl_bench.spec.errors import UserError
@@ -68,6 +69,7 @@ class _TracingMode(TorchFunctionMode):
         self.batch = batch
         self.running: list[RunningModule] = []
         self.layers: list[Layer] = []
+        self.functions: list[str] = []
         self.scope = ""
         self._kinds = kind_of_function()
         self._watch = MemoryWatch(batch)
@@ -123,6 +125,7 @@ class _TracingMode(TorchFunctionMode):
         read = self._values.read(without_own_state(before, changed, outputs))
         layer = self._layer(call, read, flops)
         self._returned.append(outputs)
+        self.functions.append(name)
         given = any(outputs[0] is tensor for tensor, _ in before)
         if given and not changed and not _works_in_place(call, layer):
             # Nothing was done, and the tensor stays that of the layer that made it.
@@ -307,11 +310,12 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
     with GradientOrder(module) as order:
         loss.backward()  # type: ignore[no-untyped-call]
     frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
+    fresh = load_model(model.name, model.input_shape, device=device)
     return Network(
         name=model.name,
         input_shape=model.input_shape,
         input_dtype=model.input_dtype,
-        layers=mode.finished(),
+        layers=held_by_variables(mode.finished(), mode.functions, fresh, (inputs, targets)),
         parameters=tuple(_describe(name, p) for name, p in module.named_parameters() if p.requires_grad),
         buffers=tuple(_describe(name, b) for name, b in module.named_buffers()),
         gradient_order=order.completed,

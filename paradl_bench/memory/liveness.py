@@ -11,8 +11,9 @@ Layers that a rank shares with others hold what their communication does as well
 gathered activations, the slice of the input that a channel shard reads, the block with its halo and the messages, the
 copy of a gradient that is summed.
 
-Not seen: workspaces inside of kernels, the allocator's rounding and fragments, and variables of the model's own code
-that outlive their last use in forward.
+An output also lives as long as the model's own variables hold it (``Layer.held_until``).
+
+Not seen: workspaces inside of kernels, the allocator's rounding and fragments.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paradl_bench.layers.kind import Saved
 from paradl_bench.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.memory.rank_operations import RECEIVED, shares_input
 from paradl_bench.memory.shared_layers import SharedLayers
-from paradl_bench.spec.network import Network
+from paradl_bench.spec.network import NEXT_FORWARD, Network
 from paradl_bench.strategies.compute import LayerShard
 
 
@@ -112,6 +113,9 @@ class Liveness(SharedLayers):
                 self._release_all(left.saved[i])
             if i in self._kept_outputs:
                 left.outputs.append(hold(made[i]))
+            if self._layers[i].held_until == NEXT_FORWARD and self._order:
+                # To the end of backward: its last operation lets go of it.
+                left.saved[self._order[-1]].append(hold(made[i]))
             for source in self._last_reader[i]:
                 ledger.release(made[source])
                 if source in wholes:

@@ -9,7 +9,7 @@ from typing import Literal
 from paradl_bench.layers.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.memory.casts import Casts
 from paradl_bench.memory.ledger import Ledger, Storage
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.spec.network import NEXT_FORWARD, Layer, Network
 from paradl_bench.spec.plan import Collective, Communication, HaloExchange
 from paradl_bench.strategies.compute import LayerShard, backward_layers, layers_with_gradient
 
@@ -71,10 +71,14 @@ class RankOperations:
         return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
 
     def _find_last_readers(self) -> list[list[int]]:
-        """Per layer, the layers whose outputs nobody reads after it."""
+        """Per layer, the layers whose outputs nobody reads or holds after it."""
         last = {i: i for i in range(len(self._layers))}
         for i, layer in enumerate(self._layers):
             last |= {self._index[name]: i for name in layer.inputs if name in self._index}
+        for i, layer in enumerate(self._layers):
+            if layer.held_until and layer.held_until != NEXT_FORWARD:
+                # A layer that is not there is one of a later stage.
+                last[i] = max(last[i], self._index.get(layer.held_until, len(self._layers) - 1))
         found: list[list[int]] = [[] for _ in self._layers]
         for source, reader in last.items():
             found[reader].append(source)

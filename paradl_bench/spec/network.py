@@ -43,7 +43,7 @@ _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_
 
 _OF_DATA_FLOW = (
     "reads", "writes", "further_outputs", "without_gradient", "state", "returns_view", "handled", "repeats",
-    "outputs", "frozen", "registered", "memory",
+    "outputs", "frozen", "registered", "memory", "held_until",
 )  # fmt: skip
 """Fields that tell tensors and their memory apart and change no work: digests pass over them always."""
 
@@ -57,6 +57,8 @@ _ONE_OUTPUT = frozenset(
 
 RETURNS_INPUT = "returns_input"
 """Attribute of a layer that did nothing: its output is its input, which others still read of the layer before."""
+NEXT_FORWARD = "input"
+"""In the place of a layer's name: a model keeps an output, as in an attribute, until its next forward replaces it."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +140,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
             is a backward of its own; else empty.
         memory: beside what it reads and returns; None where its kind tells.
+        held_until: name of the layer up to which the model's own variables hold the output; empty where that is its
+            last reader, :data:`NEXT_FORWARD` where the model keeps it.
     """
 
     name: str
@@ -162,6 +166,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     handled: bool = False
     repeats: Literal["", "yes", "reentrant"] = ""
     memory: LayerMemory | None = None
+    held_until: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or self.name == "input":

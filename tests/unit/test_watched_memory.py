@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import types
@@ -19,6 +20,7 @@ from paradl_bench.measure.trainer import Trainer
 from paradl_bench.measure.training_request import TrainingRequest
 from paradl_bench.memory.peak import planned_memory
 from paradl_bench.models.catalog import load_model
+from paradl_bench.spec.network import NEXT_FORWARD, Network
 from paradl_bench.spec.strategy import parse_strategy
 
 TOLERANCE = 0.02
@@ -98,6 +100,34 @@ def attention_of_views(own: Function, x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).contiguous().view(x.shape)
 
 
+def stacked(own: Function, x: torch.Tensor) -> torch.Tensor:
+    parts = [torch.tanh(x), torch.sigmoid(x) * 2, x + 1, x * 3]
+    return torch.stack(parts).sum(0)
+
+
+def named(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """Nothing is saved for backward, and every variable lives to the end."""
+    more = x + 1
+    twice = more * 2
+    less = twice - 1
+    return less * 2 + 0.5
+
+
+def remembered(own: Function, x: torch.Tensor) -> torch.Tensor:
+    history = [x]
+    for step in range(5):
+        history.append(history[-1] + step)
+    return sum(history)
+
+
+class Keeping(nn.Module):
+    """Keeps a feature as an attribute, to be looked at between iterations."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.feature = x + 1
+        return self.feature * 2
+
+
 def heads(dropout: float = 0.0) -> nn.Module:
     return nn.MultiheadAttention(128, 4, batch_first=True, dropout=dropout)
 
@@ -137,6 +167,10 @@ NETWORKS |= {
     "choice": lambda: OnImages(Function(lambda own, x: torch.where(torch.tanh(x) > 0, x, -x))),
     "absolute values": lambda: OnImages(Function(lambda own, x: torch.where(x.detach().abs() < 1, x * x, x.abs()))),
     "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
+    "stacked branches": lambda: OnImages(Function(stacked)),
+    "variables": lambda: OnImages(Function(named)),
+    "list of activations": lambda: OnImages(Function(remembered)),
+    "attribute": lambda: OnImages(Keeping()),
     "spread sum": lambda: OnImages(Function(lambda own, x: torch.tanh(x) * x.sum(1, True))),
 }
 SAMPLES = 32
@@ -169,16 +203,21 @@ def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest
     assert predicted == pytest.approx(tracked, rel=TOLERANCE)
 
 
-def watched(function: object, *shape: int, **arguments: object) -> tuple[object, int]:
-    """The memory of a function that is traced alone, and bytes of a sample that it reads."""
+def traced(between: nn.Module) -> Network:
+    """The network of :class:`OnImages`."""
     holder = types.ModuleType("one_function")
-    net = OnImages(Function(lambda own, x: function(x, **arguments)))
+    net = OnImages(between)
     holder.network = lambda: net
     sys.modules["one_function"] = holder
     try:
-        network = trace_network(load_model("one_function:network"))
+        return trace_network(load_model("one_function:network"))
     finally:
         del sys.modules["one_function"]
+
+
+def watched(function: object, *shape: int, **arguments: object) -> tuple[object, int]:
+    """The memory of a function that is traced alone, and bytes of a sample that it reads."""
+    network = traced(Function(lambda own, x: function(x, **arguments)))
     layer = next(layer for layer in network.layers if layer.memory is not None)
     return layer.memory, 4 * layer.input_elements
 
@@ -202,3 +241,24 @@ def test_the_loss_of_many_classes_holds_two_gradients_of_the_logits() -> None:
     assert loss.memory is not None
     assert loss.memory.kept[0] == loss.memory.backward[0] == logits
     assert loss.memory.inputs == (1,)
+
+
+def test_variables_hold_outputs_beyond_their_last_reader() -> None:
+    held = {layer.name: layer.held_until for layer in traced(Function(stacked)).layers if layer.held_until}
+    # The argument and the list live until the sum of the stack is returned.
+    branches = ("between", "between#3", "between#4", "between#5")
+    assert held == dict.fromkeys(("before", *branches), "between#7")
+    kept = {layer.name: layer.held_until for layer in traced(Keeping()).layers}
+    assert kept["between"] == NEXT_FORWARD
+    assert kept["between#2"] == ""
+
+
+def test_variables_of_a_model_that_draws_its_operations_are_not_followed() -> None:
+    turns = itertools.count()
+
+    def other(own: Function, x: torch.Tensor) -> torch.Tensor:
+        # Two small batches, then the trace, then the pass for variables.
+        less = x + 1
+        return torch.tanh(x) + less if next(turns) < 4 else x + 1 - less
+
+    assert not any(layer.held_until for layer in traced(Function(other)).layers if layer.name.startswith("between"))
