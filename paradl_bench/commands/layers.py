@@ -138,9 +138,8 @@ def COMMAND(  # noqa: N802
     request.check()
     if place is None:
         refuse_unusable(output)
-        launch_ranks(
-            same_command(), ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s
-        )
+        same = same_command()
+        launch_ranks(same, ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_layer_summary(output, as_json=as_json)
         return
     from paradl_bench.measure.layers import measure_layers
