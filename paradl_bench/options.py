@@ -1,4 +1,4 @@
-"""Options that several commands take in the same words: a plan and a run are asked for alike. Imports click alone."""
+"""Options that several commands take in the same words: a plan and a run are asked for alike. Imports little."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from paradl_bench.spec.bounds import MOST_MICRO_BATCHES
 
 if TYPE_CHECKING:
     from paradl_bench.spec.slow_rank import SlowRank
@@ -115,7 +117,7 @@ batch_norm_option = click.option(
 accumulate_option = click.option(
     "--accumulate",
     metavar="K",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_MICRO_BATCHES),
     default=1,
     show_default=True,
     help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
@@ -178,7 +180,11 @@ def exchange_options(node: str) -> Decorator:
 
 
 schedule_options = together(
-    click.option("--micro-batches", type=click.IntRange(1), help="Of a pipeline. Default: as many as it has ranks."),
+    click.option(
+        "--micro-batches",
+        type=click.IntRange(1, MOST_MICRO_BATCHES),
+        help="Of a pipeline. Default: as many as it has ranks.",
+    ),
     click.option(
         "--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b, interleaved or zb."
     ),

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import click
+import matplotlib.figure
 from parser_targets import DATA, FOLDER, Target
 from use_targets import PROFILE, Change
 
@@ -119,6 +120,10 @@ def _not_started(*arguments: Any, **settings: Any) -> NoReturn:
     raise WorkError("nothing is started here")
 
 
+def _not_drawn(*arguments: Any, **settings: Any) -> None:
+    """In the place of a picture."""
+
+
 def _no_program(*arguments: Any, **settings: Any) -> NoReturn:
     raise OSError("no program is run here")
 
@@ -137,6 +142,8 @@ def _alone(folder: Path) -> Iterator[None]:
             mock.patch.object(subprocess, "run", _no_program),
             mock.patch.object(subprocess, "Popen", _no_program),
             mock.patch.object(sys, "stdout", out),
+            # Pictures take a second of matplotlib's time, whatever the input.
+            mock.patch.object(matplotlib.figure.Figure, "savefig", _not_drawn),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             yield

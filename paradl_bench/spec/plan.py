@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.bounds import MOST_BYTES, Bytes, PositiveCount, Ranks
+from paradl_bench.spec.bounds import MOST_BYTES, MOST_MICRO_BATCHES, Bytes, MicroBatches, PositiveCount, Ranks
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import CopyDirection
 from paradl_bench.spec.network import Layer
@@ -397,11 +397,11 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_norm: Literal["local", "sync"] = "local"
     first_bucket_bytes: Bytes = 1024 * 1024
     bucket_cap_bytes: Bytes = 25 * 1024 * 1024
-    micro_batches: PositiveCount | None = None
+    micro_batches: MicroBatches | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
-    accumulate: PositiveCount = 1
+    accumulate: MicroBatches = 1
     recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
@@ -415,10 +415,9 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"batch has to be at least 1, not {self.batch}")
         if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
             raise ValueError("limits of buckets have to be 0 bytes or more")
-        if self.micro_batches is not None and self.micro_batches < 1:
-            raise ValueError(f"micro_batches has to be at least 1, not {self.micro_batches}")
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate has to be at least 1, not {self.accumulate}")
+        for name, count in (("micro_batches", self.micro_batches), ("accumulate", self.accumulate)):
+            if count is not None and not 1 <= count <= MOST_MICRO_BATCHES:
+                raise ValueError(f"{name} has to be from 1 to {MOST_MICRO_BATCHES}, not {count}")
         if not _EXCHANGES.fullmatch(self.exchange):
             raise ValueError(f"exchange has to be flat, leader, leaders:K or segmented, not {self.exchange!r}")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:

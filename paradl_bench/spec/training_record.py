@@ -17,6 +17,7 @@ from paradl_bench.spec.bounds import (
     Count,
     Extent,
     Index,
+    MicroBatches,
     PositiveCount,
     RankIndex,
     Ranks,
@@ -203,11 +204,11 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_bucket_bytes: Bytes
     network_digest: str
     batch_norm: Literal["local", "sync"] = "local"
-    micro_batches: PositiveCount | None = None
+    micro_batches: MicroBatches | None = None
     schedule: str = "gpipe"
     stages: tuple[str, ...] = ()
     cut_by: str = ""
-    accumulate: PositiveCount = 1
+    accumulate: MicroBatches = 1
     recompute: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
     filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paradl_bench.spec.bounds import MOST_MICRO_BATCHES
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.plan import BucketCopy, Phase, PlanSettings, RoleBuilder, Stream
@@ -39,9 +40,10 @@ def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
         )
     local = settings.batch // degree_of(strategy, "data")
     if local % count:
+        even = (n for n in range(1, min(local, MOST_MICRO_BATCHES) + 1) if not local % n)
         raise UserError(
             f"strategy {strategy}: {local} samples a rank do not split evenly into {count} micro-batches;"
-            f" give --accumulate one of {', '.join(str(n) for n in range(1, local + 1) if not local % n)}"
+            f" give --accumulate one of {', '.join(map(str, even))}"
         )
 
 

@@ -19,7 +19,7 @@ from paradl_bench.models.catalog import load_model
 from paradl_bench.spec.errors import UserError, WorkError
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.strategy import parse_strategy
-from random_modules.case import Case, case_of
+from random_modules.case import SAMPLES, Case, case_of
 
 PROGRAM = Path(__file__).parent / "program.py"
 AT_ONCE = 400
@@ -57,8 +57,11 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 def plan(case: Case) -> Planned | Result:
-    """What ``paradl-bench train`` does before it starts ranks."""
+    """What ``paradl-bench train`` does before it starts ranks; a module that no rank could train is passed over."""
     try:
+        refused = _refused_by_torch(case)
+        if refused:
+            return Result(number=case.number, case=case.label, outcome="refused", reasons=(refused,))
         case.request().check()
         network = trace_network(load_model(case.model, device="meta"))
         request = case.request(network)
@@ -70,6 +73,17 @@ def plan(case: Case) -> Planned | Result:
         reason = f"while planning: {type(error).__name__}: {error}"
         return Result(number=case.number, case=case.label, outcome="crashes", reasons=(reason,))
     return Planned(case, network)
+
+
+def _refused_by_torch(case: Case) -> str:
+    """Why the module does not train by itself, as where it changes what an LSTM has saved; empty if it does."""
+    model = load_model(case.model)
+    inputs, targets = model.make_batch(SAMPLES, 0)
+    try:
+        model.loss(model.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return f"the module does not train by itself: {error}"
+    return ""
 
 
 def run(numbers: Iterable[int]) -> Iterator[Result]:

@@ -102,6 +102,7 @@ _ITERATION = "0 data 12 0 0 0\n1 conv1 300 500 90 400\n2 fc 80 150 0 0\n"
     ("name", "text", "why"),
     [
         ("paradl-net", "CONV_1|3x8x8|3x6x3x3|6x8x8|nan\nFC|6x8x8|6x12x8x8|12x1x1|0.1\n", "line 1: a shape or"),
+        ("paradl-net", "MPOOL|9999x9999x9999x9999x9999|0|1|1\nFC|6x8x8|6x12x8x8|12x1x1|0.1\n", "line 1: a shape or"),
         ("paradl-net", "FC|6x8x8|6x12x8x8|12x1x1|0.1\nFOO|3x8x8|3x6x3x3|6x8x8|1\n", "line 2: no layer: names"),
         ("pipedream", "node1 -- A -- forward_compute_time=1.0, backward_compute_time=1.0, activation_size=8.0,"
          " parameter_size=0.000\nnode2 -- B -- forward_comp", "line 2: neither a node nor an edge"),

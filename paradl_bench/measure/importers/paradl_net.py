@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from paradl_bench.measure.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.measure.importers.numbers_read import decimal, whole
 from paradl_bench.measure.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
-from paradl_bench.spec.bounds import MOST_BYTES, MOST_RANKS
+from paradl_bench.spec.bounds import MOST_BYTES, MOST_ELEMENTS, MOST_RANKS
 from paradl_bench.spec.cluster import Cluster, Level
 from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.measurement import LayerSamples
@@ -225,7 +225,7 @@ def _row(fields: list[str], names: set[str]) -> NetLine | str:
     shapes = [_shape(field) for field in fields[1:4]]
     seconds = decimal(fields[4]) if len(fields) == 5 and fields[4] else 0.0
     if None in shapes or seconds is None or seconds < 0:
-        return "a shape or the time is no number"
+        return "a shape or the time is no number, or is larger than any"
     if seconds > LONGEST_CALL_S:
         return "no layer takes that long"
     x, w, y = (shape for shape in shapes if shape is not None)
@@ -242,7 +242,8 @@ def _shape(text: str) -> Shape | None:
     parts = [whole(part.strip()) for part in text.split("x")]
     if len(parts) > 8 or any(part is None or not 0 <= part <= _MAX_EXTENT for part in parts):
         return None
-    return tuple(part for part in parts if part is not None)
+    shape = tuple(part for part in parts if part is not None)
+    return shape if math.prod(shape) <= MOST_ELEMENTS else None
 
 
 def _network(model: str, rows: list[NetLine]) -> Network:
