@@ -83,6 +83,8 @@ KIND = LayerKind(
     by_position=always,
     by_element=always,
     saves=saves,
+    # Backward makes a gradient of its weight for every element, and adds them up.
+    watched=lambda call: call.function == "prelu",
     operands=operands,
     call=call,
 )

@@ -84,4 +84,6 @@ KIND = LayerKind(
     view=True,
     saves=nothing_saved,
     passes_gradient=passes_gradient,
+    # Indexing by numbers or a mask copies.
+    watched=lambda call: call.function == "getitem" and _kept_by_index(call) is None,
 )  # fmt: skip

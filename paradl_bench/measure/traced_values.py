@@ -13,7 +13,16 @@ import torch
 
 from paradl_bench.spec.network import Value
 
-Versions = list[tuple[torch.Tensor, int]]
+
+class Given(NamedTuple):
+    """A tensor that an operation is given: how often it was changed before, and whether it required a gradient."""
+
+    tensor: torch.Tensor
+    version: int
+    graded: bool
+
+
+Versions = list[Given]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -28,13 +37,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> Versions:
-    """Tensors with how often each was changed so far."""
-    return [(tensor, _version(tensor)) for tensor in tensors]
+    """Tensors as they are before an operation."""
+    return [Given(tensor, _version(tensor), tensor.requires_grad) for tensor in tensors]
 
 
 def changed_since(versions: Versions) -> list[torch.Tensor]:
     """Those of the tensors that were changed."""
-    return [tensor for tensor, version in versions if _version(tensor) != version]
+    return [tensor for tensor, version, _ in versions if _version(tensor) != version]
 
 
 def without_own_state(
@@ -44,7 +53,7 @@ def without_own_state(
     as running statistics are.
     """
     own = {_memory(tensor) for tensor in changed} - {_memory(tensor) for tensor in returned}
-    return [tensor for tensor, _ in given if _memory(tensor) not in own]
+    return [tensor for tensor, *_ in given if _memory(tensor) not in own]
 
 
 def _version(tensor: torch.Tensor) -> int:

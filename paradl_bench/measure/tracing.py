@@ -100,7 +100,7 @@ class _TracingMode(TorchFunctionMode):
                 function, args, kwargs or {}, tuple(tensors_in(output_of(function, args, result))), flops, before
             )
         elif not asks_extent(function) and not asks_else(function):
-            self._handled.update(self._values.read(tensor for tensor, _ in before).inputs)
+            self._handled.update(self._values.read(tensor for tensor, *_ in before).inputs)
         return result
 
     def _record(
@@ -126,15 +126,16 @@ class _TracingMode(TorchFunctionMode):
         layer = self._layer(call, read, flops)
         self._returned.append(outputs)
         self.functions.append(name)
-        given = any(outputs[0] is tensor for tensor, _ in before)
+        given = any(outputs[0] is tensor for tensor, *_ in before)
         if given and not changed and not _works_in_place(call, layer):
             # Nothing was done, and the tensor stays that of the layer that made it.
             self.layers.append(_untouched(layer, call.function))
             return
-        if not changed:
+        if not changed or (len(changed) == 1 and args and changed[0] is args[0] and not self._is_held(args[0])):
+            graded = frozenset(id(tensor) for tensor, _, graded in before if graded)
+            traced = TracedCall(function, args, kwargs, outputs, self._is_held, graded, in_place=bool(changed))
             kind = self._kinds.get(call.function)
-            formula = kind is not None and not kind.watched(call)
-            self._calls[len(self.layers)] = TracedCall(function, args, kwargs, outputs, self._is_held), formula
+            self._calls[len(self.layers)] = traced, kind is not None and not kind.watched(call)
         state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         state += [held for held in self._values.held(changed) if held not in layer.parameters]
         index = len(self.layers)
@@ -172,7 +173,9 @@ class _TracingMode(TorchFunctionMode):
         if index not in self._calls:
             return None
         call, has_formula = self._calls[index]
-        return self._watch.watch_layout(call) if has_formula else self._watch.watch(call)
+        if not has_formula:
+            return self._watch.watch(call)
+        return self._watch.watch_copy(call) if call.in_place else self._watch.watch_layout(call)
 
     def made(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """The layers that made what tensors hold."""

@@ -34,6 +34,8 @@ class TracedCall:
 
     Args:
         held: whether a tensor is a parameter or a buffer.
+        graded: ids of the tensors that required a gradient before the call.
+        in_place: whether it changed its first argument.
     Attributes:
         arguments: positional and by name, each tensor a likeness on the meta device.
         activations: tensors among them that are neither parameters nor buffers, in order.
@@ -47,17 +49,27 @@ class TracedCall:
         kwargs: dict[str, Any],
         outputs: Sequence[torch.Tensor],
         held: Callable[[torch.Tensor], bool],
+        graded: frozenset[int],
+        *,
+        in_place: bool = False,
     ) -> None:
         likenesses: dict[int, torch.Tensor] = {}
-        self.function = function
-        self.arguments = tree_map_only(torch.Tensor, lambda tensor: _likeness(tensor, likenesses), (args, kwargs))
+
+        def likeness(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in likenesses:
+                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                likenesses[id(tensor)] = like.requires_grad_(id(tensor) in graded)
+            return likenesses[id(tensor)]
+
+        self.function, self.in_place = function, in_place
+        self.arguments = tree_map_only(torch.Tensor, likeness, (args, kwargs))
         self.activations = [
             likenesses[id(tensor)]
             for tensor in tree_leaves((args, kwargs))
             if isinstance(tensor, torch.Tensor) and not held(tensor)
         ]
         self._arrived: list[GradientLayout] = []
-        if outputs[0].requires_grad and not outputs[0].is_leaf:
+        if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:
             arrived = self._arrived
 
             def note(gradient: torch.Tensor) -> None:
@@ -75,13 +87,6 @@ class TracedCall:
         """Whether the elements of all that it reads, and of the gradient, lie in memory in their order."""
         gradient = self.gradient
         return (gradient is None or gradient[2]) and all(tensor.is_contiguous() for tensor in self.activations)
-
-
-def _likeness(tensor: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
-    if id(tensor) not in known:
-        like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        known[id(tensor)] = like.requires_grad_(tensor.requires_grad)
-    return known[id(tensor)]
 
 
 class MemoryWatch:
@@ -108,6 +113,11 @@ class MemoryWatch:
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 self._known[key] = None
         return self._known[key]
+
+    def watch_copy(self, call: TracedCall) -> LayerMemory | None:
+        """The memory of a call that changes its first argument; None where autograd keeps no copy of that."""
+        found = self.watch(call)
+        return None if found is None or found.kept == (0, 0) else found
 
     def watch_layout(self, call: TracedCall) -> LayerMemory | None:
         """The memory of a call that a formula covers; None where the formula's, as no layout changes it."""
@@ -287,11 +297,15 @@ def _watch_on(
     made_like: Callable[[torch.Tensor], torch.Tensor], call: TracedCall, batch: int, plain: bool
 ) -> LayerMemory:
     """Watch forward and backward on tensors like the arguments, which ``made_like`` makes."""
+    leaves: list[torch.Tensor] = []
     own: dict[int, torch.Tensor] = {}
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in own:
-            own[id(tensor)] = made_like(tensor).requires_grad_(tensor.requires_grad)
+            made = made_like(tensor).requires_grad_(tensor.requires_grad)
+            leaves.extend([made] if made.requires_grad else [])
+            # No leaf that gets a gradient can be changed; of a clone it gets the same one.
+            own[id(tensor)] = made.clone() if call.in_place and made.requires_grad else made
         return own[id(tensor)]
 
     own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
@@ -302,7 +316,7 @@ def _watch_on(
         # The tensor itself would hold the operation that made it.
         return tensor.detach()
 
-    moments = _Moments(batch, _addresses(list(own.values())))
+    moments = _Moments(batch, _addresses([*own.values(), *leaves]))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = [leaf for leaf in tree_leaves(call.function(*own_args, **own_kwargs)) if _is_tensor(leaf)]
     held, most = moments.now, moments.peak
@@ -310,7 +324,6 @@ def _watch_on(
     # What nobody keeps of the others is let go by who called.
     passing = [output for output in outputs[1:] if not _addresses(output) & (saved | _addresses(outputs[:1]))]
     kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
-    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
     backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
     return LayerMemory(
         inputs=tuple(i for i, t in enumerate(call.activations) if _addresses(own[id(t)]) & saved),

@@ -76,8 +76,8 @@ def check_recomputation(network: Network, strategy: Strategy, settings: PlanSett
     """Refuse what cannot run.
 
     Raises:
-        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses, or a model that
-            computes activations again by itself under a strategy that does not see it do so.
+        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses or that the model
+            computes again by itself, or a model that does so under a strategy that does not see it.
     """
     _check_own(network, strategy)
     if not settings.recompute:
@@ -90,7 +90,13 @@ def check_recomputation(network: Network, strategy: Strategy, settings: PlanSett
         raise UserError(
             f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
         )
-    segments_of(network, settings)
+    for segment in segments_of(network, settings):
+        twice = next((network.layers[i].name for i in segment.layers if network.layers[i].repeats), None)
+        if twice is not None:
+            raise UserError(
+                f"--recompute {segment.name}: layer {twice} runs again already, by the model's own"
+                " torch.utils.checkpoint; leave one of them out"
+            )
 
 
 def _check_own(network: Network, strategy: Strategy) -> None:

@@ -19,7 +19,7 @@ from paradl_bench.spec.plan import PlanSettings
 from paradl_bench.spec.strategy import parse_strategy
 from paradl_bench.strategies.catalog import planner_for
 from paradl_bench.strategies.compute import input_needs_gradient
-from paradl_bench.strategies.recomputation import segments_of
+from paradl_bench.strategies.recomputation import check_recomputation, segments_of
 from paradl_bench.strategies.spatial.region import spatial_region
 
 BATCH = 2
@@ -239,6 +239,13 @@ def test_work_in_place_on_what_is_not_cut_alone_is_outside_of_the_region() -> No
 def test_what_cannot_run_is_refused_in_planning(module, strategy: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         planned(module, strategy)
+
+
+def test_what_the_model_runs_again_is_no_segment_of_recomputation() -> None:
+    settings = PlanSettings(batch=2, recompute=("conv2",))
+    with pytest.raises(UserError, match="--recompute conv2: layer conv2 runs again already, by the model's own"):
+        check_recomputation(network_of(Repeating), parse_strategy("d2"), settings)
+    check_recomputation(network_of(Repeating), parse_strategy("d2"), PlanSettings(batch=2, recompute=("conv1",)))
 
 
 def test_a_gradient_that_is_added_to_twice_arrives_with_the_second() -> None:

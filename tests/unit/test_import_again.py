@@ -50,8 +50,13 @@ def test_an_import_that_is_killed_at_any_write_is_repeated(arguments: list[str],
         assert again.exit_code == 0, again.output
     assert read_manifest(out).complete
     assert len(read_records(out, COLLECTIVES_FILE, CollectiveSamples)) == _ROWS
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
     repeated = CliRunner().invoke(group, arguments)
-    assert "is there already" in str(repeated.exception)
+    assert repeated.exit_code == 0, repeated.output
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    # Another file, or another number of ranks, is another import.
+    other = CliRunner().invoke(group, ["8" if word == "4" else word for word in arguments])
+    assert "is there already" in str(other.exception)
 
 
 class Row(msgspec.Struct):

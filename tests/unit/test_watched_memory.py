@@ -120,6 +120,13 @@ def remembered(own: Function, x: torch.Tensor) -> torch.Tensor:
     return sum(history)
 
 
+def product_in_place(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of the other factor needs what was there before, which autograd copies."""
+    y = x + 1
+    y *= torch.tanh(x)
+    return y.clamp_(-1, 1)
+
+
 class Keeping(nn.Module):
     """Keeps a feature as an attribute, to be looked at between iterations."""
 
@@ -167,6 +174,9 @@ NETWORKS |= {
     "choice": lambda: OnImages(Function(lambda own, x: torch.where(torch.tanh(x) > 0, x, -x))),
     "absolute values": lambda: OnImages(Function(lambda own, x: torch.where(x.detach().abs() < 1, x * x, x.abs()))),
     "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
+    "product in place": lambda: OnImages(Function(product_in_place)),
+    "taken channels": lambda: OnImages(Function(lambda own, x: torch.tanh(x)[:, list(range(15, -1, -1))].sigmoid())),
+    "prelu": lambda: OnImages(nn.PReLU()),
     "stacked branches": lambda: OnImages(Function(stacked)),
     "variables": lambda: OnImages(Function(named)),
     "list of activations": lambda: OnImages(Function(remembered)),

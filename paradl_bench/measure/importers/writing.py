@@ -31,6 +31,7 @@ from paradl_bench.spec.measurement import (
     ImportedFile,
     LayerSamples,
     is_complete,
+    read_manifest,
 )
 from paradl_bench.spec.network import Network
 from paradl_bench.spec.storage import encode_lines, encode_pretty, file_name, write_bytes_atomically
@@ -214,15 +215,18 @@ def write_import(
 ) -> ImportSummary:
     """Write a measurement directory; the manifest says at the end that it is complete.
 
-    Where an import was killed, or its disk was full, the same command writes all of its files again.
+    Where an import was killed, or its disk was full, the same command writes all of its files again. Where the very
+    same is there already, nothing is written: the import may have been killed behind its last write.
 
     Raises:
-        UserError: the path is there already, or nothing was read that a directory could hold.
+        UserError: another import is there already, or nothing was read that a directory could hold.
         WorkError: the disk is full or the folder can't be written.
     """
     summary = summarise(importer, files)
     contents = _contents(files, summary)
     if is_complete(output):
+        if _is_there(output, contents, summary):
+            return summary
         raise UserError(f"{output} is there already; give an empty or new directory")
     directory = MeasurementDirectory.open(
         output, kind=importer.kind, arguments=arguments, command_line=command_line, environment=environment
@@ -234,6 +238,14 @@ def write_import(
     )
     directory.finish()
     return summary
+
+
+def _is_there(output: Path, contents: dict[str, bytes], summary: ImportSummary) -> bool:
+    """Whether a directory holds the very import."""
+    held = ((output / name, content) for name, content in contents.items())
+    return read_manifest(output).imported == summary.files and all(
+        path.is_file() and path.read_bytes() == content for path, content in held
+    )
 
 
 def _contents(files: Sequence[FileRead], summary: ImportSummary) -> dict[str, bytes]:
