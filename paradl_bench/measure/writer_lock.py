@@ -28,6 +28,15 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _held: dict[Path, IO[str]] = {}
 
 
+def _leave_to_parent() -> None:
+    """A forked process, as a data loader's worker is, would hold the lock beyond the end of its writer."""
+    for stream in _held.values():
+        stream.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
 # What a lock holds, or nothing where its writer was killed before it wrote.
 _CONTENT = re.compile(r"(process \d{1,20} on [\w.-]{1,255})?\n?", re.ASCII)
 

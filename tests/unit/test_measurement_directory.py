@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,24 +94,27 @@ def test_what_a_process_left_that_was_killed_before_it_wrote_a_manifest_is_no_ob
 
 def test_a_directory_has_one_writer_until_its_process_ends(tmp_path: Path) -> None:
     program = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); from test_measurement_directory import open_it;"
-        "from pathlib import Path; open_it(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
+        "import os, sys, time; sys.path.insert(0, sys.argv[2]); from test_measurement_directory import open_it;"
+        "from pathlib import Path; open_it(Path(sys.argv[1])); child = os.fork();"
+        "child and print(child, flush=True); time.sleep(60)"
     )
     paths = [str(tmp_path / "out"), str(Path(__file__).parent)]
     places = ";".join(["import sys", *(f"sys.path.append({path!r})" for path in sys.path)])
     with subprocess.Popen([sys.executable, "-c", f"{places};{program}", *paths], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == b"open\n"
+        child = int(other.stdout.readline())
         held = rf"out is being written by process {other.pid} on \S+: wait for it, or give another directory"
         for refused in (open_it, refuse_unusable):
             with pytest.raises(UserError, match=held):
                 refused(tmp_path / "out")
         other.kill()
-    # The file is there still, and the lock is not.
+    # The file is there still. The lock is not: what the writer has forked, as workers of a loader, does not hold it.
+    os.kill(child, 0)
     assert (tmp_path / "out" / LOCK_NAME).exists()
     refuse_unusable(tmp_path / "out")
     open_it(tmp_path / "out").finish()
     assert not (tmp_path / "out" / LOCK_NAME).exists()
+    os.kill(child, signal.SIGKILL)
 
 
 def test_a_writer_that_is_refused_leaves_the_directory_to_others(tmp_path: Path) -> None:
