@@ -175,7 +175,7 @@ class _TracingMode(TorchFunctionMode):
         call, has_formula = self._calls[index]
         if not has_formula:
             return self._watch.watch(call)
-        return self._watch.watch_copy(call) if call.in_place else self._watch.watch_layout(call)
+        return self._watch.watch_copy(call) if call.in_place else self._watch.watch_exception(call)
 
     def made(self, tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
         """The layers that made what tensors hold."""

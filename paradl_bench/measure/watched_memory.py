@@ -88,6 +88,11 @@ class TracedCall:
         gradient = self.gradient
         return (gradient is None or gradient[2]) and all(tensor.is_contiguous() for tensor in self.activations)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some activations that it reads get a gradient and others, as a mask or a constant, do not."""
+        return len({tensor.requires_grad for tensor in self.activations}) > 1
+
 
 class MemoryWatch:
     """Watches calls, each kind of call once.
@@ -119,8 +124,12 @@ class MemoryWatch:
         found = self.watch(call)
         return None if found is None or found.kept == (0, 0) else found
 
-    def watch_layout(self, call: TracedCall) -> LayerMemory | None:
-        """The memory of a call that a formula covers; None where the formula's, as no layout changes it."""
+    def watch_exception(self, call: TracedCall) -> LayerMemory | None:
+        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
+        usual.
+        """
+        if call.is_mixed:
+            return self.watch(call)
         if call.is_plain:
             return None
         found = self.watch(call)

@@ -176,6 +176,9 @@ NETWORKS |= {
     "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
     "product in place": lambda: OnImages(Function(product_in_place)),
     "taken channels": lambda: OnImages(Function(lambda own, x: torch.tanh(x)[:, list(range(15, -1, -1))].sigmoid())),
+    "constant factor": lambda: OnImages(
+        Function(lambda own, x: torch.tanh(x) * torch.linspace(0, 1, 46, device=x.device) * x.detach())
+    ),
     "prelu": lambda: OnImages(nn.PReLU()),
     "stacked branches": lambda: OnImages(Function(stacked)),
     "variables": lambda: OnImages(Function(named)),
