@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paradl_bench.spec.network import BatchBytes, LayerMemory
+from paradl_bench.strategies.operations import output_of
 
 _FOR_REAL = frozenset(("lstm",))
 """Functions whose kernel on a CPU keeps memory that only it knows."""
@@ -327,7 +328,8 @@ def _watch_on(
 
     moments = _Moments(batch, _addresses([*own.values(), *leaves]))
     with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = [leaf for leaf in tree_leaves(call.function(*own_args, **own_kwargs)) if _is_tensor(leaf)]
+        result = output_of(call.function, own_args, call.function(*own_args, **own_kwargs))
+        outputs = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
     held, most = moments.now, moments.peak
     first = moments.made(outputs[:1])
     # What nobody keeps of the others is let go by who called.

@@ -176,7 +176,16 @@ def _varies(network: Network, how: str) -> WorkError:
     )
 
 
+WHOLE = "_paradl_whole"
+"""Attribute of this rank's part of a tensor: all of it, once it was gathered. Operations on all of it change that
+alone."""
 _WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+def as_it_stands(tensor: torch.Tensor) -> torch.Tensor:
+    """What holds a tensor's values now: all of it where that was gathered, else the tensor itself."""
+    whole: torch.Tensor | None = getattr(tensor, WHOLE, None)
+    return tensor if whole is None else whole
 
 
 def _stand_in(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:

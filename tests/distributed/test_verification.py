@@ -40,6 +40,7 @@ RIGHT = (
     *("Chain:p2:right:schedule=interleaved:micro_batches=4", "Normed:d2:right", "Normed:d2:right:batch_norm=sync"),
     *("Normed:s2:right", "Normed:s2:right:batch_norm=sync", "Normed:d2:right:accumulate=2", "Normed:z3d2:right"),
     *("Normed:p2:right", "Normed:f2:right", "Normed:d2:right:recompute=inner", "InPlace:d2:right"),
+    *("Returning:s2:right", "Returning:d2:right", "Returning:p2:right"),
 )
 
 

@@ -20,6 +20,7 @@ from paradl_bench.spec.strategy import Strategy
 from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.strategies.norm_statistics import statistics_axes
 from paradl_bench.strategies.parallel import ParallelModule
+from paradl_bench.strategies.sharded_module import as_it_stands
 
 _LEARNING_RATE, _MOMENTUM = 0.05, 0.9
 
@@ -259,7 +260,8 @@ class StrategyProof:
         # Where stages run in turns, only the last one's output is real.
         outputs = [tensors for tensors in map(tensors_of, self._watched.outputs) if not any(t.is_meta for t in tensors)]
         for step, found in enumerate(outputs):
-            for tensor, of in zip(found, tensors_of(exact.outputs[self._reference.forward_of(step)]), strict=False):
+            for given, of in zip(found, tensors_of(exact.outputs[self._reference.forward_of(step)]), strict=False):
+                tensor = as_it_stands(given)
                 held = self._held(step, tensor, of)
                 assert held is not None
                 comparison.compare("the output", "", tensor, held[0], 1.0)

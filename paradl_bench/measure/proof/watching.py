@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from paradl_bench.measure.proof.parts import NormCuts, normalise_apart
 from paradl_bench.strategies.operations import function_name, is_operation, output_of
+from paradl_bench.strategies.sharded_module import as_it_stands
 
 _PROBABILITY = {
     **dict.fromkeys(
@@ -60,9 +61,10 @@ class Passage:
         """Copy what a layer gave, and its gradient when that comes."""
         tensors = [result] if isinstance(result, torch.Tensor) else list(result)
         with torch._C.DisableTorchFunction():
-            for place, tensor in enumerate(tensors):
-                if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            for place, given in enumerate(tensors):
+                if not isinstance(given, torch.Tensor) or given.device.type == "meta":
                     continue
+                tensor = as_it_stands(given)
                 copied = tensor.detach().clone()
                 # What strategies noted on the tensor says which part of the whole it is.
                 vars(copied).update(vars(tensor))

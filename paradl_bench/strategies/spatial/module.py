@@ -28,11 +28,10 @@ from paradl_bench.strategies.group_functions import (
     take,
 )
 from paradl_bench.strategies.own_randomness import OwnRandomness
-from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, beside, bind, instead
+from paradl_bench.strategies.sharded_module import WHOLE, Call, Rule, Sharding, beside, bind, instead
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
-_WHOLE = "_paradl_whole"
 _LEADING = 2
 """Dims before the spatial ones: samples and channels."""
 
@@ -85,7 +84,7 @@ def _shard(network: Network, region: Region, group: Group) -> Sharding:
         # Inside the region gradients are as many times larger as there are blocks; the input's shall not be.
         block = _mark(take(inputs, whole.slices, group, scale=1 / group.size), whole)
         # What is outside of the region and reads the input reads what every rank has.
-        setattr(block, _WHOLE, inputs)
+        setattr(block, WHOLE, inputs)
         return block
 
     def receive(index: int, value: torch.Tensor) -> torch.Tensor:
@@ -125,7 +124,7 @@ def _functions(layer: Layer, kind: LayerKind) -> frozenset[str]:
 def _mark(tensor: torch.Tensor, blocks: _Blocks) -> torch.Tensor:
     setattr(tensor, _MARK, blocks)
     # An operation in place has changed what was gathered before.
-    setattr(tensor, _WHOLE, None)
+    setattr(tensor, WHOLE, None)
     return tensor
 
 
@@ -147,13 +146,13 @@ class _Gathering:
         blocks: _Blocks | None = getattr(tensor, _MARK, None)
         if blocks is None:
             return tensor
-        whole: torch.Tensor | None = getattr(tensor, _WHOLE, None)
+        whole: torch.Tensor | None = getattr(tensor, WHOLE, None)
         if whole is None:
             shape = (*tensor.shape[:_LEADING], *blocks.extents)
             # The first to read it may want no gradient; others may.
             with torch.inference_mode(mode=False), torch.enable_grad():
                 whole = gather(tensor, blocks.slices, shape, self._group, scale=self._group.size)
-            setattr(tensor, _WHOLE, whole)
+            setattr(tensor, WHOLE, whole)
         return whole
 
 
