@@ -9,6 +9,8 @@ from paradl_bench.spec.errors import UserError
 from paradl_bench.spec.storage import read_whole
 
 _LONGEST_BYTES = 1 << 18
+_DEEPEST = 64
+"""Lists and mappings in each other. Beyond a few hundred, PyYAML takes seconds to see that there is no key."""
 
 
 def read_yaml(path: Path, what: str) -> object:
@@ -33,10 +35,18 @@ def read_yaml(path: Path, what: str) -> object:
 
 
 def _loader() -> Any:
-    """Of texts, lists and dicts alone, fewer sorts than safe_load makes; a key that stands twice is refused."""
+    """Of texts, lists and dicts alone, fewer sorts than safe_load makes.
+
+    A key that stands twice is refused, and what is nested deeper than any file of ours.
+    """
     import yaml
 
     class Loader(yaml.BaseLoader):
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            if self.flow_level >= _DEEPEST:
+                raise yaml.YAMLError(f"line {self.line + 1}: nested deeper than {_DEEPEST} levels")
+            super().fetch_flow_collection_start(token)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():

@@ -271,6 +271,7 @@ def test_a_broken_profile_is_refused_by_the_field(predict: Caller, change: objec
         ),
         ("name: x\nlevels: []\n", "has no levels"),
         ("name: [x\n", "no valid YAML"),
+        ("levels: " + "[" * 100, "line 1: nested deeper than 64 levels"),
         ("just text", "cluster"),
         ("", "cluster"),
     ],
