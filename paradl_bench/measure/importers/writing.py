@@ -34,7 +34,7 @@ from paradl_bench.spec.measurement import (
     read_manifest,
 )
 from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import encode_lines, encode_pretty, file_name, write_bytes_atomically
+from paradl_bench.spec.storage import encode_lines, encode_pretty, file_name, read_whole, write_bytes_atomically
 from paradl_bench.spec.units import counted
 
 
@@ -244,7 +244,8 @@ def _is_there(output: Path, contents: dict[str, bytes], summary: ImportSummary) 
     """Whether a directory holds the very import."""
     held = ((output / name, content) for name, content in contents.items())
     return read_manifest(output).imported == summary.files and all(
-        path.is_file() and path.read_bytes() == content for path, content in held
+        path.is_file() and path.stat().st_size == len(content) and read_whole(path, most_bytes=len(content)) == content
+        for path, content in held
     )
 
 
