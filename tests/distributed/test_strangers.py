@@ -64,12 +64,14 @@ def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
     with stranger(JOINS_AS_RANK_1, port, marker):
         time.sleep(3)
         second = task(tmp_path / "out", 1, port)
-        errors = [started.communicate(timeout=240)[1] for started in (first, second)]
+        errors = [started.communicate(timeout=420)[1] for started in (first, second)]
     assert not marker.exists()
     # The real rank 1 comes in, or what the stranger wrote in its place ends the run.
     if first.returncode:
         assert first.returncode == 3, errors
-        assert "error: a process that is not of this run" in errors[0].splitlines()[-1]
+        # Or it holds rank 1's place until the watch over hangs ends the run.
+        told = ("a process that is not of this run", "no sign of life", "hang")
+        assert any(text in errors[0] for text in told), errors[0]
 
 
 def test_what_a_stranger_writes_where_ranks_meet_ends_the_run_in_a_line(tmp_path: Path) -> None:
