@@ -56,6 +56,7 @@ def until_it_listens(port: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.timeout(900)
 def test_a_stranger_that_joins_as_rank_1_runs_nothing(tmp_path: Path) -> None:
     """torch's own way to join: it gets in where ranks meet without a secret, and has rank 0 unpickle what it sends."""
     port, marker = free_port(), Path("/tmp") / f"paradl-stranger-{os.getpid()}"
