@@ -37,7 +37,7 @@ from predict.costs import Ints
 from predict.search.mirrored import is_first_written
 from predict.search.ruled_out import RuledOut, batch_refusal
 
-MOST_MICRO_BATCHES = 512
+MOST_TRIED_MICRO_BATCHES = 512
 SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
 """Axes that share layers; a strategy has one of them at most."""
 KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
@@ -195,8 +195,8 @@ def find_space(
 def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """What could be asked for of the meshes and has no candidates."""
     locally = {settings.batch // mesh.replicas for mesh in meshes}
-    if any(_divisors(local)[-1] > MOST_MICRO_BATCHES for local in locally):
-        yield f"more than {MOST_MICRO_BATCHES} micro-batches"
+    if any(_divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
+        yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
     if any(mesh.stages > 1 for mesh in meshes):
@@ -345,7 +345,7 @@ class _Finder:
         again = self._computed_again(mesh)
         local = self._settings.batch // mesh.replicas
         if mesh.stages == 1:
-            turns = [(count, 0) for count in _divisors(local) if count <= MOST_MICRO_BATCHES]
+            turns = [(count, 0) for count in _divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
         else:
             turns = [
                 (count, index)
@@ -367,7 +367,7 @@ class _Finder:
 
     def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
         schedule = self._schedules[index]
-        if count > MOST_MICRO_BATCHES:
+        if count > MOST_TRIED_MICRO_BATCHES:
             return False
         if schedule.stages(mesh.stages) > self._most_stages:
             text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"

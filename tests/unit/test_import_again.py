@@ -54,9 +54,10 @@ def test_an_import_that_is_killed_at_any_write_is_repeated(arguments: list[str],
     repeated = CliRunner().invoke(group, arguments)
     assert repeated.exit_code == 0, repeated.output
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    # Another file, or another number of ranks, is another import.
-    other = CliRunner().invoke(group, ["8" if word == "4" else word for word in arguments])
-    assert "is there already" in str(other.exception)
+    # Another number of ranks, or another device, is another import.
+    ranks = ["8" if word == "4" else word for word in arguments]
+    for other in (ranks, [*arguments, "--device-name", "Example GPU"]):
+        assert "is there already" in str(CliRunner().invoke(group, other).exception)
 
 
 class Row(msgspec.Struct):

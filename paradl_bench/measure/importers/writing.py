@@ -225,7 +225,9 @@ def write_import(
     summary = summarise(importer, files)
     contents = _contents(files, summary)
     if is_complete(output):
-        if _is_there(output, contents, summary):
+        manifest = read_manifest(output)
+        same = (manifest.imported, manifest.environment) == (summary.files, environment)
+        if same and _holds(output, contents):
             return summary
         raise UserError(f"{output} is there already; give an empty or new directory")
     directory = MeasurementDirectory.open(
@@ -240,10 +242,10 @@ def write_import(
     return summary
 
 
-def _is_there(output: Path, contents: dict[str, bytes], summary: ImportSummary) -> bool:
-    """Whether a directory holds the very import."""
-    held = ((output / name, content) for name, content in contents.items())
-    return read_manifest(output).imported == summary.files and all(
+def _holds(directory: Path, contents: dict[str, bytes]) -> bool:
+    """Whether these files are there, byte for byte."""
+    held = ((directory / name, content) for name, content in contents.items())
+    return all(
         path.is_file() and path.stat().st_size == len(content) and read_whole(path, most_bytes=len(content)) == content
         for path, content in held
     )
