@@ -84,7 +84,7 @@ constraints: ## resolve constraints.txt anew, torch's two lines kept
 
 clean: ## remove the environment and the caches; measurements are kept
 	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
-	rm -f predict/engine_compiled*.so
+	rm -f predict/simulation/engine/engine_compiled*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build paradl.egg-info
 
 # Stamps are written last, so that an interrupted install is taken up again.
@@ -95,7 +95,7 @@ $(VENV)/.created:
 	@touch $@
 
 # What the simulator's event loop is built of, where there is a compiler.
-BUILT := setup.py predict/engine_compiled.c
+BUILT := setup.py predict/simulation/engine/engine_compiled.c
 
 $(VENV)/.bench: $(VENV)/.created constraints.txt pyproject.toml $(BUILT)
 	$(INSTALL) --no-build-isolation -e '.[bench]'

@@ -8,8 +8,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "predict.engine_compiled",
-            ["predict/engine_compiled.c"],
+            "predict.simulation.engine.engine_compiled",
+            ["predict/simulation/engine/engine_compiled.c"],
             optional=True,
             py_limited_api=True,
         )

@@ -20,8 +20,8 @@ import click
 import numpy as np
 
 if TYPE_CHECKING:
-    from predict.closed_form_tables import ClosedFormTables
-    from predict.cost_model import CostModel
+    from predict.closed_forms.closed_form_tables import ClosedFormTables
+    from predict.costs.cost_model import CostModel
 
 ROWS = ("serial", "data", "filter", "channel", "spatial", "data+filter", "data+channel", "data+spatial", "pipeline")
 SHARED = (2, 4, 8, 16, 32, 64)
@@ -54,9 +54,9 @@ def difference(
 
     A row goes on where the network's limits end the strategy: such points are passed over.
     """
-    from paradl_bench.spec.errors import UserError
-    from paradl_bench.spec.plan import PlanSettings
-    from paradl_bench.spec.strategy import Axis, Strategy
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.plan.strategy import Axis, Strategy
+    from paradl_bench.plan.tasks import PlanSettings
     from predict.workload import Point, evaluator_named
 
     kind, differences = kind_of(row), []
@@ -81,9 +81,9 @@ def difference(
 @click.option("--checked", default=10, show_default=True, help="Points of every row to hold against single ones.")
 def main(profile: Path | None, model: str, points: int, checked: int) -> None:
     """Time rows of the closed forms over arrays."""
-    from calibrate.profile import read_profile
-    from predict.closed_form_tables import ClosedFormTables
-    from predict.cost_model import CostModel
+    from calibrate.profile.profile import read_profile
+    from predict.closed_forms.closed_form_tables import ClosedFormTables
+    from predict.costs.cost_model import CostModel
 
     with tempfile.TemporaryDirectory() as folder:
         if profile is None:

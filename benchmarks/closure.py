@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paradl_bench.measure.layer_summary import closures
+from paradl_bench.measure.layers.summary import closures
 
 SUBJECTS = {"resnet18,resnet50,mobilenet_v2,densenet121,googlenet": "3x64x64", "vgg11": "3x32x32"}
 

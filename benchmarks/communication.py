@@ -22,23 +22,23 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from calibrate.communication import CommunicationFit
-from calibrate.communication_curve import Point
-from calibrate.communication_fit import fit_points
-from calibrate.communication_points import Key, read_points
-from calibrate.communication_spread import total_sd_s, with_comparable_scaling
-from calibrate.profile import SCHEMA_VERSION, Profile
-from calibrate.regression import fit_relative
-from paradl_bench.collectives.catalog import operations
-from paradl_bench.measure.importers.catalog import importers
-from paradl_bench.measure.importers.importer import ImportOptions, load_file
-from paradl_bench.spec.cluster import NODE, Cluster, Level
-from paradl_bench.spec.measurement import CollectiveSamples
-from paradl_bench.spec.plan import Collective
-from paradl_bench.spec.statistics import Z90
-from paradl_bench.spec.storage import write_bytes_atomically
-from paradl_bench.spec.strategy import parse_strategy
-from predict.communication_costs import CommunicationCosts
+from calibrate.fit.collectives.communication_curve import Point
+from calibrate.fit.collectives.communication_fit import fit_points
+from calibrate.fit.collectives.communication_points import Key, read_points
+from calibrate.fit.collectives.communication_spread import total_sd_s, with_comparable_scaling
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.profile import SCHEMA_VERSION, Profile
+from calibrate.statistics.regression import fit_relative
+from paradl_bench.core.files.storage import write_bytes_atomically
+from paradl_bench.core.statistics import Z90
+from paradl_bench.importers.catalog import importers
+from paradl_bench.importers.importer import ImportOptions, load_file
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.records.cluster import NODE, Cluster, Level
+from paradl_bench.records.measurement import CollectiveSamples
+from predict.costs.communication.communication_costs import CommunicationCosts
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SIZE_FOLDS = 4

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from paradl_bench.models.torchvision_import import import_torchvision_models
+from paradl_bench.network.models.torchvision_import import import_torchvision_models
 
 
 def small_vgg() -> nn.Module:

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 from repetitions import run
 
-from calibrate.profile import Device, LayerTime, ModelTime, Profile, read_profile, write_profile
-from paradl_bench.emulate_nodes.layout import NodeLayout
-from paradl_bench.measure.collective_request import CollectivesRequest
-from paradl_bench.spec.measurement import is_complete
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.statistics import Summary
+from calibrate.profile.profile import Device, LayerTime, ModelTime, Profile, read_profile, write_profile
+from paradl_bench.core.statistics import Summary
+from paradl_bench.measure.collectives.request import CollectivesRequest
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.records.measurement import is_complete
 
 BATCH = 16
 """Global, at every size: strategies of a size are ranked."""

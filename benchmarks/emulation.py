@@ -30,21 +30,21 @@ from pathlib import Path
 import msgspec
 from emulated_profile import BATCH, FEW_RANKS, Sweep, fit, measure_copies, phase_seconds, sweeps_of
 
-from paradl_bench.emulate_nodes.cluster import emulated_cluster
-from paradl_bench.emulate_nodes.layout import NodeLayout
-from paradl_bench.measure.collectives import measure_collectives
-from paradl_bench.measure.launcher import launch_ranks
-from paradl_bench.measure.process_groups import RankContext, join_ranks
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.measure.training import measure_training
-from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.measurement import is_complete
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.slow_rank import parse_slow_rank
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically
-from paradl_bench.spec.strategy import parse_strategy
-from predict.validation import validate_runs
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.measure.collectives.sweep import measure_collectives
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.measure.training.run import measure_training
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.slow_rank import parse_slow_rank
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
+from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
+from paradl_bench.ranks.launcher import launch_ranks
+from paradl_bench.records.measurement import is_complete
+from predict.validation.validation import validate_runs
 
 MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
 BRIEF = frozenset({"emulated_networks:small_vgg"})

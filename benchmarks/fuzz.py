@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("cases", "fuzzing", "on_ranks", "surroundings")]
 
 from coverage_guided import Finding, Fuzzer, limit_memory  # noqa: E402
 from fuzz_targets import change_of, is_slow, seeds, targets  # noqa: E402

@@ -16,11 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.extend([str(Path(__file__).parents[1] / "tests" / folder) for folder in ("cases", "on_ranks")])
 
 from golden_numbers import GOLDEN, kept, moved, record
 
-from paradl_bench.spec.storage import write_text_atomically
+from paradl_bench.core.files.storage import write_text_atomically
 
 _SHOWN = 100
 

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from paradl_bench.measure.layer_summary import closures  # noqa: E402
-from paradl_bench.spec.measurement import is_complete  # noqa: E402
-from paradl_bench.spec.storage import write_text_atomically  # noqa: E402
+from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
+from paradl_bench.measure.layers.summary import closures  # noqa: E402
+from paradl_bench.records.measurement import is_complete  # noqa: E402
 
 MISTAKE, FAILED = 2, 3
 PRECISIONS = ("fp32", "bf16")

@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from counted_rows import Row, imb_rows, kineto_kernels, nccl_rows, osu_rows, pipedream_times_ms  # noqa: E402
 
-from paradl_bench.measure.importers.catalog import importers  # noqa: E402
-from paradl_bench.measure.importers.importer import Imported, ImportOptions, load_file  # noqa: E402
+from paradl_bench.importers.catalog import importers  # noqa: E402
+from paradl_bench.importers.importer import Imported, ImportOptions, load_file  # noqa: E402
 
 
 def _data() -> Path:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.kernel_drift import hats
-from calibrate.kernel_features import Floats, log_sizes, roofline_features
-from calibrate.kernel_model import roofline_s
-from calibrate.kernel_trees import PARAMETERS, evaluate_trees, grow_trees
-from calibrate.kernel_trial import Ints, Timed, reached
+from calibrate.fit.kernels.kernel_drift import hats
+from calibrate.fit.kernels.kernel_trial import Ints, Timed, reached
+from calibrate.kernels.features import Floats, log_sizes, roofline_features
+from calibrate.kernels.model import roofline_s
+from calibrate.kernels.trees import PARAMETERS, evaluate_trees, grow_trees
 
 NEAR = 0.1
 """Euclid's distance in logarithms of sizes: a tenth in all of them together."""

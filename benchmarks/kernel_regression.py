@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from kernel_neighbours import neighbours
 
-from calibrate.kernel_drift import hats
-from calibrate.kernel_features import roofline_features
-from calibrate.kernel_fit import FEWEST_KERNELS
-from calibrate.kernel_model import roofline_s
-from calibrate.kernel_pace import medians_at_usual_pace, usual_reference_s
-from calibrate.kernel_trees import evaluate_trees, grow_trees
-from calibrate.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
-from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples, KernelShape
-from paradl_bench.spec.measurement import read_records
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from calibrate.fit.kernels.kernel_drift import hats
+from calibrate.fit.kernels.kernel_fit import FEWEST_KERNELS
+from calibrate.fit.kernels.kernel_pace import medians_at_usual_pace, usual_reference_s
+from calibrate.fit.kernels.kernel_trial import Timed, Trial, timed_kernels, timed_shapes, try_candidates
+from calibrate.kernels.features import roofline_features
+from calibrate.kernels.model import roofline_s
+from calibrate.kernels.trees import evaluate_trees, grow_trees
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples, KernelShape
+from paradl_bench.records.measurement import read_records
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from calibrate.cli import main as calibrate  # noqa: E402
-from calibrate.profile import read_profile  # noqa: E402
+from calibrate.profile.profile import read_profile  # noqa: E402
 from paradl_bench.cli import main as paradl_bench  # noqa: E402
-from paradl_bench.spec.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
-from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
-from paradl_bench.spec.measurement import (  # noqa: E402
+from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
+from paradl_bench.records.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
+from paradl_bench.records.measurement import (  # noqa: E402
     COLLECTIVES_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
@@ -26,7 +26,7 @@ from paradl_bench.spec.measurement import (  # noqa: E402
     read_manifest,
     read_records,
 )
-from paradl_bench.spec.training_record import TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
 from predict.cli import main as predict  # noqa: E402
 
 RANKS = 2

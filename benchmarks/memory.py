@@ -17,14 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.memory.of_plan import memory_of_plan
-from paradl_bench.memory.peak import MemoryUse
-from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import write_text_atomically
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.spec.training_record import TrainingRun, read_run
+from paradl_bench.core.files.storage import write_text_atomically
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.training.training_record import TrainingRun, read_run
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.memory.peak import MemoryUse
 
 
 class Subject(NamedTuple):

@@ -22,23 +22,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from paradl_bench.measure.environment import capture_environment
-from paradl_bench.measure.launcher import launch_ranks
-from paradl_bench.measure.process_groups import RankContext, join_ranks
-from paradl_bench.measure.recorder import differences, planned_collectives
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.measure.trainer import Trainer
-from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.memory.of_plan import memory_of_plan
-from paradl_bench.models.catalog import load_model
-from paradl_bench.models.language_sizes import UNTIED
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import Plan
-from paradl_bench.spec.storage import encode_pretty, write_bytes_atomically, write_text_atomically
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.spec.units import format_bytes, parse_size
-from paradl_bench.strategies.catalog import planner_for
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.core.units import format_bytes, parse_size
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.measure.training.trainer import Trainer
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.network.models.language_sizes import UNTIED
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Plan
+from paradl_bench.ranks.environment import capture_environment
+from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
+from paradl_bench.ranks.launcher import launch_ranks
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.nesting.catalog import planner_for
 
 SHAPES = {
     "alexnet": (3, 64, 64),

@@ -44,13 +44,13 @@ def synthetic_profile(path: Path, model: str, batch: int, operations: Sequence[s
     Args:
         operations: that are fitted beside all-reduce.
     """
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
     from profile_factory import interference, layer_times, make_profile, model_times, ring_fit
 
-    from calibrate.profile import write_profile
-    from paradl_bench.measure.tracing import trace_network
-    from paradl_bench.models.catalog import load_model
-    from paradl_bench.spec.network import Layer
+    from calibrate.profile.profile import write_profile
+    from paradl_bench.measure.tracing.tracing import trace_network
+    from paradl_bench.network.graph import Layer
+    from paradl_bench.network.models.catalog import load_model
 
     def roofline(layer: Layer, phase: str, samples: int) -> float:
         flops = layer.fw_flops if phase == "FW" else layer.bw_input_flops + layer.bw_weight_flops
@@ -98,12 +98,12 @@ def simulation_seconds(profile: Path, model: str, batch: int) -> tuple[int, floa
     """Tasks of the plan of 64 ranks, and seconds of one simulation of all of them."""
     import numpy as np
 
-    from calibrate.profile import read_profile
-    from paradl_bench.spec.plan import PlanSettings
-    from paradl_bench.spec.strategy import parse_strategy
-    from paradl_bench.strategies.catalog import planner_for
-    from predict.cost_model import CostModel
-    from predict.simulator import simulate, task_graph
+    from calibrate.profile.profile import read_profile
+    from paradl_bench.plan.strategy import parse_strategy
+    from paradl_bench.plan.tasks import PlanSettings
+    from paradl_bench.strategies.nesting.catalog import planner_for
+    from predict.costs.cost_model import CostModel
+    from predict.simulation.simulator import simulate, task_graph
 
     stored = read_profile(profile)
     strategy = parse_strategy("d64")

@@ -24,7 +24,7 @@ from imports import DATA  # noqa: E402
 from public import abci, bcaffe, paradl_table, ranking, vtrain  # noqa: E402
 from public.pairs import Pair, as_csv, scores, table  # noqa: E402
 
-from paradl_bench.spec.storage import write_bytes_atomically  # noqa: E402
+from paradl_bench.core.files.storage import write_bytes_atomically  # noqa: E402
 
 MOST_ROWS = 40
 INTRODUCTION = (

@@ -40,13 +40,14 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from kill_subjects import RANKS, Lost, Subject, subjects  # noqa: E402
 
 from calibrate.cli import main as calibrate  # noqa: E402
-from calibrate.profile import read_profile  # noqa: E402
+from calibrate.profile.profile import read_profile  # noqa: E402
 from paradl_bench.cli import main as paradl_bench  # noqa: E402
-from paradl_bench.measure.environment import ALLOCATOR_VARIABLES  # noqa: E402
-from paradl_bench.spec.errors import ParadlError  # noqa: E402
-from paradl_bench.spec.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
-from paradl_bench.spec.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
-from paradl_bench.spec.measurement import (  # noqa: E402
+from paradl_bench.core.errors import ParadlError  # noqa: E402
+from paradl_bench.core.files.storage import unfinished  # noqa: E402
+from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
+from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES  # noqa: E402
+from paradl_bench.records.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
+from paradl_bench.records.measurement import (  # noqa: E402
     COLLECTIVES_FILE,
     COPIES_FILE,
     ITERATIONS_FILE,
@@ -60,8 +61,7 @@ from paradl_bench.spec.measurement import (  # noqa: E402
     read_records,
     torn_rows,
 )
-from paradl_bench.spec.storage import unfinished  # noqa: E402
-from paradl_bench.spec.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
+from paradl_bench.records.training.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
 from predict.cli import main as predict  # noqa: E402
 
 _RECORDS = {

@@ -33,7 +33,7 @@ def pipeline_profile(path: Path, model: str) -> None:
     synthetic_profile(path, model, 2)
     from profile_factory import ring_fit
 
-    from calibrate.profile import read_profile, write_profile
+    from calibrate.profile.profile import read_profile, write_profile
 
     profile = read_profile(path)
     sent = ring_fit("send_recv", covariance=((1e-12, 0.0), (0.0, 1e-22)), block_relative_sd=0.05)
@@ -68,13 +68,13 @@ def timed(run: Callable[[], object], repetitions: int) -> Times:
 
 def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) -> None:
     """A pipeline of interleaved 1F1B from its plan to its iteration, then its event loop alone, on all of its tasks."""
-    from calibrate.profile import read_profile
-    from paradl_bench.spec.plan import PlanSettings
-    from paradl_bench.spec.strategy import parse_strategy
-    from paradl_bench.strategies.catalog import planner_for
-    from predict.cost_model import CostModel
-    from predict.pipeline_simulation import PipelineSimulation
-    from predict.simulator import run_events
+    from calibrate.profile.profile import read_profile
+    from paradl_bench.plan.strategy import parse_strategy
+    from paradl_bench.plan.tasks import PlanSettings
+    from paradl_bench.strategies.nesting.catalog import planner_for
+    from predict.costs.cost_model import CostModel
+    from predict.simulation.pipeline_simulation import PipelineSimulation
+    from predict.simulation.simulator import run_events
 
     stored = read_profile(profile)
     network, strategy = stored.network[model], parse_strategy(f"p{ranks}")
@@ -109,7 +109,7 @@ def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) 
 @click.option("--repetitions", default=11, show_default=True)
 def main(model: str, repetitions: int) -> None:
     """Time the simulator, and predict as a whole process."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cases"))
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile.json"
         pipeline_profile(profile, model)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predict.input_closed_form import exposed_exchange_seconds
+from predict.costs.input.input_closed_form import exposed_exchange_seconds
 
 BATCH = 64
 ONE_NODE_PER_S = 163.4

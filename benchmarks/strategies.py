@@ -26,14 +26,14 @@ from pathlib import Path
 import msgspec
 from repetitions import fit_and_validate, run
 
-from paradl_bench.measure.launcher import launch_ranks
-from paradl_bench.measure.layers import measure_layers
-from paradl_bench.measure.layers_request import LayersRequest
-from paradl_bench.measure.process_groups import RankContext, join_ranks
-from paradl_bench.measure.training import measure_training
-from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.spec.measurement import is_complete
-from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.measure.layers.profiling import measure_layers
+from paradl_bench.measure.layers.request import LayersRequest
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.measure.training.run import measure_training
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
+from paradl_bench.ranks.launcher import launch_ranks
+from paradl_bench.records.measurement import is_complete
 
 MODELS = {"vgg11": ((3, 32, 32), 8, 6), "resnet18": ((3, 64, 64), 8, 12), "cosmoflow": ((4, 32, 32, 32), 2, 12)}
 """Input shape, global batch, timed iterations."""

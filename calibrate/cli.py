@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from paradl_bench.terminal import open_console, refuse_overwrite, run_command, say, tell, write_output
+from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
 
 if TYPE_CHECKING:
-    from calibrate.profile import Profile
+    from calibrate.profile.profile import Profile
 
 _PATH = click.Path(path_type=Path)
 _SHOWN_MOVEMENTS = 25
@@ -45,8 +45,8 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     if as_json and output == "-":
         raise click.UsageError("-o - and --json both want standard output; give one of them")
     refuse_overwrite(output, force=force)
-    from calibrate.fit import fit_profile
-    from paradl_bench.spec.storage import encode_pretty
+    from calibrate.fit.fit import fit_profile
+    from paradl_bench.core.files.storage import encode_pretty
 
     profile = fit_profile(
         directories,
@@ -59,11 +59,11 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     for note in profile.notes:
         say(f"note: {note}")
     if as_json:
-        from calibrate.show import explanation
+        from calibrate.report.show import explanation
 
         _print_json({"profile": output, **explanation(profile)})
     elif output != "-":
-        from calibrate.kernel_show import kernel_lines
+        from calibrate.report.sections.kernel_show import kernel_lines
 
         for line in kernel_lines(profile.kernel_models):
             say(line)
@@ -82,7 +82,7 @@ def _layers_in_words(profile: Profile) -> str:
     models |= {
         name for name, network in profile.network.items() if timed & {layer.operation for layer in network.layers}
     }
-    from paradl_bench.spec.units import counted
+    from paradl_bench.core.units import counted
 
     count = counted(len(profile.layer_times), "layer time")
     # Operators of a profiler's trace, say, which name no layers that a network could have.
@@ -102,12 +102,12 @@ def _layers_in_words(profile: Profile) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     """Explain a profile: where it is from, what it holds, how well the fits hold, and where it is weak."""
-    from calibrate.profile import read_profile
-    from calibrate.show import explanation, print_profile
+    from calibrate.profile.profile import read_profile
+    from calibrate.report.show import explanation, print_profile
 
     found = read_profile(profile)
     if output is not None:
-        from calibrate.drawing import draw_profile
+        from calibrate.report.drawing import draw_profile
 
         for path in draw_profile(found, output):
             say(f"drew {path}")
@@ -116,7 +116,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
     else:
         print_profile(found, open_console())
         if plot:
-            from calibrate.terminal_plot import plots
+            from calibrate.report.terminal_plot import plots
 
             for text in plots(found):
                 tell(f"\n{text}", lines=True)
@@ -132,8 +132,8 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     Where the measurement directories are at hand, calibrate fit takes them together and pools what several measured.
     """
     refuse_overwrite(output, force=force)
-    from calibrate.merge import merge_profiles, with_archives_beside
-    from calibrate.profile import encode_profile, read_profile
+    from calibrate.fit.merge import merge_profiles, with_archives_beside
+    from calibrate.profile.profile import encode_profile, read_profile
 
     names = [str(path) for path in profiles]
     command_line = ("calibrate", *sys.argv[1:])
@@ -144,7 +144,7 @@ def merge(profiles: tuple[Path, ...], output: str, force: bool) -> None:
     for note in found.notes:
         say(f"note: {note}")
     if output != "-":
-        from paradl_bench.spec.units import counted
+        from paradl_bench.core.units import counted
 
         held = f"{counted(len(found.sources), 'measurement')} of {counted(len(profiles), 'profile')}"
         say(f"wrote {output}: {held}")
@@ -170,9 +170,9 @@ def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code:
     both environments (day, driver, versions, settings) is said first. Exits with 0 whatever moved, unless --exit-code
     is given; 2 if a profile can't be read.
     """
-    from calibrate.diff import compare
-    from calibrate.difference_table import print_difference
-    from calibrate.profile import read_profile
+    from calibrate.profile.profile import read_profile
+    from calibrate.report.diff import compare
+    from calibrate.report.difference_table import print_difference
 
     found = compare(read_profile(first), read_profile(second), order=order)
     if as_json:
@@ -187,7 +187,7 @@ def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code:
 @click.argument("name", metavar="FORMAT")
 def schema(name: str) -> None:
     """Print the JSON Schema of FORMAT: profile, manifest, or a file of a measurement directory (layers, ...)."""
-    from calibrate.schema import schema_of
+    from calibrate.profile.schema import schema_of
 
     _print_json(schema_of(name))
 

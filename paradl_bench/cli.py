@@ -8,7 +8,7 @@ import pkgutil
 
 import click
 
-from paradl_bench.terminal import run_command
+from paradl_bench.core.terminal.command_line import run_command
 
 
 class _Commands(click.Group):
@@ -32,7 +32,7 @@ def group() -> None:
     """Measure layer times, collectives and real training runs. Add --debug to any command for tracebacks."""
     if "PARADL_LAUNCHER_PID" in os.environ:
         # A rank: from its first moment on, since a launcher that is killed while ranks load torch can't end them.
-        from paradl_bench.measure.rank_place import die_with_launcher
+        from paradl_bench.ranks.rank_place import die_with_launcher
 
         die_with_launcher()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paradl_bench.spec.entry_point import entry_point
+from paradl_bench.core.terminal.entry_point import entry_point
 
 
 def _load() -> Callable[[], None]:

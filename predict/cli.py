@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from paradl_bench.terminal import run_command
-from predict.buckets_command import buckets
-from predict.command_options import point_options, refuse_missing
-from predict.ghost_command import ghost
+from paradl_bench.core.terminal.command_line import run_command
+from predict.emulation.ghost_command import ghost
+from predict.prediction.buckets_command import buckets
+from predict.prediction.command_options import point_options, refuse_missing
 from predict.search.command import search_command
-from predict.timeline_command import timeline
-from predict.what_if_command import what_if_command
+from predict.timeline.command import timeline
+from predict.what_if.command import what_if_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from predict.prediction import Prediction
-    from predict.scaling import Sweep
+    from predict.prediction.prediction import Prediction
+    from predict.prediction.scaling import Sweep
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
@@ -71,12 +71,12 @@ def group(ctx: click.Context, /, **options: Any) -> None:
 
 def _predict(options: dict[str, Any]) -> None:
     """Run a prediction and write it where the options say."""
-    from paradl_bench.spec.errors import UserError
-    from paradl_bench.terminal import refuse_overwrite, say
-    from predict.emulation import check_dilation, check_spread
-    from predict.request import predict_request
-    from predict.scaling import check_fraction, with_knees
-    from predict.utilisation import check_price
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
+    from predict.costs.emulation import check_dilation, check_spread
+    from predict.prediction.request import predict_request
+    from predict.prediction.scaling import check_fraction, with_knees
+    from predict.prediction.utilisation import check_price
 
     check_price(options["price"])
     check_dilation(options["dilate"])
@@ -96,8 +96,8 @@ def _predict(options: dict[str, Any]) -> None:
 
 
 def _write(predictions: Sequence[Prediction], sweeps: Sequence[Sweep], options: dict[str, Any]) -> None:
-    from paradl_bench.terminal import write_output
-    from predict.presentation import predictions_csv, predictions_json, print_table, print_use
+    from paradl_bench.core.terminal.command_line import write_output
+    from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
 
     output, as_csv = options["output"], options["as_csv"]
     content = predictions_csv(predictions) if as_csv else predictions_json(predictions)
@@ -125,8 +125,8 @@ def validate(
     runs: tuple[Path, ...], profile: Path, output: Path, cluster: Path | None, as_json: bool, force: bool
 ) -> None:
     """Hold predictions against training runs (directories of paradl-bench train), with the baselines beside them."""
-    from predict.report import print_report, refuse_existing, write_report
-    from predict.validation import validate_runs
+    from predict.validation.report import print_report, refuse_existing, write_report
+    from predict.validation.validation import validate_runs
 
     refuse_existing(output, force=force)
     report = validate_runs(profile, runs, cluster_path=cluster, force=force)

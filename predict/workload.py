@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.registry import discover, lookup
-from paradl_bench.spec.strategy import Strategy
-from predict.cost_model import CostModel
-from predict.costs import Costs, Floats, Remarks
-from predict.memory_estimate import EstimatedMemory
-from predict.model_costs import Spread
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.registry import discover, lookup
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from predict.costs.compute.model_costs import Spread
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Costs, Floats, Remarks
 
 
 class Timing(NamedTuple):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predict.input_closed_form import exposed_exchange_seconds
+from predict.costs.input.input_closed_form import exposed_exchange_seconds
 from public.estimated import described, shared_out
 from public.pairs import Pair
 from public.toolkit import TraceLayer, predict, run, write_trace

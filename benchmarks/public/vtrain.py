@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from communication import Fits, costs_of, vtrain
 
-from calibrate.communication_spread import total_sd_s
-from paradl_bench.spec.plan import Collective
-from paradl_bench.spec.statistics import Z90
-from paradl_bench.spec.strategy import parse_strategy
+from calibrate.fit.collectives.communication_spread import total_sd_s
+from paradl_bench.core.statistics import Z90
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective
 from public.pairs import Pair
 
 SOURCE = "vTrain A100"

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
-from paradl_bench.spec.cluster import NODE, ClusterFile, Level
+from paradl_bench.records.cluster import NODE, ClusterFile, Level
 
 RACK = "rack"
 POD = "pod"

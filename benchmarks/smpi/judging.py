@@ -13,20 +13,20 @@ from fat_tree import FatTree
 from plan_file import plan_text
 from simulation import Result, Simulator, Sweep
 
-from calibrate.communication_spread import total_sd_s
-from calibrate.profile import Profile, read_profile
-from paradl_bench.measure.directory import MeasurementDirectory
-from paradl_bench.spec.cluster import ClusterFile
-from paradl_bench.spec.emulation import Emulation
-from paradl_bench.spec.errors import WorkError
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, Environment
-from paradl_bench.spec.plan import Collective, PlanSettings
-from paradl_bench.spec.statistics import Z90
-from paradl_bench.spec.strategy import Strategy, parse_strategy
-from predict.communication_costs import CommunicationCosts
-from predict.cost_model import CostModel
+from calibrate.fit.collectives.communication_spread import total_sd_s
+from calibrate.profile.profile import Profile, read_profile
+from paradl_bench.core.errors import WorkError
+from paradl_bench.core.statistics import Z90
+from paradl_bench.plan.strategy import Strategy, parse_strategy
+from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.ranks.directories.directory import MeasurementDirectory
+from paradl_bench.records.cluster import ClusterFile
+from paradl_bench.records.emulation import Emulation
+from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, Environment
+from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
-from predict.interval import interval
+from predict.prediction.interval import interval
 from predict.workload import Point
 
 TOOL = "smpi"

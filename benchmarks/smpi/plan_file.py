@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Collective, Communication, Plan, Role, Stream, Work
-from paradl_bench.strategies.mesh import members_of
-from predict.cost_model import PricedPlan
-from predict.costs import Floats
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.mesh import members_of
+from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, Stream, Work
+from predict.costs.cost_model import PricedPlan
+from predict.costs.sourced import Floats
 from predict.evaluators.simulate import late_tasks
 
 _STREAMS = (Stream.COMPUTE, Stream.COMMUNICATION)

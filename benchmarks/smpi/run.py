@@ -33,10 +33,10 @@ from fat_tree import FatTree  # noqa: E402
 from judging import Judge, Pair, toolkit, write_measurements  # noqa: E402
 from simulation import MODEL, SELECTIONS, NotSimulatedError, Simulator  # noqa: E402
 
-from calibrate.profile import read_profile  # noqa: E402
-from paradl_bench.spec.errors import ParadlError, UserError  # noqa: E402
-from paradl_bench.spec.storage import write_text_atomically  # noqa: E402
-from paradl_bench.spec.strategy import parse_strategy  # noqa: E402
+from calibrate.profile.profile import read_profile  # noqa: E402
+from paradl_bench.core.errors import ParadlError, UserError  # noqa: E402
+from paradl_bench.core.files.storage import write_text_atomically  # noqa: E402
+from paradl_bench.plan.strategy import parse_strategy  # noqa: E402
 
 LAYERS = ROOT / "results" / "cpu-2core" / "2026-11-21-ffbe79c" / "accuracy" / "profile.json"
 SMALL = {

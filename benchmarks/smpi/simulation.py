@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from fat_tree import FatTree
 
-from paradl_bench.spec.emulation import SimulatedMessages
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.storage import write_bytes_atomically, write_text_atomically
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.files.storage import write_bytes_atomically, write_text_atomically
+from paradl_bench.records.emulation import SimulatedMessages
 
 SOURCE = Path(__file__).with_name("judge.c")
 SELECTIONS = {

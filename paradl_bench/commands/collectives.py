@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.collectives.catalog import operations
-from paradl_bench.measure.tools.catalog import tools
-from paradl_bench.measure.tools.request import ToolRequest, launcher_of_tool, level_of_job
-from paradl_bench.options import hang_option, link_option, nodes_option, ranks_per_node_option
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.units import parse_size_sweep
-from paradl_bench.terminal import say
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import say
+from paradl_bench.core.units import parse_size_sweep
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.options import hang_option, link_option, nodes_option, ranks_per_node_option
+from paradl_bench.tools.catalog import tools
+from paradl_bench.tools.request import ToolRequest, launcher_of_tool, level_of_job
 
 if TYPE_CHECKING:
-    from paradl_bench.emulate_nodes.layout import NodeLayout
-    from paradl_bench.measure.rank_place import RankPlace
+    from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+    from paradl_bench.ranks.rank_place import RankPlace
 
 _DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 _TORCH = "torch"
@@ -224,13 +224,13 @@ def _sweep_with_torch(
     emulated: tuple[int | None, int | None, str | None],
     **settings: Any,
 ) -> None:
-    from paradl_bench.emulate_nodes.cluster import emulated_cluster
-    from paradl_bench.measure.collective_request import CollectivesRequest
-    from paradl_bench.measure.collective_summary import print_collectives
-    from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import launcher_of_environment
+    from paradl_bench.measure.collectives.request import CollectivesRequest
+    from paradl_bench.measure.collectives.summary import print_collectives
+    from paradl_bench.ranks.directories.directory import refuse_unusable
+    from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import launcher_of_environment
 
     place = launcher_of_environment(launcher)
     layout = _layout(emulated, wanted_ranks, concurrent, place)
@@ -260,7 +260,7 @@ def _sweep_with_torch(
             )
         print_collectives(output, as_json=as_json)
         return
-    from paradl_bench.measure.collectives import measure_collectives
+    from paradl_bench.measure.collectives.sweep import measure_collectives
 
     with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:
         measure_collectives(request, context, output, ("paradl-bench", *sys.argv[1:]))
@@ -276,8 +276,8 @@ def _layout(
     Raises:
         UserError: they do not go together, or with the number of ranks or who started them.
     """
-    from paradl_bench.emulate_nodes.layout import layout_of_options
-    from paradl_bench.measure.rank_place import refuse_emulation
+    from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
+    from paradl_bench.ranks.rank_place import refuse_emulation
 
     nodes, per_node, rate = options
     if nodes is None and per_node is not None:
@@ -321,8 +321,8 @@ def _refuse_tool_options(context: click.Context) -> None:
 
 
 def _sweep_with_tool(request: ToolRequest, output: Path, *, as_json: bool) -> None:
-    from paradl_bench.measure.collective_summary import print_collectives
-    from paradl_bench.measure.tools.sweep import raise_failures, sweep_with_tool
+    from paradl_bench.measure.collectives.summary import print_collectives
+    from paradl_bench.tools.sweep import raise_failures, sweep_with_tool
 
     failures = sweep_with_tool(request, output, ("paradl-bench", *sys.argv[1:]))
     for failure in failures:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from paradl_bench.options import sample_options
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.storage import encode_pretty
-from paradl_bench.spec.units import format_bytes, parse_sample_shape
-from paradl_bench.terminal import open_console, refuse_overwrite, write_output
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, write_output
+from paradl_bench.core.units import format_bytes, parse_sample_shape
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.options import sample_options
 
 
 @click.command("describe")
@@ -24,8 +24,8 @@ def COMMAND(  # noqa: N802
     shape = parse_sample_shape(input_shape, sequence)
     if output:
         refuse_overwrite(output, force=force)
-    from paradl_bench.measure.tracing import trace_network
-    from paradl_bench.models.catalog import load_model
+    from paradl_bench.measure.tracing.tracing import trace_network
+    from paradl_bench.network.models.catalog import load_model
 
     network = trace_network(load_model(model, shape, device="meta"))
     if output or as_json:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.options import hang_option
-from paradl_bench.spec.errors import UserError
-from paradl_bench.terminal import open_console
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.plan.options import hang_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paradl_bench.measure.doctor import Finding
+    from paradl_bench.measure.machine.doctor import Finding
 
 _OF_MEASURE = {
     "device": "--device",
@@ -111,16 +111,16 @@ def COMMAND(  # noqa: N802
 
 
 def _compare(launcher: str, output: Path | None, timeout_s: float, hang_timeout_s: float, *, as_json: bool) -> None:
-    from paradl_bench.measure.environment import ALLOCATOR_VARIABLES
-    from paradl_bench.measure.node_doctor import (
+    from paradl_bench.measure.machine.node_doctor import (
         compare_nodes,
         node_of_findings,
         print_nodes,
         refuse_known_nodes,
         write_nodes,
     )
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(launcher)
     if output is not None:
@@ -140,11 +140,11 @@ def _compare(launcher: str, output: Path | None, timeout_s: float, hang_timeout_
 def _measure(
     output: Path, settings: dict[str, Any], ranks: int, timeout_s: float, hang_timeout_s: float, *, as_json: bool
 ) -> None:
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
-    from paradl_bench.measure.roofline import RooflineRequest, measure_roofline
-    from paradl_bench.measure.roofline_summary import print_rates
+    from paradl_bench.measure.machine.roofline import RooflineRequest, measure_roofline
+    from paradl_bench.measure.machine.roofline_summary import print_rates
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
     request, device = RooflineRequest(**settings), settings["device"]
     place = launcher_of_environment(None)
@@ -163,7 +163,7 @@ def _measure(
 def _examine(*, as_json: bool) -> None:
     import msgspec
 
-    from paradl_bench.measure.doctor import examine
+    from paradl_bench.measure.machine.doctor import examine
 
     findings = examine()
     if as_json:

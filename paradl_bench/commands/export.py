@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from paradl_bench.spec.checks import LONGEST_S
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network, read_network
-from paradl_bench.spec.units import check_bounds
-from paradl_bench.terminal import refuse_overwrite, say, write_output
+from paradl_bench.core.checks import LONGEST_S
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
+from paradl_bench.core.units import check_bounds
+from paradl_bench.network.graph import Network, read_network
 
 
 @click.command("export")
@@ -33,7 +33,7 @@ def COMMAND(  # noqa: N802
     force: bool,
 ) -> None:
     """Write layer times that DIR holds as an S-SGD trace: forward, backward and exchange of every layer."""
-    from paradl_bench.measure.ssgd_writing import trace_lines
+    from paradl_bench.measure.layers.ssgd_writing import trace_lines
 
     check_bounds(io_seconds, "--io-seconds", "seconds are a finite number", most=LONGEST_S)
     refuse_overwrite(output, force=force)

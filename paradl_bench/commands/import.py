@@ -10,15 +10,15 @@ from typing import cast
 
 import click
 
-from paradl_bench.measure.importers.catalog import importers
-from paradl_bench.measure.importers.importer import Importer, ImportOptions, Keep, LogFile, load_or_refuse
-from paradl_bench.measure.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
-from paradl_bench.spec.cluster import NODE
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.registry import lookup
-from paradl_bench.spec.storage import encode_pretty
-from paradl_bench.spec.units import counted, parse_size
-from paradl_bench.terminal import say, tell
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.terminal.command_line import say, tell
+from paradl_bench.core.units import counted, parse_size
+from paradl_bench.importers.catalog import importers
+from paradl_bench.importers.importer import Importer, ImportOptions, Keep, LogFile, load_or_refuse
+from paradl_bench.importers.writing import FileRead, ImportSummary, environment_of, read_files, write_import
+from paradl_bench.records.cluster import NODE
 
 _SHOWN = 10
 _LARGEST_TRIED = 1 << 24

@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.units import parse_counts
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_counts
 
 
 @click.command("io")
@@ -63,16 +63,16 @@ def COMMAND(  # noqa: N802
     command is given again.
     """
     batches, counts = parse_counts(batch, "--batch"), _worker_counts(workers)
-    from paradl_bench.measure.input_summary import print_input
-    from paradl_bench.measure.launcher import launch_ranks, same_command
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.measure.input.summary import print_input
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
     if launcher_of_environment(None) is None:
         launch_ranks(same_command(), ranks=1, device=device, timeout_s=timeout_s)
         print_input(output, as_json=as_json)
         return
-    from paradl_bench.measure.input import InputRequest, measure_input
+    from paradl_bench.measure.input.measuring import InputRequest, measure_input
 
     cores = frozenset(os.sched_getaffinity(0))
     request = InputRequest(

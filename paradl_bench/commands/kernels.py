@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.options import hang_option, sample_options
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.units import parse_counts, parse_duration, parse_sample_shape, parse_size
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_counts, parse_duration, parse_sample_shape, parse_size
+from paradl_bench.plan.options import hang_option, sample_options
 
 if TYPE_CHECKING:
-    from paradl_bench.measure.kernel_request import KernelsRequest
-    from paradl_bench.measure.process_groups import RankContext
+    from paradl_bench.measure.kernels.request import KernelsRequest
+    from paradl_bench.ranks.groups.process_groups import RankContext
 
 _DTYPES = ("fp32", "bf16")
 _DEFAULT_BUDGET_S = 600.0
@@ -87,15 +87,15 @@ def COMMAND(  # noqa: N802
     request = _request(**options)
     if output is None and not plan_only:
         raise UserError("-o DIR is missing: say where the samples go, or give --plan")
-    from paradl_bench.measure.launcher import launch_ranks, same_command
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(None)
     if place is None:
         launch_ranks(same_command(), ranks=1, device=request.device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         if output is not None and not plan_only:
-            from paradl_bench.measure.kernel_summary import print_sweep
+            from paradl_bench.measure.kernels.summary import print_sweep
 
             print_sweep(output, as_json=as_json)
         return
@@ -103,7 +103,7 @@ def COMMAND(  # noqa: N802
         if plan_only:
             _show_plan(request, context, as_json=as_json)
             return
-        from paradl_bench.measure.kernels import sweep_kernels
+        from paradl_bench.measure.kernels.sweep import sweep_kernels
 
         assert output is not None
         sweep_kernels(request, context, output, ("paradl-bench", *sys.argv[1:]))
@@ -124,7 +124,7 @@ def _request(
     memory: str | None,
     **settings: Any,
 ) -> KernelsRequest:
-    from paradl_bench.measure.kernel_request import KernelsRequest
+    from paradl_bench.measure.kernels.request import KernelsRequest
 
     names = _names(models, "--for")
     for option, value in (("--batch", batch), ("--input-shape", input_shape), ("--sequence", sequence)):
@@ -154,8 +154,8 @@ def _names(text: str | None, where: str) -> tuple[str, ...]:
 
 
 def _kinds(text: str | None, *, of_models: bool) -> tuple[str, ...]:
-    from paradl_bench.measure.kernel_design import check_kinds, sweepable_kinds
-    from paradl_bench.measure.kernel_ranges import PAPER_KINDS, RANGES
+    from paradl_bench.measure.kernels.design import check_kinds, sweepable_kinds
+    from paradl_bench.measure.kernels.ranges import PAPER_KINDS, RANGES
 
     if not text:
         return sweepable_kinds() if of_models else PAPER_KINDS
@@ -176,11 +176,11 @@ def _checked_dtypes(text: str) -> tuple[str, ...]:
 
 
 def _show_plan(request: KernelsRequest, context: RankContext, *, as_json: bool) -> None:
-    from paradl_bench.measure.clocks import clock_for
-    from paradl_bench.measure.kernel_design import shapes_of
-    from paradl_bench.measure.kernel_runs import Caches
-    from paradl_bench.measure.kernel_summary import print_plan
-    from paradl_bench.measure.kernels import effort_of, plan_sweep
+    from paradl_bench.measure.kernels.design import shapes_of
+    from paradl_bench.measure.kernels.runs import Caches
+    from paradl_bench.measure.kernels.summary import print_plan
+    from paradl_bench.measure.kernels.sweep import effort_of, plan_sweep
+    from paradl_bench.ranks.clocks import clock_for
 
     caches = Caches("warm" if request.caches == "warm" else "training", context.device)
     design = plan_sweep(request, context.device, clock_for(context.device), caches)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paradl_bench.options import (
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_counts, parse_layers, parse_sample_shape
+from paradl_bench.plan.options import (
     dtype_option,
     hang_option,
     kernel_options,
@@ -16,13 +18,11 @@ from paradl_bench.options import (
     sharing_options,
     verify_option,
 )
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.kernel_settings import settings_given
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.spec.units import parse_counts, parse_layers, parse_sample_shape
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.kernel_settings import settings_given
 
 if TYPE_CHECKING:
-    from paradl_bench.measure.rank_place import RankPlace
+    from paradl_bench.ranks.rank_place import RankPlace
 
 
 @click.command("layers")
@@ -106,12 +106,12 @@ def COMMAND(  # noqa: N802
     """
     batches = parse_counts(batch, "--batch")
     shape = parse_sample_shape(input_shape, sequence)
-    from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import launch_ranks, same_command
-    from paradl_bench.measure.layer_summary import print_layer_summary
-    from paradl_bench.measure.layers_request import LayersRequest
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import NO_BACKEND, launcher_of_environment
+    from paradl_bench.measure.layers.request import LayersRequest
+    from paradl_bench.measure.layers.summary import print_layer_summary
+    from paradl_bench.ranks.directories.directory import refuse_unusable
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import NO_BACKEND, launcher_of_environment
 
     place = launcher_of_environment(launcher)
     request = LayersRequest(
@@ -142,7 +142,7 @@ def COMMAND(  # noqa: N802
         launch_ranks(same, ranks=request.ranks, device=device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s)
         print_layer_summary(output, as_json=as_json)
         return
-    from paradl_bench.measure.layers import measure_layers
+    from paradl_bench.measure.layers.profiling import measure_layers
 
     backend = NO_BACKEND if place.ranks == 1 else "gloo"
     with join_ranks(backend, device, timeout_s=timeout_s, hang_timeout_s=hang_timeout_s, launcher=launcher) as context:

@@ -6,14 +6,14 @@ import json
 
 import click
 
-from paradl_bench.terminal import say, tell
+from paradl_bench.core.terminal.command_line import say, tell
 
 
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def COMMAND(as_json: bool) -> None:  # noqa: N802
     """List the models known by name; any other is given as package.module:factory."""
-    from paradl_bench.models.catalog import model_names
+    from paradl_bench.network.models.catalog import model_names
 
     names = model_names()
     if as_json:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from paradl_bench.collectives.catalog import OF_STRATEGIES
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.terminal import say
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.terminal.command_line import say
+from paradl_bench.plan.collectives.catalog import OF_STRATEGIES
 
 SERIAL_BATCH = 8
 """Global mini-batch of every run; data parallel on two ranks takes half of it on each."""

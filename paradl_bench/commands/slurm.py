@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paradl_bench.options import dtype_option, kernel_options
-from paradl_bench.spec.errors import UserError
-from paradl_bench.terminal import say, tell
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import say, tell
+from paradl_bench.plan.options import dtype_option, kernel_options
 
 if TYPE_CHECKING:
-    from paradl_bench.slurm.plan import Plan
-    from paradl_bench.slurm.request import CalibrationRequest
+    from paradl_bench.slurm.jobs.plan import Plan
+    from paradl_bench.slurm.jobs.request import CalibrationRequest
 
 
 @click.command("slurm")
@@ -86,8 +86,8 @@ def COMMAND(  # noqa: N802
         raise UserError("--submit and --dry-run exclude each other: give one")
     if wait and not submitting:
         raise UserError("--wait is for --submit: without it there is nothing to wait for")
-    from paradl_bench.measure.directory import now_utc
-    from paradl_bench.slurm.plan import script_path, write_plan
+    from paradl_bench.ranks.directories.directory import now_utc
+    from paradl_bench.slurm.jobs.plan import script_path, write_plan
 
     output = output.absolute()
     plan, scripts = _planned(_request(options), site_path, output)
@@ -116,9 +116,9 @@ def COMMAND(  # noqa: N802
 
 
 def _request(options: Mapping[str, Any]) -> CalibrationRequest:
-    from paradl_bench.slurm.request import CalibrationRequest, operations_of
-    from paradl_bench.spec.kernel_settings import KernelSettings, settings_given
-    from paradl_bench.spec.units import parse_counts, parse_sample_shape
+    from paradl_bench.core.units import parse_counts, parse_sample_shape
+    from paradl_bench.records.kernel_settings import KernelSettings, settings_given
+    from paradl_bench.slurm.jobs.request import CalibrationRequest, operations_of
 
     parse_sample_shape(options["input_shape"], options["sequence"])
     return CalibrationRequest(
@@ -148,9 +148,9 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     """The plan, and the script of each job by its name."""
     from paradl_bench.slurm.chain import chain_of
     from paradl_bench.slurm.estimate import Estimate, trace_works
-    from paradl_bench.slurm.plan import plan_of
-    from paradl_bench.slurm.script import Folders, script_of
-    from paradl_bench.slurm.site import read_site
+    from paradl_bench.slurm.jobs.plan import plan_of
+    from paradl_bench.slurm.jobs.script import Folders, script_of
+    from paradl_bench.slurm.jobs.site import read_site
     from paradl_bench.slurm.starts import load_torch, start_of
 
     site = read_site(site_path)
@@ -182,7 +182,7 @@ def _print_json(plan: Plan) -> None:
 def _print_table(plan: Plan) -> None:
     from rich.table import Table
 
-    from paradl_bench.terminal import open_console
+    from paradl_bench.core.terminal.command_line import open_console
 
     table = Table("job", "tasks", "nodes", "node-minutes", "at most", "it gives")
     total, bound = 0.0, 0.0

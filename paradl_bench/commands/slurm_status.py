@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paradl_bench.terminal import tell
+from paradl_bench.core.terminal.command_line import tell
 
 
 @click.command("slurm-status")
@@ -19,10 +19,10 @@ def COMMAND(directory: Path, output: str | None, force: bool, exit_code: bool, a
     """Say what was measured of the calibration in DIR, what is missing and what that costs, and how to go on."""
     import msgspec
 
-    from paradl_bench.slurm.plan import read_plan
+    from paradl_bench.core.errors import WorkError
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, write_output
+    from paradl_bench.slurm.jobs.plan import read_plan
     from paradl_bench.slurm.summary import markdown, summarise
-    from paradl_bench.spec.errors import WorkError
-    from paradl_bench.terminal import refuse_overwrite, write_output
 
     if output:
         refuse_overwrite(output, force=force)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
-from paradl_bench.options import (
+from paradl_bench.core.units import parse_layers, parse_recompute, parse_sample_shape
+from paradl_bench.plan.options import (
     accumulate_option,
     batch_norm_option,
     bucket_option,
@@ -25,11 +26,10 @@ from paradl_bench.options import (
     sharing_options,
     verify_option,
 )
-from paradl_bench.spec.units import parse_layers, parse_recompute, parse_sample_shape
 
 if TYPE_CHECKING:
-    from paradl_bench.emulate_nodes.layout import NodeLayout
-    from paradl_bench.measure.training_request import TrainingRequest
+    from paradl_bench.measure.training.request import TrainingRequest
+    from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 
 
 class Limits(NamedTuple):
@@ -143,10 +143,10 @@ def COMMAND(  # noqa: N802
 
     With --emulate nothing is computed: layers sleep for their profiled time, and communication is real.
     """
-    from paradl_bench.emulate_nodes.layout import layout_of_options
-    from paradl_bench.measure.training_request import TrainingRequest
-    from paradl_bench.spec.kernel_settings import settings_given
-    from paradl_bench.spec.strategy import parse_strategy
+    from paradl_bench.measure.training.request import TrainingRequest
+    from paradl_bench.plan.strategy import parse_strategy
+    from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
+    from paradl_bench.records.kernel_settings import settings_given
 
     parsed = parse_strategy(strategy)
     layout = layout_of_options(nodes, ranks_per_node, link_bandwidth, ranks=parsed.ranks)
@@ -184,7 +184,7 @@ def COMMAND(  # noqa: N802
     limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)
     if not _run(request, backend or ("nccl" if device == "cuda" else "gloo"), launcher, limits, output):
         return
-    from paradl_bench.measure.training_summary import print_training_summary
+    from paradl_bench.measure.training.summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
 
@@ -193,8 +193,8 @@ def _ranks_per_node(
     exchange: str, given: int | None, layout: NodeLayout | None, launcher: str | None, ranks: int
 ) -> int | None:
     """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says."""
-    from paradl_bench.measure.rank_place import ranks_of_node
-    from paradl_bench.spec import plan
+    from paradl_bench.plan import tasks as plan
+    from paradl_bench.ranks.rank_place import ranks_of_node
 
     if layout is not None:
         return plan.ranks_per_node(exchange, None, layout.ranks_per_node)
@@ -204,11 +204,11 @@ def _ranks_per_node(
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:
     """Start the ranks of a run, or be one of them; returns whether this process then shows what was measured."""
-    from paradl_bench.emulate_nodes.cluster import emulated_cluster
-    from paradl_bench.measure.directory import refuse_unusable
-    from paradl_bench.measure.launcher import check_ranks_fit, launch_ranks, same_command
-    from paradl_bench.measure.process_groups import join_ranks
-    from paradl_bench.measure.rank_place import (
+    from paradl_bench.ranks.directories.directory import refuse_unusable
+    from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
+    from paradl_bench.ranks.groups.process_groups import join_ranks
+    from paradl_bench.ranks.launcher import check_ranks_fit, launch_ranks, same_command
+    from paradl_bench.ranks.rank_place import (
         NO_BACKEND,
         check_backend,
         launcher_of_environment,
@@ -222,7 +222,7 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
     if place is None:
         refuse_unusable(output)
         if request.shares_layers:
-            from paradl_bench.measure.training import check_limits
+            from paradl_bench.measure.training.run import check_limits
 
             check_limits(request)
         check_ranks_fit(request.strategy.ranks, request.device)
@@ -236,7 +236,7 @@ def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: L
                 cluster=cluster,
             )
         return True
-    from paradl_bench.measure.training import measure_training
+    from paradl_bench.measure.training.run import measure_training
 
     used = backend if request.strategy.axes else NO_BACKEND
     with join_ranks(

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.slurm.plan import Plan
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.storage import read_whole
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import read_whole
+from paradl_bench.slurm.jobs.plan import Plan
 
 _ANSWER_S = 60.0
 

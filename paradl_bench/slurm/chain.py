@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.slurm.estimate import Estimate
-from paradl_bench.slurm.job import Below, Job, Task, Word
-from paradl_bench.slurm.request import HALOS, CalibrationRequest, Configuration
-from paradl_bench.slurm.site import Site, Use
-from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.slurm.jobs.job import Below, Job, Task, Word
+from paradl_bench.slurm.jobs.request import HALOS, CalibrationRequest, Configuration
+from paradl_bench.slurm.jobs.site import Site, Use
 
 PROFILE = "profile.json"
 REPORT = "report"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paradl_bench.slurm.request import CalibrationRequest, Configuration
-from paradl_bench.slurm.site import Site
+from paradl_bench.core.units import parse_sample_shape, parse_size_sweep
+from paradl_bench.slurm.jobs.request import CalibrationRequest, Configuration
+from paradl_bench.slurm.jobs.site import Site
 from paradl_bench.slurm.starts import ASSUMED, Start
-from paradl_bench.spec.units import parse_sample_shape, parse_size_sweep
 
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 1e13}
 """Of a core and of a GPU in fp32, rather low: an allocation that ends early costs less than one that is too short."""
@@ -43,8 +43,8 @@ def trace_works(request: CalibrationRequest) -> dict[str, Work] | None:
         import torch  # noqa: F401
     except ModuleNotFoundError:
         return None
-    from paradl_bench.measure.tracing import trace_network
-    from paradl_bench.models.catalog import load_model
+    from paradl_bench.measure.tracing.tracing import trace_network
+    from paradl_bench.network.models.catalog import load_model
 
     shape = parse_sample_shape(request.input_shape or None, request.sequence or None)
     found = {}

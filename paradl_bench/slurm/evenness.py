@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.measure.collective_summary import summarise_collectives
-from paradl_bench.measure.training_summary import summarise_training
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.collectives.summary import summarise_collectives
+from paradl_bench.measure.training.summary import summarise_training
+from paradl_bench.records.measurement import read_manifest
 from paradl_bench.slurm.progress import TaskState
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import read_manifest
 
 
 class Evenness(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.slurm.plan import Plan, PlannedJob, PlannedTask, Submitted
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.measurement import is_complete
-from paradl_bench.spec.storage import read_whole
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.files.storage import read_whole
+from paradl_bench.records.measurement import is_complete
+from paradl_bench.slurm.jobs.plan import Plan, PlannedJob, PlannedTask, Submitted
 
 What = Literal["done", "failed", "unfinished", "not started"]
 _SIGNALLED = 128

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from paradl_bench.core.errors import UserError
+from paradl_bench.records.measurement import MANIFEST_NAME, read_manifest
 from paradl_bench.slurm.attempts import read_attempts
-from paradl_bench.slurm.plan import PLAN, read_plan
-from paradl_bench.slurm.site import Site
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.measurement import MANIFEST_NAME, read_manifest
+from paradl_bench.slurm.jobs.plan import PLAN, read_plan
+from paradl_bench.slurm.jobs.site import Site
 
 ASSUMED_S = 20.0
 """For srun, a busy file system and ranks that meet, where nothing is known."""

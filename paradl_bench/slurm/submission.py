@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paradl_bench.slurm.plan import (
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.slurm.jobs.plan import (
     Plan,
     PlannedJob,
     Submitted,
@@ -25,7 +26,6 @@ from paradl_bench.slurm.plan import (
     write_submitted,
 )
 from paradl_bench.slurm.progress import unfinished
-from paradl_bench.spec.errors import UserError, WorkError
 
 _ANSWER_S = 120.0
 _POLL_S = 5.0

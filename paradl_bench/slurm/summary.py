@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from paradl_bench.measure.node_findings import NODES_NAME, Difference, JobNodes, calendar_lines
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import read_json
+from paradl_bench.core.terminal.printed import in_markdown
+from paradl_bench.core.units import counted, format_accuracy
+from paradl_bench.measure.machine.node_findings import NODES_NAME, Difference, JobNodes, calendar_lines
 from paradl_bench.slurm.attempts import Spent, spent_on
 from paradl_bench.slurm.chain import NODES, PROFILE, REPORT
 from paradl_bench.slurm.evenness import Evenness, evenness_lines, evenness_of
-from paradl_bench.slurm.plan import Plan, PlannedJob
+from paradl_bench.slurm.jobs.plan import Plan, PlannedJob
 from paradl_bench.slurm.progress import TaskState, states
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.printed import in_markdown
-from paradl_bench.spec.storage import read_json
-from paradl_bench.spec.units import counted, format_accuracy
 
 _REPORT_FILE = "report.json"
 _LAST = "report"

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.catalog import planner_for
-from predict.assembly import join
-from predict.closed_forms import ClosedForm, gradient_exchange
-from predict.cost_model import CostModel
-from predict.costs import Floats, Remark, Remarks
-from predict.memory_estimate import EstimatedMemory
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.iteration import ClosedForm, gradient_exchange
+from predict.costs.assembly import join
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Floats, Remark, Remarks
 from predict.workload import Point, Timing, Workload
 
 KINDS = ("serial", "data")

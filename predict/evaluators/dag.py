@@ -1,20 +1,23 @@
 """``dag``: an iteration with its input, as S-SGD's DAG has it: reading, copying, and an exchange for every layer.
 
-Closed forms of :mod:`predict.input_closed_form`. Each layer with parameters has an exchange of its own, as soon as its
-gradient is there, in order. As in the paper overlap is free, and no rank is later than another; what ``simulate`` adds
-(buckets, their copies, interference, the slowest rank) is not in it.
+Closed forms of :mod:`predict.costs.input.input_closed_form`. Each layer with parameters has an exchange of its own, as
+soon as its gradient is there, in order. As in the paper overlap is free, and no rank is later than another; what
+``simulate`` adds (buckets, their copies, interference, the slowest rank) is not in it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Phase, Plan
-from paradl_bench.strategies.catalog import planner_for
-from predict.assembly import join
-from predict.cost_model import CostModel
-from predict.costs import Floats, Remark
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.tasks import Phase, Plan
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.layerwise_plan import layerwise_plan
+from predict.costs.assembly import join
+from predict.costs.cost_model import CostModel
+from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
+from predict.costs.input.input_terms import HostBatch, input_terms
+from predict.costs.sourced import Floats, Remark
 from predict.evaluators.closed_form import (
     KINDS,
     flat_exchange,
@@ -22,10 +25,7 @@ from predict.evaluators.closed_form import (
     has_closed_settings,
     refuse_what_is_simulated,
 )
-from predict.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
-from predict.input_tasks import batches_ahead_bytes
-from predict.input_terms import HostBatch, input_terms
-from predict.layerwise_plan import layerwise_plan
+from predict.simulation.input_tasks import batches_ahead_bytes
 from predict.workload import Evaluator, Point, Timing, Workload
 
 

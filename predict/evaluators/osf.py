@@ -1,19 +1,23 @@
 """``osf``: overlap of backward and exchange, and tensor fusion, as the paper's scaling factor has them.
 
-Closed forms of :mod:`predict.osf`. As in the paper overlap is free, copies into buffers take no time and no rank is
-later than another. Buffers are filled under the costs as they are; the interval keeps them as they are then.
+Closed forms of :mod:`predict.closed_forms.osf`. As in the paper overlap is free, copies into buffers take no time and
+no rank is later than another. Buffers are filled under the costs as they are; the interval keeps them as they are then.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Collective
-from paradl_bench.strategies.catalog import planner_for
-from predict.closed_forms import gradient_exchange
-from predict.cost_model import CostModel
-from predict.costs import Remark
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.iteration import gradient_exchange
+from predict.closed_forms.layerwise_plan import layerwise_plan
+from predict.closed_forms.osf import Exchange, scaling_factor
+from predict.closed_forms.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
+from predict.costs.communication.fusion import Fusion
+from predict.costs.cost_model import CostModel
+from predict.costs.sourced import Remark
 from predict.evaluators.closed_form import (
     KINDS,
     flat_exchange,
@@ -21,9 +25,6 @@ from predict.evaluators.closed_form import (
     has_closed_settings,
     refuse_what_is_simulated,
 )
-from predict.layerwise_plan import layerwise_plan
-from predict.osf import Exchange, Fusion, scaling_factor
-from predict.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
 from predict.workload import Evaluator, Point, Timing, Workload
 
 

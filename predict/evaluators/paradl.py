@@ -8,14 +8,17 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.plan import Phase, Plan, RoleBuilder, Stream
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.catalog import planner_for
-from predict.closed_forms import paradl
-from predict.cost_model import CostModel
-from predict.costs import Floats, Remark
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Phase, Plan, RoleBuilder, Stream
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.iteration import paradl
+from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
+from predict.closed_forms.shared_closed_form import sharing_kind, terms
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Floats, Remark
 from predict.evaluators.closed_form import (
     flat_exchange,
     has_closed_form,
@@ -23,10 +26,7 @@ from predict.evaluators.closed_form import (
     prepare_closed_form,
     refuse_what_is_simulated,
 )
-from predict.exposure import names_of_layer_communication
-from predict.memory_estimate import EstimatedMemory
-from predict.pipeline_closed_form import PipelineClosedForm, lock_step_settings
-from predict.shared_closed_form import sharing_kind, terms
+from predict.simulation.exposure import names_of_layer_communication
 from predict.workload import Evaluator, Point, Timing, Workload
 
 

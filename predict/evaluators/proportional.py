@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import SharingPlanner
-from paradl_bench.strategies.catalog import axis_planners
-from predict.cost_model import CostModel
+from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.nesting.catalog import axis_planners
+from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
 from predict.workload import Evaluator, Point, Workload
 

@@ -1,8 +1,9 @@
 """``simulate``: the plan's tasks on their streams, with interference and the lag of the slowest rank.
 
 A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
-the last of its group is expected to need (:mod:`predict.lateness`), weight update included, because the next exchange
-waits for that as well. Stages of a pipeline wait for each other's messages: :mod:`predict.pipeline_lateness`.
+the last of its group is expected to need (:mod:`predict.simulation.lateness`), weight update included, because the next
+exchange waits for that as well. Stages of a pipeline wait for each other's messages:
+:mod:`predict.simulation.pipeline_lateness`.
 
 Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
 collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
@@ -17,26 +18,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Ints, Phase, Plan, Role, Stream, Wait
-from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.mesh import degree_of
-from predict.cost_model import CostModel, PricedPlan
-from predict.costs import Floats, Remark
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream, Wait
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.fused_plan import check_fusion, fused_plan
+from predict.closed_forms.layerwise_plan import gradient_bytes
+from predict.closed_forms.osf import Gradients
+from predict.closed_forms.osf_form import backward_order, describe
+from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Floats, Remark
 from predict.evaluators.osf import buffers_of, ready_of
-from predict.exposure import exposed_seconds, names_of_layer_communication
-from predict.fused_plan import check_fusion, fused_plan
-from predict.host_sharing import on_shared_host
-from predict.input_tasks import is_of_input, waits_for_input, with_input
-from predict.lateness import RoleLateness
-from predict.layerwise_plan import gradient_bytes
-from predict.memory_estimate import EstimatedMemory
-from predict.osf import Gradients
-from predict.osf_form import backward_order, describe
-from predict.pipeline_lateness import pipeline_lag
-from predict.pipeline_simulation import PipelineSimulation
-from predict.role_meetings import meetings
-from predict.simulator import Timeline, condense, couple, simulate, task_graph
-from predict.slow_rank import remark_on
+from predict.simulation.exposure import exposed_seconds, names_of_layer_communication
+from predict.simulation.host_sharing import on_shared_host
+from predict.simulation.input_tasks import is_of_input, waits_for_input, with_input
+from predict.simulation.lateness import RoleLateness
+from predict.simulation.pipeline_lateness import pipeline_lag
+from predict.simulation.pipeline_simulation import PipelineSimulation
+from predict.simulation.role_meetings import meetings
+from predict.simulation.simulator import Timeline, condense, couple, simulate, task_graph
+from predict.simulation.slow_rank import remark_on
 from predict.workload import Evaluator, Point, Timing, Workload
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from predict.command_options import point_options, refuse_missing
+from predict.prediction.command_options import point_options, refuse_missing
 
 _SEARCHED = {
     **dict.fromkeys(("strategy", "micro_batches", "schedule", "accumulate"), "predict search tries all there are"),
@@ -57,7 +57,7 @@ def search_command(ctx: click.Context, /, **options: Any) -> None:
     predict search --from-profile p.json --model resnet50 --ranks 64 --batch 2048 --memory 16GiB
     predict search --from-profile p.json --model resnet50 --ranks 16:64:x2 --batch 2048 --cluster site.yaml
     """
-    from paradl_bench.spec.errors import UserError
+    from paradl_bench.core.errors import UserError
 
     refuse_missing(options, "profile", "model", "ranks", "batch")
     for name, why in _SEARCHED.items():
@@ -67,13 +67,13 @@ def search_command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _run(options: dict[str, Any]) -> None:
-    from paradl_bench.spec.errors import UserError
-    from paradl_bench.spec.storage import encode_pretty
-    from paradl_bench.terminal import progress, refuse_overwrite, write_output
-    from predict.presentation import flat_row, rows_csv
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.terminal.command_line import progress, refuse_overwrite, write_output
+    from predict.prediction.presentation import flat_row, rows_csv
+    from predict.prediction.utilisation import check_price
     from predict.search.presentation import print_answer
     from predict.search.search import search
-    from predict.utilisation import check_price
 
     check_price(options["price"])
     if options["as_json"] and options["as_csv"]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.units import counted, format_bytes, format_difference, format_seconds
-from paradl_bench.terminal import open_console
-from predict.presentation import interval_cell
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
+from paradl_bench.plan.tasks import bucket_limits
+from predict.prediction.presentation import interval_cell
 from predict.search.search import Answer, Row, Searched
 
 _REASONS = 8

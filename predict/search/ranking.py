@@ -1,11 +1,11 @@
 """From estimates of all candidates to exact predictions of those that may be the best.
 
 Candidates are predicted in the order of their estimates, corrected by what others turned out to be over theirs
-(:class:`~predict.search.corrections.Corrections`), first those that differ in more than the size of buckets, then what
-lies next to the best; a candidate is done with when its estimate, uncorrected, is not below the best prediction. Beside
-those that may be the best, each of the strategies next in order is predicted with its best settings by estimate, up to
-as many rows as were asked for. Then come some that hold less than any so far: of those than which none is faster, by
-estimate, and as small, a few from the fastest to the smallest.
+(:class:`~predict.search.pricing.corrections.Corrections`), first those that differ in more than the size of buckets,
+then what lies next to the best; a candidate is done with when its estimate, uncorrected, is not below the best
+prediction. Beside those that may be the best, each of the strategies next in order is predicted with its best settings
+by estimate, up to as many rows as were asked for. Then come some that hold less than any so far: of those than which
+none is faster, by estimate, and as small, a few from the fastest to the smallest.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.units import format_bytes
-from predict.cost_model import CostModel
-from predict.input_tasks import ahead_bytes
-from predict.memory_estimate import EstimatedMemory
-from predict.prediction import Prediction, Predictor
-from predict.scaling_band import Timed
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import format_bytes
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.scaling_band import Timed
+from predict.search.candidates.ruled_out import sweep_command
+from predict.search.candidates.space import Space, alike
 from predict.search.chances import steps
-from predict.search.corrections import Corrections, next_to
-from predict.search.estimate import Estimates
-from predict.search.memory_bound import MemoryBounds, tensors_within
-from predict.search.ruled_out import sweep_command
-from predict.search.shared_work import SharedWorks
-from predict.search.space import Space, alike
+from predict.search.pricing.corrections import Corrections, next_to
+from predict.search.pricing.estimate import Estimates
+from predict.search.pricing.memory_bound import MemoryBounds, tensors_within
+from predict.search.pricing.shared_work import SharedWorks
+from predict.simulation.input_tasks import ahead_bytes
 from predict.workload import Point
 
 _REFINING = 3

@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.kernel_settings import KernelSettings, flag_of
-from paradl_bench.spec.plan import bucket_limits
-from paradl_bench.spec.strategy import MAX_DEGREE
-from paradl_bench.spec.units import parse_counts, parse_memory, parse_ranks
-from predict.bucket_advice import parse_caps
-from predict.cost_model import CostModel
-from predict.prediction import Prediction, Predictor
-from predict.request import read_model, settings_of
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_counts, parse_memory, parse_ranks
+from paradl_bench.plan.strategy import MAX_DEGREE
+from paradl_bench.plan.tasks import bucket_limits
+from paradl_bench.records.kernel_settings import KernelSettings, flag_of
+from predict.costs.cost_model import CostModel
+from predict.prediction.bucket_advice import parse_caps
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.request import read_model, settings_of
+from predict.search.candidates.mirrored import mirrored_dims
+from predict.search.candidates.space import KEPT_OR_AGAIN, Space, find_space
 from predict.search.chances import chances_of_best, pareto
-from predict.search.mirrored import mirrored_dims
 from predict.search.ranking import Exact, Ranker, Ranking
-from predict.search.space import KEPT_OR_AGAIN, Space, find_space
 from predict.workload import evaluator_named
 
 _PASSED_ON = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from profile_factory import make_network, make_profile, ring_fit
 
-from calibrate.contention import Contention
-from calibrate.profile import Profile
-from paradl_bench.spec.cluster import Cluster, Level
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import parse_strategy
-from predict.cost_model import CostModel
-from predict.prediction import Prediction, Predictor
+from calibrate.profile.collectives.contention import Contention
+from calibrate.profile.profile import Profile
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named
 
 NETWORK = make_network((64, 128, 256, 32))

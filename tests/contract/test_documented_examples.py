@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from paradl_bench.collectives.routine import Buffers, Routine
-from paradl_bench.layers.kind import Call, LayerKind, TensorArgument, kind_of_function
-from paradl_bench.spec.cost_terms import CollectiveOperation
+from paradl_bench.network.kinds.kind import Call, LayerKind, TensorArgument, kind_of_function
+from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.collectives.routine import Buffers, Routine
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 EXAMPLES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))
@@ -31,7 +31,7 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("example", ["paradl_bench/layers/pixel_shuffle.py"], indirect=True)
+@pytest.mark.parametrize("example", ["paradl_bench/network/kinds/pixel_shuffle.py"], indirect=True)
 def test_the_layer_kind(example: ModuleType) -> None:
     kind = example.KIND
     assert isinstance(kind, LayerKind)
@@ -44,7 +44,7 @@ def test_the_layer_kind(example: ModuleType) -> None:
     assert torch.equal(output, torch.nn.PixelShuffle(2)(batch))
 
 
-@pytest.mark.parametrize("example", ["paradl_bench/collectives/all_to_all.py"], indirect=True)
+@pytest.mark.parametrize("example", ["paradl_bench/plan/collectives/all_to_all.py"], indirect=True)
 def test_the_collective(example: ModuleType) -> None:
     operation, routine = example.OPERATION, example.ROUTINE
     assert isinstance(operation, CollectiveOperation)
@@ -61,6 +61,6 @@ def test_the_collective(example: ModuleType) -> None:
 
 
 def test_no_example_is_left_untried() -> None:
-    tried_here = {"paradl_bench/layers/pixel_shuffle.py", "paradl_bench/collectives/all_to_all.py"}
-    # A model of one's own is tried beside the other models, in tests/unit/test_models.py.
+    tried_here = {"paradl_bench/network/kinds/pixel_shuffle.py", "paradl_bench/plan/collectives/all_to_all.py"}
+    # A model of one's own is tried beside the other models, in tests/unit/paradl_bench/network/test_models.py.
     assert set(EXAMPLES) == {*tried_here, "mine.py"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from profile_factory import make_network, make_profile, write_training_run
 
-from calibrate.profile import write_profile
+from calibrate.profile.profile import write_profile
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "torchvision", "pandas", "scipy", "matplotlib", "yaml"}

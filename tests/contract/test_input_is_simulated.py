@@ -21,23 +21,23 @@ from profile_factory import (
     ring_fit,
 )
 
-from calibrate.input_side import HostCopy, InputSide, LoaderRate
-from calibrate.profile import Profile
-from paradl_bench.spec.cluster import Cluster, Level
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import InputCopy, InputRead, Phase, PlanSettings, Stream
-from paradl_bench.spec.slow_rank import SlowRank
-from paradl_bench.spec.strategy import parse_strategy
-from predict.cost_model import CostModel
+from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, PlanSettings, Stream
+from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.cost_model import CostModel
+from predict.costs.input.input_closed_form import Fetch, input_wait, iteration_seconds
+from predict.costs.input.input_terms import NO_INPUT, InputOptions
+from predict.costs.memory_estimate import BATCHES_AHEAD
 from predict.evaluators.simulate import price
-from predict.input_closed_form import Fetch, input_wait, iteration_seconds
-from predict.input_terms import NO_INPUT, InputOptions
-from predict.memory_estimate import BATCHES_AHEAD
-from predict.prediction import Prediction, Predictor
-from predict.simulator import simulate, task_graph
-from predict.timeline import timeline_of
-from predict.timeline_picture import draw
+from predict.prediction.prediction import Prediction, Predictor
+from predict.simulation.simulator import simulate, task_graph
+from predict.timeline.timeline import timeline_of
+from predict.timeline.timeline_picture import draw
 from predict.workload import Point, evaluator_named
 
 CHAIN = make_network([32, 48, 24])

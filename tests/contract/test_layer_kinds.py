@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paradl_bench.layers.kernel_shape import kernel_shape, layer_of_sizes
-from paradl_bench.layers.kind import kind_of_function, layer_kinds
-from paradl_bench.measure.isolated import shapes_of_inputs
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.models.catalog import LoadedModel, load_model
-from paradl_bench.models.language_models import build_language_model
-from paradl_bench.spec.kernel import KernelShape, KernelStage
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
+from paradl_bench.measure.layers.isolated import shapes_of_inputs
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.kernel import KernelShape, KernelStage
+from paradl_bench.network.kinds.kernel_shape import kernel_shape, layer_of_sizes
+from paradl_bench.network.kinds.kind import kind_of_function, layer_kinds
+from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.network.models.language_models import build_language_model
 
 
 class Sentence(torch.nn.Module):
@@ -100,7 +100,7 @@ def test_each_kind_has_functions_of_its_own_and_is_met_in_a_network(networks: li
 
 def test_a_file_and_its_kind_have_one_name() -> None:
     for name, kind in layer_kinds().items():
-        assert kind.facts.__module__ == f"paradl_bench.layers.{name}"
+        assert kind.facts.__module__ == f"paradl_bench.network.kinds.{name}"
 
 
 def test_an_operation_is_the_same_after_a_file(networks: list[Network]) -> None:

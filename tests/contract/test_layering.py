@@ -22,6 +22,14 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 TORCH = {"torch", "torchvision", "transformers"}
 HEAVY = (*TORCH, "pandas", "scipy", "click", "rich", "yaml")
 
+UNREAD = {"__pycache__", "data", "golden"}
+ONE_FILE_A_THING = {
+    "paradl_bench/commands",
+    "paradl_bench/importers",
+    "paradl_bench/network/kinds",
+    "paradl_bench/plan/collectives",
+}
+
 _IMPORT_ALL = """
 import importlib, json, sys
 for name in json.loads(sys.argv[1]):
@@ -50,11 +58,15 @@ def modules_of(package: str) -> list[str]:
     return [package, *(name for name in below if not name.endswith("__main__"))]
 
 
-def test_the_vocabulary_loads_nothing_but_numpy_and_msgspec() -> None:
-    assert loaded_by(*modules_of("paradl_bench.spec")) == set()
+def test_what_files_and_plans_hold_loads_nothing_but_numpy_and_msgspec() -> None:
+    network = [f"paradl_bench.network.{name}" for name in ("graph", "kernel", "partition")]
+    plan = [f"paradl_bench.plan.{name}" for name in ("strategy", "tasks", "slow_rank")]
+    assert loaded_by(*network, *plan, *modules_of("paradl_bench.records")) == set()
 
 
-@pytest.mark.parametrize("package", ["predict", "calibrate", "paradl_bench.layers", "paradl_bench.collectives"])
+@pytest.mark.parametrize(
+    "package", ["predict", "calibrate", "paradl_bench.network.kinds", "paradl_bench.plan.collectives"]
+)
 def test_no_module_of_these_loads_torch(package: str) -> None:
     assert not loaded_by(*modules_of(package)) & TORCH
 
@@ -88,6 +100,21 @@ def test_every_folder_is_a_package_and_gets_installed() -> None:
 def test_every_file_has_a_place_that_says_what_is_in_it() -> None:
     vague = {"utils", "util", "common", "helpers", "misc"}
     assert not [path for path in SOURCES if path.stem in vague or vague & set(path.relative_to(ROOT).parts)]
+
+
+def entries(folder: Path) -> list[str]:
+    """What a reader finds in a folder, beside what says what the folder is and how the program starts."""
+    named = {
+        path.stem if path.suffix == ".py" else path.name for path in folder.iterdir() if path.suffix in ("", ".py")
+    }
+    return sorted(named - {"__init__", "__main__", "__pycache__", "cli", "conftest"})
+
+
+@pytest.mark.parametrize("folder", ["paradl_bench", "calibrate", "predict", "tests"])
+def test_a_folder_has_at_most_twelve_entries(folder: str) -> None:
+    inside = (path for path in (ROOT / folder).rglob("*") if path.is_dir() and not set(path.parts) & UNREAD)
+    found = {str(path.relative_to(ROOT)): len(entries(path)) for path in (ROOT / folder, *inside)}
+    assert {path: count for path, count in found.items() if count > 12 and path not in ONE_FILE_A_THING} == {}
 
 
 def test_every_package_is_typed_for_those_who_import_it() -> None:

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from network_factory import NetworkFactory
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.plan import (
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.axis_planner import AxisPlanner
+from paradl_bench.plan.mesh import group_of
+from paradl_bench.plan.strategy import Axis, Strategy, parse_strategy
+from paradl_bench.plan.tasks import (
     Collective,
     Compute,
     HaloExchange,
@@ -23,10 +26,7 @@ from paradl_bench.spec.plan import (
     WeightUpdate,
     Work,
 )
-from paradl_bench.spec.strategy import Axis, Strategy, parse_strategy
-from paradl_bench.strategies.axis_planner import AxisPlanner
-from paradl_bench.strategies.catalog import axis_planners, planner_for
-from paradl_bench.strategies.mesh import group_of
+from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
 
 PLANNERS = axis_planners()
 SETTINGS = PlanSettings(batch=8)

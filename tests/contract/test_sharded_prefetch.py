@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from profile_factory import make_network
 
-from paradl_bench.spec.plan import Collective, Compute, Phase, Plan, PlanSettings, WeightUpdate, Work
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.strategies.catalog import planner_for
-from predict.simulator import simulate, task_graph
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, PlanSettings, WeightUpdate, Work
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.simulation.simulator import simulate, task_graph
 
 NETWORK = make_network((8, 8, 8, 8))
 

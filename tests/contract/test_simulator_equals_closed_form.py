@@ -19,12 +19,12 @@ from profile_factory import (
     ring_fit,
 )
 
-from calibrate.profile import Profile
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import parse_strategy
-from predict.cost_model import CostModel
-from predict.prediction import Prediction, Predictor
+from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named
 
 ONE_BUCKET = 1 << 40

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from paradl_bench.measure.training_request import TrainingRequest
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.strategy import parse_strategy
-from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import parse_strategy
 from random_modules.described import Description
 from random_modules.draw import describe
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from equality_program import TOLERANCE
 
-from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.proof import proving
 from paradl_bench.measure.proof.copies import Trial, runs
 from paradl_bench.measure.proof.reference import JoinedRanks
-from paradl_bench.measure.recorder import differences, planned_collectives
-from paradl_bench.measure.trainer import Trainer
-from paradl_bench.models.catalog import LoadedModel, load_model
-from paradl_bench.spec.network import Network
-from paradl_bench.strategies.catalog import planner_for
-from paradl_bench.strategies.parallel import ParallelModule, build_parallel
+from paradl_bench.measure.training.recorder import differences, planned_collectives
+from paradl_bench.measure.training.trainer import Trainer
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.nesting.parallel import ParallelModule, build_parallel
 from random_modules.case import Case, draws_again
 
 Found = list[str]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paradl_bench.models.token_tasks import NextToken
+from paradl_bench.network.models.token_tasks import NextToken
 from random_modules import attention, elementwise, layers, windows
 from random_modules.operation import OPERATIONS, Parts
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.network.models.catalog import LoadedModel
 from random_modules.described import Body, Described, Description
 from random_modules.operation import IMAGE, OPERATIONS, SEQUENCE, VECTOR, Sight
 

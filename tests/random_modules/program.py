@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from paradl_bench.measure.process_groups import join_ranks
-from paradl_bench.spec.network import Network
+from paradl_bench.network.graph import Network
+from paradl_bench.ranks.groups.process_groups import join_ranks
 from random_modules.case import Case
 from random_modules.comparison import compare
 

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from paradl_bench.measure.launcher import launch_ranks
-from paradl_bench.measure.tracing import trace_network
-from paradl_bench.measure.training import check_limits
-from paradl_bench.models.catalog import load_model
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.strategy import parse_strategy
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.run import check_limits
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.ranks.launcher import launch_ranks
 from random_modules.case import SAMPLES, Case, case_of
 
 PROGRAM = Path(__file__).parent / "program.py"

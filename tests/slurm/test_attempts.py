@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from in_process import run_in_process
 
+from paradl_bench.records.measurement import SCHEMA_VERSION, Environment, Manifest, write_manifest
 from paradl_bench.slurm.attempts import Spent, read_attempts, spent_on
-from paradl_bench.slurm.plan import read_plan
-from paradl_bench.slurm.site import Rates, Site
+from paradl_bench.slurm.jobs.plan import read_plan
+from paradl_bench.slurm.jobs.site import Rates, Site
 from paradl_bench.slurm.starts import ASSUMED, Start, start_of
-from paradl_bench.spec.measurement import SCHEMA_VERSION, Environment, Manifest, write_manifest
 
 SITE = Site(device="cpu", ranks_per_node=2)
 MARK = "layers-resnet18-r1"

@@ -18,8 +18,8 @@ from slurm_cluster import NODES, CannotStart, SlurmCluster, running_cluster, why
 
 pytest.importorskip("torch")
 
-from paradl_bench.spec.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
-from paradl_bench.spec.training_record import TRAINING_FILE, TrainingIterations, read_run
+from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, read_run
 
 ROOT = Path(__file__).parents[2]
 # Set where skipping would hide that nothing was tested.

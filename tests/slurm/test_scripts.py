@@ -18,17 +18,17 @@ from slurm_scripts import CASES, EXAMPLES, scripts
 from synthetic_measurements import write_collectives
 
 from paradl_bench.cli import group
-from paradl_bench.measure.node_findings import JobNodes, Node, NodeFinding, differences
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.interruption import Terminated
+from paradl_bench.measure.machine.node_findings import JobNodes, Node, NodeFinding, differences
+from paradl_bench.records.hosts.host_record import RankHost
 from paradl_bench.slurm import submission
 from paradl_bench.slurm.chain import chain_of
 from paradl_bench.slurm.estimate import Estimate, Work
-from paradl_bench.slurm.request import CalibrationRequest
-from paradl_bench.slurm.script import Folders, script_of
-from paradl_bench.slurm.site import Site, TimeLimits, read_site
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.host_record import RankHost
-from paradl_bench.spec.interruption import Terminated
-from paradl_bench.spec.storage import append_lines
+from paradl_bench.slurm.jobs.request import CalibrationRequest
+from paradl_bench.slurm.jobs.script import Folders, script_of
+from paradl_bench.slurm.jobs.site import Site, TimeLimits, read_site
 
 IDS = [folder.name for folder in CASES]
 REQUEST = CalibrationRequest(
@@ -53,7 +53,7 @@ def test_the_texts_are_what_the_generator_writes(folder: Path) -> None:
     written = scripts(folder)
     assert sorted(found) == sorted(written)
     for name, text in written.items():
-        assert found[name] == text, f"{folder / name} differs; python tests/slurm_scripts.py writes it anew"
+        assert found[name] == text, f"{folder / name} differs; tests/surroundings/slurm_scripts.py writes it anew"
 
 
 @pytest.mark.skipif(

@@ -6,9 +6,9 @@ import pytest
 
 from paradl_bench.slurm.chain import chain_of
 from paradl_bench.slurm.estimate import Estimate
-from paradl_bench.slurm.job import Word
-from paradl_bench.slurm.request import OPERATIONS, CalibrationRequest, operations_of
-from paradl_bench.slurm.site import Site
+from paradl_bench.slurm.jobs.job import Word
+from paradl_bench.slurm.jobs.request import OPERATIONS, CalibrationRequest, operations_of
+from paradl_bench.slurm.jobs.site import Site
 
 CPUS = Site(device="cpu", ranks_per_node=4)
 GPUS = Site(device="cuda", gpus_per_node=4, nccl_tests="/opt/nccl-tests")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from paradl_bench.measure.proof.comparison import FLOAT32, FLOAT64, Tolerance
-from paradl_bench.models.catalog import LoadedModel, load_model
+from paradl_bench.network.models.catalog import LoadedModel, load_model
 
 
 class Trial(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.proof.parts import Place
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.units import format_bytes, format_seconds
+from paradl_bench.network.graph import Network
 
 LIMIT_S = 3.0
 """What a proof that nobody asked for may take."""

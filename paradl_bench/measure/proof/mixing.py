@@ -13,8 +13,8 @@ import torch
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.copies import tolerance_of
 from paradl_bench.measure.proof.watching import WatchedForward, tensors_of, watch_forward
-from paradl_bench.models.catalog import LoadedModel
-from paradl_bench.spec.network import Network
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import LoadedModel
 
 
 class Mixing(NamedTuple):

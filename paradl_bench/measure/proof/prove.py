@@ -13,12 +13,12 @@ from paradl_bench.measure.proof.parts import Place, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
 from paradl_bench.measure.proof.reference import Ranks
 from paradl_bench.measure.proof.verdict import VARIES, Outcome, Proved, settle
-from paradl_bench.models.catalog import LoadedModel
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.spec.verification import Verification
-from paradl_bench.strategies.parallel import ParallelModule
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.training.verification import Verification
+from paradl_bench.strategies.nesting.parallel import ParallelModule
 
 _SEED = 7
 

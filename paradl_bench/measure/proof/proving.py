@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paradl_bench.measure.micro_steps import MicroSteps
-from paradl_bench.measure.optimizers import share_out_optimizer
+from paradl_bench.measure.execution.micro_steps import MicroSteps
+from paradl_bench.measure.execution.optimizers import share_out_optimizer
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.parts import AtOnce, norm_cuts, own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialStep
 from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_forward
-from paradl_bench.models.catalog import LoadedModel
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes
-from paradl_bench.strategies.norm_statistics import statistics_axes
-from paradl_bench.strategies.parallel import ParallelModule
-from paradl_bench.strategies.sharded_module import as_it_stands
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.nesting.parallel import ParallelModule
+from paradl_bench.strategies.normalisation.norm_statistics import statistics_axes
+from paradl_bench.strategies.running.sharded_module import as_it_stands
 
 _LEARNING_RATE, _MOMENTUM = 0.05, 0.9
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from paradl_bench.collectives.process_group import end_groups
-from paradl_bench.measure.process_groups import RankContext
 from paradl_bench.measure.proof.parts import AtOnce, NormCuts, Place
 from paradl_bench.measure.proof.watching import Passage, tensors_of, watch_forward
-from paradl_bench.measure.pulse import beat
-from paradl_bench.measure.rank_place import NO_BACKEND
-from paradl_bench.models.catalog import LoadedModel
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.ranks.groups.process_group import end_groups
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.pulse import beat
+from paradl_bench.ranks.rank_place import NO_BACKEND
 
 T = TypeVar("T")
 

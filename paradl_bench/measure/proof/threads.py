@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from paradl_bench.strategies.group_functions import Group
+from paradl_bench.strategies.running.group_functions import Group
 
 T = TypeVar("T")
 
@@ -55,12 +55,12 @@ class ThreadGroup(Group):
     meeting: Meeting
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
         parts = self.meeting.exchange(self.rank, tensor.detach().clone())
         tensor.copy_(torch.stack(parts).sum(0))
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
-        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
         parts = self.meeting.exchange(self.rank, sent.detach().clone())
         gathered.copy_(torch.cat([part.flatten() for part in parts]).view_as(gathered))
 
@@ -72,7 +72,7 @@ class ThreadGroup(Group):
     def send_and_receive(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
-        """See :class:`~paradl_bench.strategies.group_functions.Group`."""
+        """See :class:`~paradl_bench.strategies.running.group_functions.Group`."""
         of_all = self.meeting.exchange(self.rank, [(peer, tensor.detach().clone()) for peer, tensor in sent])
         mine = [[tensor for peer, tensor in of_one if peer == self.rank] for of_one in of_all]
         for peer, buffer in received:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paradl_bench.core.errors import WorkError
+from paradl_bench.core.units import counted
 from paradl_bench.measure.proof.comparison import NO_NUMBER
 from paradl_bench.measure.proof.proving import Difference, StrategyProof
 from paradl_bench.measure.proof.reference import Ranks
-from paradl_bench.measure.rank_place import NOT_AS_SERIAL
-from paradl_bench.spec.errors import WorkError
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.spec.units import counted
-from paradl_bench.spec.verification import Verification
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.ranks.rank_place import NOT_AS_SERIAL
+from paradl_bench.records.training.verification import Verification
 
 DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
 

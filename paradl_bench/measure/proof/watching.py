@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from paradl_bench.measure.proof.parts import NormCuts, normalise_apart
-from paradl_bench.strategies.operations import function_name, is_operation, output_of
-from paradl_bench.strategies.sharded_module import as_it_stands
+from paradl_bench.strategies.running.operations import function_name, is_operation, output_of
+from paradl_bench.strategies.running.sharded_module import as_it_stands
 
 _PROBABILITY = {
     **dict.fromkeys(

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paradl_bench.spec.network import Layer
-from paradl_bench.strategies.channel_shards import CHANNELS, Shards, channels_of
-from paradl_bench.strategies.gradient_parts import Parts, channel_dim
-from paradl_bench.strategies.group_functions import Group, axis_slices, reduce, take
-from paradl_bench.strategies.sharded_module import Call, beside, bind
-from paradl_bench.strategies.split_runner import SplitRunner
+from paradl_bench.network.graph import Layer
+from paradl_bench.strategies.running.group_functions import Group, axis_slices, reduce, take
+from paradl_bench.strategies.running.sharded_module import Call, beside, bind
+from paradl_bench.strategies.splitting.channel_shards import CHANNELS, Shards, channels_of
+from paradl_bench.strategies.splitting.gradient_parts import Parts, channel_dim
+from paradl_bench.strategies.splitting.split_runner import SplitRunner
 
 
 class _ChannelLayer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paradl_bench.spec.network import Tensor
+from paradl_bench.network.graph import Tensor
 
 BROADCAST_BYTES = 250 * 1024 * 1024
 """How much torch broadcasts at once (``broadcast_bucket_size`` in distributed.py)."""

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from paradl_bench.strategies.data.node_groups import NodeGroups, Step
-from paradl_bench.strategies.group_functions import all_gather_into, reduce_scatter_into
+from paradl_bench.strategies.running.group_functions import all_gather_into, reduce_scatter_into
 
 
 class NodeExchange:

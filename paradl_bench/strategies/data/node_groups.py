@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Tensor
-from paradl_bench.spec.plan import Collective, PlanSettings, Reach
-from paradl_bench.spec.strategy import Strategy
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Tensor
+from paradl_bench.plan.mesh import REPLICATING, all_groups, degree_of, group_axes, place_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, PlanSettings, Reach
 from paradl_bench.strategies.data.buckets import total_bytes
-from paradl_bench.strategies.mesh import REPLICATING, all_groups, degree_of, group_axes, place_of
 
 
 class Step(NamedTuple):

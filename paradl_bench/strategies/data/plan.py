@@ -18,7 +18,7 @@ buckets: it divides a bucket in a pass of its own, and the all-reduce becomes a 
 nothing does not issue those between nodes, and its plan does not show that it waits for them.
 
 Not modelled: sparse gradients, other communication hooks, ``gradient_as_bucket_view``. ``no_sync`` is what
-:mod:`~paradl_bench.strategies.accumulation` has.
+:mod:`~paradl_bench.strategies.passes.accumulation` has.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp, comm.cpp; torch/nn/parallel/distributed.py (torch 2.13).
 """
@@ -29,9 +29,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import cached_property
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network, Tensor
-from paradl_bench.spec.plan import (
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network, Tensor
+from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import (
     BucketCopy,
     Collective,
     Limit,
@@ -40,11 +42,9 @@ from paradl_bench.spec.plan import (
     RoleBuilder,
     Stream,
 )
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import gradient_order
 from paradl_bench.strategies.data.buckets import assign_buckets, broadcast_buckets, total_bytes
 from paradl_bench.strategies.data.node_groups import NodeGroups
-from paradl_bench.strategies.zero.plan import check_zero
+from paradl_bench.strategies.data.zero.plan import check_zero
 
 _INT64_BYTES = 8
 _INT32_BYTES = 4

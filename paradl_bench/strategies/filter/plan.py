@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.plan import Collective
-from paradl_bench.strategies.channel_shards import FILTERS, Shards, channels_of
-from paradl_bench.strategies.gradient_parts import Parts
-from paradl_bench.strategies.split_planner import Exchange, SplitPlanner
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.splitting.channel_shards import FILTERS, Shards, channels_of
+from paradl_bench.strategies.splitting.gradient_parts import Parts
+from paradl_bench.strategies.splitting.split_planner import Exchange, SplitPlanner
 
 
 class FilterPlanner(SplitPlanner):

@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
-from paradl_bench.spec.same import Same
-from paradl_bench.strategies.compute import backward_layers, layers_with_gradient, operations_of_forward
+from paradl_bench.core.cache_keys import Same
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient, operations_of_forward
 
 _Named = TypeVar("_Named", int, str)
 _RANDOM = frozenset(

@@ -18,22 +18,22 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.spec.errors import WorkError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.compute import gradient_order
+from paradl_bench.core.errors import WorkError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.data.module import exchange_gradients
-from paradl_bench.strategies.group_functions import Group, Spans
-from paradl_bench.strategies.operations import output_of
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.recording import INPUT, Calls, tensors_of, with_tensors
 from paradl_bench.strategies.pipeline.stage_shares import CrossingShape, StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
-from paradl_bench.strategies.sharded_module import Sharding, Walk
+from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.operations import output_of
+from paradl_bench.strategies.running.sharded_module import Sharding, Walk
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 

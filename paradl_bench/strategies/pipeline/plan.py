@@ -4,7 +4,7 @@ ParaDL, section 3.4 and Table 3. What crosses a cut is sent when the stage in fr
 its gradient comes back likewise. A send occupies the communication stream; a receive stands where the compute stream
 waits for it, and takes no time of its own.
 
-A schedule may run backward in two parts (:func:`~paradl_bench.strategies.compute.parts_of_backward`); the first stage,
+A schedule may run backward in two parts (:func:`~paradl_bench.plan.compute.parts_of_backward`); the first stage,
 whose input needs no gradient, then runs all of it where the weights' turn comes, as torch does. Gradients of every
 micro-batch after the first are added to those before, where a layer's weights have theirs.
 
@@ -27,11 +27,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.schedules.schedule import Action, Schedule
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import (
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import SharedLayers, Shares, sharded_layers
+from paradl_bench.plan.compute import NetworkCompute, weight_update
+from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import (
     HaloExchange,
     Limit,
     Phase,
@@ -43,12 +47,8 @@ from paradl_bench.spec.plan import (
     Transfer,
     Work,
 )
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.accumulation import added_with
-from paradl_bench.strategies.axis_planner import SharedLayers, Shares, sharded_layers
-from paradl_bench.strategies.compute import NetworkCompute, weight_update
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
-from paradl_bench.strategies.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
 from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, message_bytes, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages

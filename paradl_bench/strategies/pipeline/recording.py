@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from paradl_bench.spec.errors import UserError, WorkError
-from paradl_bench.spec.network import Network
-from paradl_bench.strategies.compute import operations_of_forward
-from paradl_bench.strategies.operations import is_operation, output_of
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
+from paradl_bench.strategies.running.operations import is_operation, output_of
 
 INPUT = Crossing(-1)
 """The model's own input."""

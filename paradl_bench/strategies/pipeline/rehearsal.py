@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Network
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.module import StageModule, StageWalk
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
 from paradl_bench.strategies.pipeline.stage_shares import share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
-from paradl_bench.strategies.sharded_module import Sharding
+from paradl_bench.strategies.running.sharded_module import Sharding
 
 
 def rehearse(module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.spec.plan import Ints, RoleBuilder
+from paradl_bench.plan.tasks import Ints, RoleBuilder
 
 BEFORE = -1
 """What stands, in a builder of one action, for the task that ends what the action before has computed."""
@@ -27,7 +27,7 @@ class ActionTasks:
     """The tasks of one action.
 
     Attributes:
-        phase, stream, work: per task, as of a :class:`~paradl_bench.spec.plan.Role`. waits: how many it waits for.
+        phase, stream, work: per task, as of a :class:`~paradl_bench.plan.tasks.Role`. waits: how many it waits for.
         base, offset: per dependency, what it is counted from, and how far behind that it is.
         computed: offset of the task that ends what the action computes; what it sends may follow.
         done: offsets of the tasks that the weight update waits for.

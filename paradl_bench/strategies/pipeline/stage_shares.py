@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.spec.network import DTYPE_BYTES, Network
-from paradl_bench.spec.plan import Communication
-from paradl_bench.strategies.axis_planner import SharedLayers
-from paradl_bench.strategies.compute import LayerShard, held_layer, operations_of_forward
+from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.plan.compute import LayerShard, held_layer, operations_of_forward
+from paradl_bench.plan.tasks import Communication
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
 from paradl_bench.strategies.pipeline.stages import Stage
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from paradl_bench.models.language_sizes import UNTIED, language_model_names
-from paradl_bench.schedules.catalog import schedule_of
-from paradl_bench.spec.errors import UserError
-from paradl_bench.spec.network import Layer, Network, Tensor
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.same import Same
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.compute import gradient_order, operations_of_forward
-from paradl_bench.strategies.mesh import degree_of
+from paradl_bench.core.cache_keys import Same
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
+from paradl_bench.plan.compute import gradient_order, operations_of_forward
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from paradl_bench.strategies.group_functions import Spans
+from paradl_bench.strategies.running.group_functions import Spans
 
 _USUAL = 2
 """Parameters of a node: a weight and a bias, which autograd accumulates in the order in which it does without parts."""

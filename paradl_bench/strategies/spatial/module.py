@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map_only
 
-from paradl_bench.layers.kind import LayerKind, layer_kinds
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
-from paradl_bench.spec.partition import Box, Interval, Window
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Axis
-from paradl_bench.strategies.group_functions import (
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
+from paradl_bench.network.partition import Box, Interval, Window
+from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.running.group_functions import (
     Group,
     Slices,
     exchange_halo,
@@ -27,8 +27,8 @@ from paradl_bench.strategies.group_functions import (
     slices_of,
     take,
 )
-from paradl_bench.strategies.own_randomness import OwnRandomness
-from paradl_bench.strategies.sharded_module import WHOLE, Call, Rule, Sharding, beside, bind, instead
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.sharded_module import WHOLE, Call, Rule, Sharding, beside, bind, instead
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, region_of
 
 _MARK = "_paradl_blocks"
@@ -59,7 +59,7 @@ class SpatialRunner:
     def shard(
         self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
         return _shard(network, region_of(network, axis, settings), group)
 
 

@@ -1,8 +1,8 @@
 """Plan of spatial parallelism: halos before every window and, for their gradients, behind it; a gather where it ends.
 
 ParaDL, section 3.2 and Table 3. Every rank holds all parameters and computes a block of positions; gradients are then
-exchanged as in data parallelism, over all ranks (:mod:`paradl_bench.strategies.nested_plan`). What is behind the gather
-runs whole on every rank.
+exchanged as in data parallelism, over all ranks (:mod:`paradl_bench.strategies.nesting.nested_plan`). What is behind
+the gather runs whole on every rank.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
-from paradl_bench.spec.partition import Box, Transfer, box_elements
-from paradl_bench.spec.plan import Collective, Communication, HaloExchange, Limit, PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
-from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.partition import Box, Transfer, box_elements
+from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, Communication, HaloExchange, Limit, PlanSettings
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_bytes, most_parts, region_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
@@ -64,7 +64,7 @@ class SpatialPlanner:
     def share(
         self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
     ) -> SharedLayers:
-        """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
+        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
         region, label = region_of(network, parts, settings), shard_label(parts, settings)
         differentiated = input_needs_gradient(network)

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from paradl_bench.layers.kind import LayerKind, layer_kinds
-from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.network import DTYPE_BYTES, RETURNS_INPUT, Layer, Network
-from paradl_bench.spec.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Axis
-from paradl_bench.strategies.axis_planner import Latest
-from paradl_bench.strategies.compute import INPUT, operations_of_forward
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.network.graph import DTYPE_BYTES, RETURNS_INPUT, Layer, Network
+from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
+from paradl_bench.network.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
+from paradl_bench.plan.axis_planner import Latest
+from paradl_bench.plan.compute import INPUT, operations_of_forward
+from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.tasks import PlanSettings
 
 _GIVEN = "so it was asked"
 _BY_CHANNEL = ("batch_norm", "activation")

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.spec.network import Layer
-from paradl_bench.spec.partition import Interval
+from paradl_bench.network.graph import Layer
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.network.partition import Interval
 
 Shape = tuple[int, ...]
 

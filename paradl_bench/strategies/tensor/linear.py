@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from paradl_bench.spec.network import Layer, Network
+from paradl_bench.network.graph import Layer, Network
 
 _STORED_BY_INPUTS = ("addmm", "matmul", "mm")
 """Functions that multiply by the weight as it is; ``linear`` multiplies by its transpose."""

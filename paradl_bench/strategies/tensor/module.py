@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
-from paradl_bench.layers.kind import layer_kinds
-from paradl_bench.spec.errors import WorkError
-from paradl_bench.spec.network import Layer, Network
-from paradl_bench.spec.partition import Interval, cut
-from paradl_bench.spec.plan import PlanSettings
-from paradl_bench.spec.strategy import Axis
-from paradl_bench.strategies.channel_shards import with_parameter_shapes
-from paradl_bench.strategies.group_functions import Group, reduce, reduce_gradient
-from paradl_bench.strategies.own_randomness import OwnRandomness
-from paradl_bench.strategies.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
+from paradl_bench.core.errors import WorkError
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.network.partition import Interval, cut
+from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
+from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
+from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
 from paradl_bench.strategies.tensor.pairs import Piece, find_pairs
@@ -41,7 +41,7 @@ class TensorRunner:
     def shard(
         self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
-        """See :class:`~paradl_bench.strategies.sharded_module.AxisRunner`."""
+        """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
         pairs = find_pairs(network, settings.split)
         shapes = {}
         for name, (dim, ranges) in parameter_ranges(network, pairs, group.size, group.rank).items():

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-from paradl_bench.spec.errors import UserError, unknown_choice
-from paradl_bench.spec.network import RETURNS_INPUT, Layer, Network
-from paradl_bench.strategies.channel_shards import NOT_CHOSEN
-from paradl_bench.strategies.compute import layers_with_gradient, operations_of_forward
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.plan.compute import layers_with_gradient, operations_of_forward
+from paradl_bench.strategies.splitting.channel_shards import NOT_CHOSEN
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
 from paradl_bench.strategies.tensor.linear import Linear, linear_layers
 

@@ -15,13 +15,13 @@ import math
 
 import msgspec
 
-from paradl_bench.spec.network import DTYPE_BYTES, Layer, Network
-from paradl_bench.spec.partition import Interval, cut
-from paradl_bench.spec.plan import Collective, Limit, PlanSettings
-from paradl_bench.spec.strategy import Strategy
-from paradl_bench.strategies.axis_planner import Latest, SharedLayers, shard_label
-from paradl_bench.strategies.channel_shards import check_extent, with_parameter_shapes
-from paradl_bench.strategies.compute import LayerShard, input_needs_gradient
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.partition import Interval, cut
+from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, Limit, PlanSettings
+from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.tensor.cuts import Cut, is_view
 from paradl_bench.strategies.tensor.linear import Linear
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
@@ -62,7 +62,7 @@ class TensorPlanner:
     def share(
         self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
     ) -> SharedLayers:
-        """See :class:`~paradl_bench.strategies.axis_planner.SharingPlanner`."""
+        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis].degree
         atoms = {piece.atoms for piece in self._pairs(network, settings).pieces.values()}
         # Ranks with as many heads and features of each pair run the same, wherever these are.

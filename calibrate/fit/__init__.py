@@ -1,0 +1,1 @@
+"""From measurements to a profile: readings, fits by subject, the merge of profiles."""

@@ -1,0 +1,1 @@
+"""Fits of collectives: alpha, beta and their forms, segments of sizes, spread, congestion."""

@@ -1,0 +1,254 @@
+"""How far a predicted time of a collective may be off: the one place that says so (docs/model.md, "Interval").
+
+Four things move it, each a standard deviation in seconds: the fit's parameters, as samples and residuals leave them
+open; drift between blocks, which all sizes share, as the few blocks that there were tell of a further one; what a size
+has by itself, which no line through its neighbours knows, read from sizes left out; and, at a rank count that was not
+measured, how far the algorithm's scaling is off, read from rank counts left out. What is read from points left out is
+read near the size asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.profile.collectives.communication import (
+    CommunicationFit,
+    CommunicationPoint,
+    ComparableScaling,
+    Congestion,
+)
+from calibrate.profile.collectives.communication_time import (
+    Floats,
+    communication_seconds,
+    nearest_fit,
+    outside,
+    pieces_of,
+)
+from calibrate.statistics.blocks import next_block_stretch, student_90
+from paradl_bench.core.statistics import Z90
+from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+
+NEAR_DOUBLINGS = 2.0
+"""Sizes up to four times smaller or larger tell of a size."""
+FEWEST_NEAR = 3
+
+
+class Asked(NamedTuple):
+    """Of which collective: how many ranks, how many of them share a node, and the message."""
+
+    ranks: int
+    message_bytes: int
+    ranks_per_node: int = 1
+
+
+def error_modes(
+    operation: CollectiveOperation,
+    fits: Sequence[CommunicationFit],
+    asked: Asked,
+    seconds: float,
+    *,
+    contention: float = 1.0,
+) -> tuple[tuple[str, float], ...]:
+    """What one standard deviation of each source of error adds to a predicted time; equal names move together.
+
+    Args:
+        fits: of one (library, operation, level).
+        seconds: that they predict. contention: by which beta was multiplied.
+    """
+    fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
+    (piece,) = pieces_of(operation, [fit])
+    terms = [float(term) for term in piece.terms(asked.ranks, asked.message_bytes, asked.ranks_per_node)]
+    # What grows with the logarithm of bytes is no time on a link, so that flows which share one do not stretch it.
+    growth = terms[1] * (1.0 if fit.doubling_s else contention)
+    shifts = [alpha_s * terms[0] + beta * growth for alpha_s, beta in cholesky_columns(fit.covariance)]
+    if fit.inner:
+        shifts += [alpha_s * terms[3] + beta * terms[4] for alpha_s, beta in cholesky_columns(fit.inner.covariance)]
+    where = f"{operation.name} at {fit.level}"
+    modes = [(f"fit of {where} {fit.regime}, {number}", shift) for number, shift in enumerate(shifts, start=1)]
+    modes.append(("drift of communication", seconds * fit.block_relative_sd * next_block_stretch(fit.blocks)))
+    # Sizes share what they have by themselves only with those nearest.
+    near = format_bytes(2 ** round(math.log2(max(asked.message_bytes, 1))))
+    modes.append((f"size of {where}, {near}", seconds * size_relative_sd(fits, asked)))
+    modes.append(("communication at other ranks", ranks_sd_s(operation, fits, asked, seconds)))
+    return tuple((name, shift) for name, shift in modes if shift)
+
+
+def other_level_mode(
+    operation: CollectiveOperation, fits: Sequence[CommunicationFit], level: str, message_bytes: int, seconds: float
+) -> tuple[tuple[str, float], ...]:
+    """What stands for a level that was not measured: nothing tells how much faster, or slower, its links are.
+
+    The interval then reaches as far as the time over the fewest ranks that the fits were measured with, or as the time
+    predicted if that is more: down to nothing, or up by so much. At a level outside those measured it may be longer.
+    """
+    if any(fit.level == level for fit in fits):
+        return ()
+    fewest = min(fit.ranks_range[0] for fit in fits)
+    known = float(communication_seconds(operation, fits, fewest, message_bytes))
+    return (("level not measured", max(seconds, known) / Z90),)
+
+
+def total_sd_s(modes: Iterable[tuple[str, float]]) -> float:
+    """Standard deviation of a lone collective: its modes in quadrature."""
+    return math.sqrt(sum(shift**2 for _, shift in modes))
+
+
+def nearest_congestion(fit: CommunicationFit, asked: Asked) -> Congestion | None:
+    """What a fit says of congestion at the nearest rank count and sizes; None where it saw none there."""
+
+    def distance(each: Congestion) -> tuple[float, float]:
+        return abs(math.log(asked.ranks / each.ranks)), outside(asked.message_bytes, each.bytes_range)
+
+    found = min(fit.congestion, key=distance, default=None)
+    return found if found and found.probability else None
+
+
+def size_relative_sd(fits: Sequence[CommunicationFit], asked: Asked) -> float:
+    """Root mean square by which sizes near this one, left out of the fit, differed from what it said.
+
+    Beyond the sizes measured it grows with the distance in doublings: the last one left out was predicted from one
+    step away.
+    """
+    points = _near(_points(fits), asked.message_bytes)
+    if not points:
+        return 0.0
+    sizes = [point.message_bytes for fit in fits for point in fit.measured]
+    beyond = outside(asked.message_bytes, (min(sizes), max(sizes))) / math.log(2)
+    return math.sqrt(_mean_square(_size_errors(points))) * max(1.0, beyond)
+
+
+def ranks_sd_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked, seconds: float) -> float:
+    """Standard deviation at a rank count that was not measured; 0 at one that was.
+
+    Each rank count that was left out tells once how far the scaling is off a doubling, beyond what a size has by
+    itself; what is typical of the profile's other collectives at this level counts as one more. Error grows with the
+    distance in doublings: a wrong exponent is wrong each time. So few observations make a standard deviation uncertain:
+    it is stretched to Student's quantile, with the degrees of freedom that unequal weights leave (Satterthwaite); the
+    sizes of a sweep err alike, so they count as one. Where no count was left out anywhere, half of how far the
+    operation's algorithms come apart stands for all.
+    """
+    distance = _doublings(asked.ranks, _counts(fits))
+    if not distance or not seconds:
+        return 0.0
+    own = scaling_errors(fits, near_bytes=asked.message_bytes)
+    other = next((fit.comparable_scaling for fit in fits if fit.comparable_scaling), None)
+    if not own and other is None:
+        return algorithms_apart_s(operation, fits, asked)
+    if other is None:
+        apart = algorithms_apart_s(operation, fits, asked) / seconds / distance
+        other = ComparableScaling(relative_sd=apart, counts=1)
+    weight = 1 / (len(own) + 1)
+    variance = weight * (sum(own) + other.relative_sd**2)
+    freedom = 1 / (weight**2 * (len(own) + 1 / other.counts))
+    return seconds * distance * math.sqrt(variance) * student_90(freedom) / Z90
+
+
+def scaling_errors(fits: Sequence[CommunicationFit], *, near_bytes: int | None = None) -> list[float]:
+    """Of each rank count left out, the mean square by which the fit without it was off, a doubling of ranks.
+
+    What a size has by itself is taken off.
+
+    Args:
+        near_bytes: the size to look near of; None for all alike.
+    """
+    counts = _counts(fits)
+    found = []
+    for count in counts:
+        points = [point for point in _points(fits) if point.ranks == count and point.held_out_ranks_s]
+        if near_bytes is not None:
+            points = _near(points, near_bytes)
+        if points:
+            errors = np.array([point.measured_s / (point.held_out_ranks_s or math.inf) - 1 for point in points])
+            excess = _mean_square(errors) - _mean_square(_size_errors(points))
+            found.append(max(excess, 0.0) / _doublings(count, counts - {count}) ** 2)
+    return found
+
+
+def with_comparable_scaling(fits: Sequence[CommunicationFit]) -> tuple[CommunicationFit, ...]:
+    """Fits that know how far scaling over rank counts was off in the other collectives of their level.
+
+    The median over the rank counts left out of them: one whose scaling fails altogether says little of the others.
+    """
+    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
+    for fit in fits:
+        groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
+    errors = {key: scaling_errors(group) for key, group in groups.items()}
+    found = []
+    for fit in fits:
+        key = fit.library, fit.operation, fit.level
+        others = [error for other, of in errors.items() if other != key and other[2] == fit.level for error in of]
+        comparable = None
+        if others:
+            comparable = ComparableScaling(relative_sd=math.sqrt(float(np.median(others))), counts=len(others))
+        found.append(msgspec.structs.replace(fit, comparable_scaling=comparable))
+    return tuple(found)
+
+
+def algorithms_apart_s(operation: CollectiveOperation, fits: Sequence[CommunicationFit], asked: Asked) -> float:
+    """Half of how far algorithms take a fit of one rank count, which cannot tell them from each other.
+
+    Each is given the alpha and the beta that it needs for the start-up and the transfer at the count measured that is
+    nearest; then the ranks change. One of short messages alone has no say where the transfer outweighs the start-up.
+    """
+    fit = nearest_fit(operation, fits, asked.ranks, asked.message_bytes)
+    (piece,) = pieces_of(operation, [fit])
+    low, high = fit.ranks_range
+    known = min(max(asked.ranks, low), high)
+    parts = piece.terms(known, asked.message_bytes, asked.ranks_per_node) * piece.parameters
+    if fit.doubling_s:
+        # What each step adds with the logarithm of bytes grows with the number of steps.
+        parts[:2] = parts[:2].sum(), 0.0
+    seconds = []
+    for algorithm in operation.algorithms.values():
+        if not algorithm.hierarchical and not (algorithm.short and parts[1] > parts[0]):
+            before = algorithm.terms(known, asked.message_bytes)
+            after = algorithm.terms(asked.ranks, asked.message_bytes)
+            pairs = zip(parts[:3], before, after, strict=True)
+            seconds.append(sum(float(part * (new / old)) for part, old, new in pairs if part and old))
+    return (max(seconds) - min(seconds)) / 2 if seconds else 0.0
+
+
+def _points(fits: Sequence[CommunicationFit]) -> list[CommunicationPoint]:
+    return [point for fit in fits for point in fit.measured]
+
+
+def _counts(fits: Sequence[CommunicationFit]) -> set[int]:
+    return {point.ranks for point in _points(fits)} or {count for fit in fits for count in fit.ranks_range}
+
+
+def _doublings(ranks: int, counts: Iterable[int]) -> float:
+    """From a rank count to the nearest of some."""
+    return min(abs(math.log2(ranks / count)) for count in counts)
+
+
+def _near(points: Sequence[CommunicationPoint], message_bytes: int) -> list[CommunicationPoint]:
+    """Those of sizes near one, or of the three nearest sizes."""
+    sizes = {point.message_bytes for point in points}
+    away = {size: abs(math.log2(size / max(message_bytes, 1))) for size in sizes}
+    nearest = sorted(sizes, key=away.__getitem__)[:FEWEST_NEAR]
+    kept = {size for size in sizes if away[size] <= NEAR_DOUBLINGS} | set(nearest)
+    return [point for point in points if point.message_bytes in kept]
+
+
+def _size_errors(points: Sequence[CommunicationPoint]) -> Floats:
+    return np.array([point.measured_s / point.held_out_s - 1 for point in points if point.held_out_s])
+
+
+def _mean_square(errors: Floats) -> float:
+    return float(np.mean(errors**2)) if len(errors) else 0.0
+
+
+def cholesky_columns(
+    covariance: tuple[tuple[float, float], tuple[float, float]],
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Columns of the covariance's Cholesky factor: alpha and beta differ by ten orders, which eigenvectors lose."""
+    (alpha, both), (_, beta) = covariance
+    first = math.sqrt(max(alpha, 0.0))
+    along = both / first if first else 0.0
+    return (first, along), (0.0, math.sqrt(max(beta - along**2, 0.0)))

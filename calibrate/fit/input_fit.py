@@ -1,0 +1,145 @@
+"""From raw times of the input side to its statistics and fits, one entry a source of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.profile.input_side import BatchInput, HostCopy, InputSide, LoaderRate, PartTime
+from calibrate.statistics.blocks import block_sd
+from calibrate.statistics.regression import fit_relative, told_apart
+from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
+
+Floats = NDArray[np.float64]
+
+
+class InputRecords(NamedTuple):
+    """Everything that was measured of one source; blocks of several directories are blocks of their own."""
+
+    files: Sequence[FileSamples]
+    batches: Sequence[BatchSamples]
+    loader: Sequence[LoaderSamples]
+    unreadable: Sequence[UnreadableFile]
+
+
+def fit_input(sources: Mapping[str, InputRecords]) -> tuple[InputSide, ...]:
+    """The input side of every source, in the order of their names; those of traces apart by model."""
+    found: list[InputSide] = []
+    for source, records in sorted(sources.items()):
+        of_models = sorted({record.model for record in records.batches if record.stage == "io"})
+        found += [_traced(model, [r for r in records.batches if r.model == model]) for model in of_models]
+        if records.files or records.loader or any(record.stage != "io" for record in records.batches):
+            found.append(_measured(source, records))
+    return tuple(found)
+
+
+def _traced(model: str, records: Sequence[BatchSamples]) -> InputSide:
+    own = [record for record in records if record.stage == "io"]
+    by_batch = {batch: [np.array(r.samples_s) for r in own if r.batch == batch] for batch in {r.batch for r in own}}
+    return InputSide(
+        source=model,
+        model=model,
+        batches=tuple(
+            BatchInput(
+                batch=batch,
+                median_s=float(np.median(np.concatenate(blocks))),
+                relative_sd=_relative_sd(_halved(blocks), [float(np.median(block)) for block in _halved(blocks)]),
+                samples=sum(len(block) for block in blocks),
+            )
+            for batch, blocks in sorted(by_batch.items())
+        ),
+    )
+
+
+def _halved(blocks: Sequence[Floats]) -> Sequence[Floats]:
+    """A single block as its two halves: the little that it knows of drift."""
+    if len(blocks) > 1 or len(blocks[0]) < 2:
+        return blocks
+    half = len(blocks[0]) // 2
+    return [blocks[0][:half], blocks[0][half:]]
+
+
+def _relative_sd(blocks: Sequence[Floats], values: Sequence[float]) -> float:
+    middle = float(np.median(values))
+    return block_sd(values) / middle if middle > 0 and len(blocks) > 1 else 0.0
+
+
+def _measured(source: str, records: InputRecords) -> InputSide:
+    files = records.files
+    sizes = [size for record in files for size in record.bytes]
+    collated = [record for record in records.batches if record.stage == "collate"]
+    return InputSide(
+        source=source,
+        file_bytes=float(np.mean(sizes)) if sizes else 0.0,
+        sample_bytes=next((record.bytes // record.batch for record in collated), 0),
+        unreadable=len({item.path for item in records.unreadable}),
+        read_cold=_part([record.read_s for record in files if record.condition == "cold"]),
+        read_warm=_part([record.read_s for record in files if record.condition == "warm"]),
+        decode=_part([record.decode_s for record in files]),
+        transform=_part([record.transform_s for record in files]),
+        collate=_part([[value / record.batch for value in record.samples_s] for record in collated]),
+        loader=_loader(records.loader),
+        copies=_copies([record for record in records.batches if record.stage == "copy"]),
+    )
+
+
+def _part(blocks: Sequence[Sequence[float]]) -> PartTime | None:
+    if not blocks:
+        return None
+    arrays = [np.asarray(block, float) for block in blocks]
+    means = [float(array.mean()) for array in arrays]
+    low, high = np.percentile(np.concatenate(arrays), [25, 75])
+    return PartTime(
+        mean_s=float(np.median(means)),
+        relative_sd=_relative_sd(arrays, means),
+        iqr_s=float(high - low),
+        samples=sum(len(array) for array in arrays),
+    )
+
+
+def _loader(records: Iterable[LoaderSamples]) -> tuple[LoaderRate, ...]:
+    groups: dict[tuple[int, int], list[float]] = {}
+    for record in records:
+        per_sample = sum(record.gaps_s) / (len(record.gaps_s) * record.batch)
+        groups.setdefault((record.workers, record.batch), []).append(per_sample)
+    return tuple(
+        LoaderRate(
+            workers=workers,
+            batch=batch,
+            sample_s=float(np.median(values)),
+            relative_sd=block_sd(values) / float(np.median(values)) if np.median(values) > 0 else 0.0,
+        )
+        for (workers, batch), values in sorted(groups.items())
+    )
+
+
+def _copies(records: Sequence[BatchSamples]) -> tuple[HostCopy, ...]:
+    """alpha + bytes beta by relative errors for each kind of host memory; all of it beta where one size is known."""
+    fits = []
+    for how in sorted({record.how for record in records}):
+        blocks: dict[int, list[float]] = {}
+        for record in records:
+            if record.how == how and record.bytes and min(record.samples_s) > 0:
+                blocks.setdefault(record.bytes, []).append(float(np.median(record.samples_s)))
+        if not blocks:
+            continue
+        sizes = np.array(sorted(blocks), float)
+        seconds = np.array([np.median(blocks[int(size)]) for size in sizes])
+        design = np.column_stack([np.ones_like(sizes), sizes])
+        apart = len(sizes) > 1 and told_apart(design, seconds)
+        alpha, beta = map(float, fit_relative(design if apart else design * [0, 1], seconds))
+        misses = [value / (alpha + beta * size) - 1 for size, values in blocks.items() for value in values]
+        spare = max(len(misses) - (2 if apart else 1), 1)
+        fits.append(
+            HostCopy(
+                how=how,
+                alpha_s=alpha,
+                beta_s_per_byte=beta,
+                relative_sd=float(np.sqrt(np.sum(np.square(misses)) / spare)),
+                bytes_range=(int(sizes[0]), int(sizes[-1])),
+            )
+        )
+    return tuple(fits)

@@ -1,0 +1,1 @@
+"""Regressors of kernels: trained, tried on held-out shapes, chosen."""

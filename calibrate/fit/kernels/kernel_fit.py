@@ -1,0 +1,126 @@
+"""Regressors of kernel times, fitted to sweeps for a profile: of every group the one that a trial chose.
+
+The trial (:mod:`calibrate.fit.kernels.kernel_trial`) leaves kernels out; what goes into the profile is fitted on all of
+them, but for the network, which needs its validation part to stop. The interval is of kernels that the regressor had
+not seen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from calibrate.fit.kernels.kernel_trial import (
+    Timed,
+    fit_plain_trees,
+    fit_smooth,
+    fit_trees,
+    prefixed,
+    timed_kernels,
+    try_candidates,
+)
+from calibrate.kernels.features import log_sizes
+from calibrate.kernels.files import Arrays
+from calibrate.kernels.model import ON_ROOFLINE, KernelModel, SizeRange, distances
+from paradl_bench.core.errors import WorkError
+from paradl_bench.network.kernel import KernelSamples
+
+FEWEST_KERNELS = 50
+"""Below, a fifth held out says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFit:
+    """Regressors of all groups, the arrays that go into their archive, and what to say of them.
+
+    ``models`` name no archive yet: its hash is known once it is written.
+    """
+
+    models: tuple[KernelModel, ...] = ()
+    arrays: Arrays = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def fit_kernels(records: Sequence[KernelSamples], *, seed: int = 0) -> KernelFit:
+    """Regressors of everything that was swept.
+
+    Raises:
+        WorkError: LightGBM is missing.
+    """
+    if not records:
+        return KernelFit()
+    if importlib.util.find_spec("lightgbm") is None:
+        raise WorkError("fitting regressors of kernels needs LightGBM: pip install 'paradl[kernels]'")
+    with_mlp = importlib.util.find_spec("torch") is not None
+    models: list[KernelModel] = []
+    arrays: Arrays = {}
+    notes: list[str] = []
+    if not with_mlp:
+        notes.append("torch is not installed: kernels were fitted by trees alone, without the paper's network")
+    for timed in timed_kernels(records):
+        if len(timed.shapes) < FEWEST_KERNELS or not timed.names:
+            notes.append(f"{_title(timed)}: {len(timed.shapes)} shapes are too few for a regressor ({FEWEST_KERNELS})")
+            continue
+        model, own, more = _fit_group(timed, f"{len(models)}", seed, with_mlp=with_mlp)
+        models.append(model)
+        notes += more
+        arrays |= prefixed(f"{len(models) - 1}", own)
+    return KernelFit(models=tuple(models), arrays=arrays, notes=tuple(notes))
+
+
+def _title(timed: Timed) -> str:
+    shape = timed.shapes[0]
+    return " ".join((shape.kind, *shape.settings.values(), shape.stage, timed.dtype))
+
+
+def _fit_group(timed: Timed, prefix: str, seed: int, *, with_mlp: bool) -> tuple[KernelModel, Arrays, list[str]]:
+    trial = try_candidates(timed, seed=seed, with_mlp=with_mlp)
+    chosen = trial.chosen
+    whole = fit_trees(timed, trial.fitted.drift_s, seed)
+    if "process" in chosen:
+        whole = whole.beside(fit_smooth(timed, whole, seed, known=trial.fitted))
+    if chosen == "plain trees":
+        whole = whole.beside(fit_plain_trees(timed, seed))
+    network = {name: array for name, array in trial.fitted.arrays.items() if name.startswith("mlp/")}
+    kept = ("plain/",) if chosen == "plain trees" else tuple(f"{part}/" for part in chosen.split(" and "))
+    used = {name: array for name, array in (whole.arrays | network).items() if name.startswith(kept)}
+    validation = trial.validation
+    misses = np.abs(np.log(trial.fitted.seconds(chosen, validation) / validation.seconds))
+    seen = log_sizes(timed.kernels, timed.names)
+    apart = distances(log_sizes(validation.kernels, timed.names), log_sizes(trial.training.kernels, timed.names))
+    shape = timed.shapes[0]
+    model = KernelModel(
+        kind=shape.kind,
+        stage=shape.stage,
+        settings=shape.settings,
+        dtype=timed.dtype,
+        kernels=len(timed.shapes),
+        model=chosen,
+        inputs=tuple(
+            SizeRange(name=name, low=int(values.min()), high=int(values.max()))
+            for name, values in timed.kernels.sizes.items()
+        ),
+        floor_s=whole.roofline[0],
+        peak_flops=whole.roofline[1],
+        bandwidth_bytes_per_s=whole.roofline[2],
+        interval_log=float(np.quantile(misses, 0.9)),
+        typical_distance=float(np.quantile(apart, 0.9)),
+        candidates=trial.candidates,
+        drift_s=whole.drift_s if chosen in ON_ROOFLINE else (),
+        file="",
+        sha256="",
+        arrays=prefix,
+    )
+    return model, {**used, "seen": seen}, _drift_note(model)
+
+
+def _drift_note(model: KernelModel) -> list[str]:
+    if not model.drift_s:
+        return []
+    return [
+        f"{model.title}: times grew by {model.drift_s[-1] * 1e3:.3g} ms from the first kernel swept to the last, "
+        "whatever the shape; this was taken out for fitting, and an estimate adds what is typical of the sweep"
+    ]

@@ -1,0 +1,1 @@
+"""Fits of memory: factors over what plans say of tensors."""

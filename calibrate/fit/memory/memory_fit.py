@@ -1,0 +1,200 @@
+"""Memory factors from the measured peaks of training runs, by robust non-negative regression of relative errors.
+
+A device's factor is over all of its runs. The paper's rho is fitted per model, and over all models with each counting
+once. Repetitions of one configuration hold the same bytes: they count as one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.profile.memory_factors import MemoryFactor, MemoryMeasure, MemoryReuse, MemoryRun
+from calibrate.statistics.regression import fit_relative, told_apart
+
+Floats = NDArray[np.float64]
+
+_OUTERMOST_FIRST: tuple[MemoryMeasure, ...] = ("device", "allocator", "tensors")
+_RESAMPLES = 200
+_LEAST_FOR_TWO = 3
+"""Runs that it takes to fit two numbers and still see how far runs lie from the line."""
+
+
+class MemoryFit(NamedTuple):
+    """What was fitted, and in words what could not be."""
+
+    factors: tuple[MemoryFactor, ...]
+    reuse: tuple[MemoryReuse, ...]
+    notes: tuple[str, ...]
+
+
+def fit_memory(runs: Iterable[MemoryRun]) -> MemoryFit:
+    """Factors and reuse of every device that runs were made on; nothing of no runs."""
+    factors: list[MemoryFactor] = []
+    reuse: list[MemoryReuse] = []
+    notes: list[str] = []
+    by_device: dict[str, list[MemoryRun]] = {}
+    for run in runs:
+        by_device.setdefault(run.device, []).append(run)
+    for device, own in by_device.items():
+        measured = next(each for each in _OUTERMOST_FIRST if all(each in run.measured_bytes for run in own))
+        distinct = _without_repetitions(own, measured)
+        if len(distinct) < 2:
+            notes.append(
+                f"memory on {device}: one configuration says nothing of how far others lie from it; no factor was"
+                " fitted: run another strategy, batch or model"
+            )
+            continue
+        factors.append(_factor(device, measured, distinct))
+        found, more = _reuse(device, measured, [run for run in distinct if run.paradl_bytes is not None])
+        reuse += found
+        notes += more
+    return MemoryFit(tuple(factors), tuple(reuse), tuple(notes))
+
+
+class _Point(NamedTuple):
+    model: str
+    tensor_bytes: int
+    paradl_bytes: int | None
+    measured_bytes: float
+
+
+def _without_repetitions(runs: Sequence[MemoryRun], measured: MemoryMeasure) -> list[_Point]:
+    groups: dict[str, list[MemoryRun]] = {}
+    for run in runs:
+        groups.setdefault(run.configuration, []).append(run)
+    return [
+        _Point(
+            own[0].model,
+            own[0].tensor_bytes,
+            own[0].paradl_bytes,
+            float(np.median([run.measured_bytes[measured] for run in own])),
+        )
+        for own in groups.values()
+    ]
+
+
+def _factor(device: str, measured: MemoryMeasure, points: Sequence[_Point]) -> MemoryFactor:
+    tensors = np.array([point.tensor_bytes for point in points], float)
+    peaks = np.array([point.measured_bytes for point in points])
+    two = len(points) >= _LEAST_FOR_TWO and told_apart(_design(tensors), peaks)
+    found = _line(tensors, peaks, two=two)
+    fitted = _design(tensors) @ found
+    free = int(np.count_nonzero(found))
+    models = tuple(sorted({point.model for point in points}))
+    (fixed, both), (_, of_factor) = _covariance(points, tensors, peaks, two=two).tolist()
+    return MemoryFactor(
+        device=device,
+        measured=measured,
+        fixed_bytes=float(found[0]),
+        factor=float(found[1]),
+        covariance=((fixed, both), (both, of_factor)),
+        relative_sd=_deviation(peaks / fitted - 1, len(points) - free),
+        deviations_90=_student(len(models) - free),
+        runs=len(points),
+        models=models,
+        tensor_bytes_range=(int(tensors.min()), int(tensors.max())),
+    )
+
+
+def _design(tensors: Floats) -> Floats:
+    return np.column_stack([np.ones(len(tensors)), tensors])
+
+
+def _line(tensors: Floats, peaks: Floats, *, two: bool) -> Floats:
+    """(fixed bytes, factor); the factor alone unless there are points for two."""
+    if two:
+        return fit_relative(_design(tensors), peaks)
+    return np.array([0.0, float(fit_relative(tensors[:, None], peaks)[0])])
+
+
+def _covariance(points: Sequence[_Point], tensors: Floats, peaks: Floats, *, two: bool) -> Floats:
+    """Models are drawn, since runs of one are alike; runs where there are fewer than three models."""
+    names = [point.model for point in points]
+    if len(set(names)) < _LEAST_FOR_TWO:
+        names = list(map(str, range(len(points))))
+    groups = [np.flatnonzero(np.array(names) == name) for name in dict.fromkeys(names)]
+    draw = np.random.default_rng(0)
+    found = []
+    for _ in range(_RESAMPLES):
+        chosen = np.concatenate([groups[i] for i in draw.integers(len(groups), size=len(groups))])
+        if not two or told_apart(_design(tensors[chosen]), peaks[chosen]):
+            found.append(_line(tensors[chosen], peaks[chosen], two=two))
+    return np.cov(np.array(found).T) if len(found) > 1 else np.zeros((2, 2))
+
+
+def _reuse(
+    device: str, measured: MemoryMeasure, points: Sequence[_Point]
+) -> tuple[tuple[MemoryReuse, ...], tuple[str, ...]]:
+    by_model: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        by_model.setdefault(point.model, []).append((float(point.paradl_bytes or 0), point.measured_bytes))
+    ratios = {model: _ratio(own) for model, own in by_model.items()}
+    rhos = {model: min(ratio, 1.0) for model, ratio in ratios.items()}
+    notes = [
+        f"memory of {model} on {device} is {ratio:.3g} times the paper's sum; rho is 1 at most"
+        for model, ratio in ratios.items()
+        if ratio > 1
+    ]
+    within, freedom = _within(by_model, rhos)
+    found = []
+    if freedom:
+        found = [
+            MemoryReuse(
+                device=device,
+                measured=measured,
+                model=model,
+                rho=rhos[model],
+                relative_sd=within,
+                deviations_90=_student(freedom),
+                runs=len(own),
+            )
+            for model, own in by_model.items()
+        ]
+    if len(rhos) > 1:
+        values = np.array(list(ratios.values()))
+        rho = min(1.0, float(fit_relative(np.ones((len(values), 1)), values)[0]))
+        between = _deviation(values / rho - 1, len(values) - 1)
+        found.append(
+            MemoryReuse(
+                device=device,
+                measured=measured,
+                model="",
+                rho=rho,
+                relative_sd=float(np.hypot(between, within)),
+                deviations_90=_student(len(values) - 1),
+                runs=len(points),
+            )
+        )
+    elif rhos:
+        notes.append(f"memory on {device}: runs of one model; the paper's sum of others keeps rho 1")
+    return tuple(found), tuple(notes)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    sums, peaks = np.array(pairs).T
+    return float(fit_relative(sums[:, None], peaks)[0])
+
+
+def _within(by_model: Mapping[str, Sequence[tuple[float, float]]], rhos: Mapping[str, float]) -> tuple[float, int]:
+    """Relative deviation of a run from its own model's rho, over all models, and how many degrees of freedom it has."""
+    residuals: list[float] = []
+    freedom = 0
+    for model, own in by_model.items():
+        if len(own) > 1:
+            residuals += [peak / (rhos[model] * whole) - 1 for whole, peak in own]
+            freedom += len(own) - 1
+    return (_deviation(np.array(residuals), freedom), freedom) if freedom else (0.0, 0)
+
+
+def _deviation(residuals: Floats, freedom: int) -> float:
+    return float(np.sqrt(np.sum(residuals**2) / max(freedom, 1)))
+
+
+def _student(freedom: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(0.95, max(freedom, 1)))

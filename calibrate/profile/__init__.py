@@ -1,0 +1,1 @@
+"""The profile: the file, its schema, and what its entries mean."""

@@ -1,0 +1,76 @@
+"""How far measured times of a collective lie off their fit, by rank count and size: what was measured goes first.
+
+A fit says how time grows, in few parameters: with bytes by straight pieces, with ranks by an algorithm. Times at the
+sizes and rank counts measured differ from it by more than their noise, the more so where one form has to do for all
+rank counts and messages outgrow caches. So a prediction inside of what was measured is the fit times what measured
+times are of it there (docs/model.md, "Collectives"), and the fit alone where nothing near was measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.collectives.communication_time import Floats
+
+
+class SizeRatios(NamedTuple):
+    """What some times are of others by message size, in logarithms: of bytes, ascending, and of the ratio there.
+
+    Empty where nothing is known.
+    """
+
+    log_bytes: tuple[float, ...] = ()
+    log_ratios: tuple[float, ...] = ()
+
+    def log_ratio(self, message_bytes: ArrayLike) -> Floats:
+        """Of any sizes: straight between two known ones, beyond the smallest and the largest as there; else 0."""
+        log_bytes = np.log(np.maximum(np.asarray(message_bytes, float), 1.0))
+        return np.interp(log_bytes, self.log_bytes, self.log_ratios) if self.log_bytes else np.zeros(log_bytes.shape)
+
+
+class Residuals(NamedTuple):
+    """What measured times are of fitted ones.
+
+    Attributes:
+        counts: each rank count measured, ascending, and its sizes; none where nothing is known.
+    """
+
+    counts: tuple[tuple[int, SizeRatios], ...] = ()
+
+    def factor(self, ranks: ArrayLike, message_bytes: ArrayLike) -> Floats:
+        """What to multiply fitted seconds by, broadcast: 1 beyond the rank counts measured.
+
+        Between two rank counts it goes straight over the logarithm of ranks, from the one's factor to the other's.
+        """
+        p, m = np.broadcast_arrays(np.asarray(ranks, float), np.asarray(message_bytes, float))
+        found = np.ones(p.shape)
+        pairs = itertools.pairwise(self.counts) if len(self.counts) > 1 else zip(self.counts, self.counts, strict=True)
+        for (low, at_low), (high, at_high) in pairs:
+            inside = (p >= low) & (p <= high)
+            if not inside.any():
+                continue
+            share = np.log(p[inside] / low) / math.log(high / low) if high > low else 0.0
+            found[inside] = np.exp((1 - share) * at_low.log_ratio(m[inside]) + share * at_high.log_ratio(m[inside]))
+        return found
+
+
+def residuals_of(fits: Sequence[CommunicationFit]) -> Residuals:
+    """Of the fits of one (library, operation, level)."""
+    known: dict[int, dict[int, float]] = {}
+    for fit in fits:
+        for point in fit.measured:
+            if point.message_bytes > 0 and point.measured_s > 0 and point.fitted_s > 0:
+                known.setdefault(point.ranks, {})[point.message_bytes] = math.log(point.measured_s / point.fitted_s)
+    return Residuals(
+        tuple(
+            (ranks, SizeRatios(tuple(math.log(size) for size in sorted(own)), tuple(own[size] for size in sorted(own))))
+            for ranks, own in sorted(known.items())
+        )
+    )

@@ -1,0 +1,1 @@
+"""What ``calibrate`` shows: a profile, its weak points, drawings, differences of two."""

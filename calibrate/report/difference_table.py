@@ -1,0 +1,114 @@
+"""What moved between two profiles, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calibrate.report.diff import FALSE_DISCOVERIES, Change, Difference, Movement
+from paradl_bench.core.units import format_bytes, format_difference, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_SHOWN_CHANGES = 12
+_SHOWN_UNJUDGED = 5
+_FEW_MEASUREMENTS = 3
+
+
+def print_difference(difference: Difference, console: Console, *, shown: int) -> None:
+    """What differs between the environments, then what moved, the worst ``shown`` of it."""
+    _print_changes(difference.changes, console)
+    if difference.groups:
+        _print_groups(difference, console)
+    if difference.moved:
+        _print_movements(difference.moved[:shown], console)
+        if len(difference.moved) > shown:
+            console.print(f"and {len(difference.moved) - shown} more: --json", highlight=False)
+    if difference.without_spread:
+        count, first = len(difference.without_spread), difference.without_spread[:_SHOWN_UNJUDGED]
+        listed = "; ".join(f"{m.what} {format_difference(m.relative)}" for m in first)
+        console.print(f"{count} changed of which no spread is known, most: {listed}", highlight=False)
+    for names, where in ((difference.only_in_first, "A"), (difference.only_in_second, "B")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            console.print(f"only in {where}: {names[0]}{more}", highlight=False)
+    _print_verdict(difference, console)
+
+
+def _print_changes(changes: Sequence[Change], console: Console) -> None:
+    if not changes:
+        console.print("Environments: nothing differs, the day included")
+        return
+    table = _table("Between A and B differs", ("", "A", "B"), words=3)
+    for change in changes[:_SHOWN_CHANGES]:
+        table.add_row(change.what, ", ".join(change.first) or "-", ", ".join(change.second) or "-")
+    console.print(table)
+    if len(changes) > _SHOWN_CHANGES:
+        rest = ", ".join(change.what for change in changes[_SHOWN_CHANGES:])
+        console.print(f"and {rest}", highlight=False)
+
+
+def _print_groups(difference: Difference, console: Console) -> None:
+    columns = ("numbers of", "compared", "median change", "beyond 90%", "by chance", "stand out")
+    table = _table("By kind", columns, words=1)
+    for group in difference.groups:
+        table.add_row(
+            group.group.replace("_", " "),
+            str(group.compared),
+            format_difference(group.median_relative),
+            str(group.moved),
+            f"{group.expected_by_chance:.3g}",
+            str(group.stand_out),
+        )
+    console.print(table)
+
+
+def _print_movements(movements: Sequence[Movement], console: Console) -> None:
+    table = _table(
+        "Beyond the 90% interval, worst first (* stands out among all that were compared)",
+        ("", "A", "B", "change", "90% interval", "sd", "what"),
+        words=0,
+    )
+    table.columns[-1].justify = "left"
+    for m in movements:
+        table.add_row(
+            "*" if m.stands_out else "",
+            *(_formatted(value, m.unit) for value in (m.first, m.second)),
+            format_difference(m.relative),
+            "-" if m.interval_relative is None else f"±{m.interval_relative:.1%}",
+            "-" if m.deviations is None else f"{m.deviations:.1f}",
+            m.what,
+        )
+    console.print(table)
+
+
+def _formatted(value: float, unit: str) -> str:
+    if unit == "s":
+        return format_seconds(value)
+    return format_bytes(value) if unit == "bytes" else f"{value:.3g} {unit}".rstrip()
+
+
+def _print_verdict(difference: Difference, console: Console) -> None:
+    lines = [
+        f"{len(difference.moved)} of {difference.compared} numbers moved beyond their 90% interval; if nothing had, "
+        f"{difference.expected_by_chance:.3g} would have by chance. {difference.stand_out} stand out among so many (of "
+        f"those, {FALSE_DISCOVERIES:.0%} by chance)."
+    ]
+    if min(difference.measurements) < _FEW_MEASUREMENTS:
+        lines.append(
+            "Spreads are between blocks of one measurement; what changes from one measurement to the next shows as a "
+            "median change of a whole kind. Three directories a side tell that apart as well."
+        )
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def _table(title: str, columns: Sequence[str], *, words: int) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index < words else "right", overflow="fold")
+    return table

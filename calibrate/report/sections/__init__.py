@@ -1,0 +1,1 @@
+"""One section of ``calibrate show`` a file."""

@@ -1,0 +1,61 @@
+"""Regressors of kernels in words: what each was fitted on, and how far off it is on kernels that it had not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from calibrate.kernels.model import KernelCandidate, KernelModel
+from paradl_bench.core.units import format_difference
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def kernel_lines(models: Sequence[KernelModel]) -> Iterator[str]:
+    """A line a regressor, for the end of a fit."""
+    for model in models:
+        others = ", ".join(f"{each.model} {_errors(each)}" for each in model.candidates if each.model != model.model)
+        own = next(each for each in model.candidates if each.model == model.model)
+        yield (
+            f"{model.title}: {model.kernels} kernels, {model.model}; held out RE {own.held_out_re:.1%}, "
+            f"WRE {own.held_out_wre:.1%}" + (f" ({others})" if others else "")
+        )
+
+
+def _errors(candidate: KernelCandidate) -> str:
+    return f"{candidate.held_out_re:.1%}, {candidate.held_out_wre:.1%}"
+
+
+def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None:
+    """A table of all candidates of all regressors; nothing where there are none."""
+    if not models:
+        return
+    from rich.table import Table
+
+    table = Table(title="Regressors of kernels: errors on the fifth of the kernels held out", title_justify="left")
+    for name in ("kernel", "model"):
+        table.add_column(name, overflow="fold")
+    for name in ("kernels", "chosen by", "RE", "WRE", "bias", "90% interval"):
+        table.add_column(name, justify="right", overflow="fold")
+    for model in models:
+        place = (model.title, str(model.kernels))
+        for each in sorted(model.candidates, key=lambda one: one.model != model.model):
+            taken = each.model == model.model
+            table.add_row(
+                place[0],
+                each.model + (" (taken)" if taken else ""),
+                place[1],
+                f"{each.validation_re:.1%}",
+                f"{each.held_out_re:.1%}",
+                f"{each.held_out_wre:.1%}",
+                format_difference(each.held_out_bias),
+                f"x/ {math.exp(model.interval_log):.2f}" if taken else "",
+            )
+            place = ("", "")
+    console.print(table)
+    console.print(
+        "RE: mean |estimated - measured| / measured; WRE: over all seconds together; chosen by: RE on the 16% of "
+        "kernels that candidates were chosen by; bias: median, with its sign."
+    )

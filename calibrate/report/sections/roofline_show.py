@@ -1,0 +1,44 @@
+"""A device's rates in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from calibrate.profile.profile import Device
+from calibrate.profile.roofline_rates import DeviceRate
+from paradl_bench.core.units import format_bytes
+
+
+def device_lines(devices: Sequence[Device]) -> Iterator[str]:
+    """One line a rate that doctor measured, and one on what layers reached."""
+    for device in devices:
+        for rate in device.rates:
+            yield f"{device.name}: {rate_words(rate)}"
+        reached = _reached(device)
+        if reached:
+            least = "" if device.rates_from == "measured by doctor" else ": at least so much"
+            yield f"Layers reached {reached} on {device.name}{least}"
+
+
+def rate_words(rate: DeviceRate) -> str:
+    """``12.3 GFLOP/s in fp32, each of 2 ranks at once, ±1.2% between blocks (matmul, n 2048)``."""
+    number = f"{rate.per_s / 1e9:.4g}"
+    what = f"{number} GFLOP/s in {rate.dtype}" if rate.resource == "compute" else f"{number} GB/s of {rate.resource}"
+    if rate.resource == "cache":
+        what += f" ({format_bytes(rate.working_set_bytes)})"
+    ranks = f", each of {rate.ranks_on_host} ranks at once" if rate.ranks_on_host > 1 else ", one rank"
+    return f"{what}{ranks}, ±{rate.relative_sd:.1%} between blocks ({rate.kernel})"
+
+
+def _reached(device: Device) -> str:
+    measured = device.rates_from == "measured by doctor"
+    peak, bandwidth = device.layers_reached if measured else (device.peak_flops, device.memory_bandwidth_bytes_per_s)
+    parts = []
+    if peak:
+        share = f" ({peak / device.peak_flops:.0%} of doctor's)" if measured and device.peak_flops else ""
+        parts.append(f"{peak / 1e9:.3g} GFLOP/s{share}")
+    if bandwidth:
+        of = device.memory_bandwidth_bytes_per_s
+        share = f" ({bandwidth / of:.0%} of doctor's)" if measured and of else ""
+        parts.append(f"{bandwidth / 1e9:.3g} GB/s of memory{share}")
+    return " and ".join(parts)

@@ -1,0 +1,275 @@
+"""A profile in words and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from calibrate.fit.collectives.outliers import SHOWN_OUTLIERS, outlier_words
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.profile import Profile
+from calibrate.profile.unlike_parts import unlike_parts
+from calibrate.report.explanation import ModelSums, model_sums, weaknesses
+from calibrate.report.sections.congestion_show import print_congestion
+from calibrate.report.sections.input_show import print_input_side
+from calibrate.report.sections.kernel_show import print_kernel_models
+from calibrate.report.sections.roofline_show import device_lines
+from calibrate.report.sections.together_show import print_together
+from calibrate.report.weakness import Weakness
+from paradl_bench.core.units import format_bytes, format_difference, format_seconds
+from paradl_bench.records.emulation import simulated_messages, words_of_emulation
+from paradl_bench.records.measurement import Environment
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_SHOWN_WEAKNESSES = 8
+_SHOWN_CANDIDATES = 3
+
+
+def explanation(profile: Profile) -> dict[str, object]:
+    """What ``calibrate show --json`` prints: the profile's statistics but for its long tables, and what follows."""
+    return {
+        "created_utc": profile.created_utc,
+        "sources": profile.sources,
+        "environments": profile.environments,
+        "devices": profile.devices,
+        "cluster": profile.cluster,
+        "layer_times": len(profile.layer_times),
+        "models": model_sums(profile),
+        "copies": profile.copies,
+        "communication": profile.communication,
+        "communication_choices": profile.communication_choices,
+        "interference": profile.interference,
+        "input_side": profile.input_side,
+        "contention": profile.contention,
+        "behind_compute": profile.behind_compute,
+        "beside_all_reduce": profile.beside_all_reduce,
+        "kernel_models": profile.kernel_models,
+        "notes": profile.notes,
+        "weaknesses": weaknesses(profile),
+    }
+
+
+def print_profile(profile: Profile, console: Console) -> None:
+    """Explain a profile to a person."""
+    _print_origin(profile, console)
+    sums = model_sums(profile)
+    if sums:
+        print_models(sums, console)
+    if profile.copies:
+        _print_copies(profile, console)
+    if profile.communication:
+        _print_communication(profile, console)
+    print_congestion(profile, console)
+    for line in outlier_words(profile.communication)[:SHOWN_OUTLIERS]:
+        console.print(line)
+    if profile.communication_choices:
+        _print_choices(profile, console)
+    if profile.interference:
+        _print_interference(profile, console)
+    print_kernel_models(profile.kernel_models, console)
+    print_input_side(profile.input_side, console)
+    print_together(profile, console)
+    # Profiles of before do not hold the first among their notes.
+    for note in dict.fromkeys((*unlike_parts(profile), *profile.notes)):
+        console.print(f"note: {note}")
+    _print_weaknesses(weaknesses(profile), console)
+
+
+def _print_origin(profile: Profile, console: Console) -> None:
+    console.print(f"Profile of {profile.created_utc}: {' '.join(profile.command_line)}")
+    for environment in profile.environments:
+        console.print(f"Measured on {_environment(environment)}")
+    for line in device_lines(profile.devices):
+        console.print(line)
+    table = _table("Measurements", ("directory", "kind", "when", "complete", "host", "command"))
+    for source in profile.sources:
+        complete = "yes" if source.complete else "no"
+        load = source.host_load
+        host = "" if load is None else "busy" if load.is_busy else "quiet"
+        table.add_row(source.path, source.kind, source.created_utc, complete, host, " ".join(source.command_line))
+    console.print(table)
+
+
+def _environment(environment: Environment) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    memory = format_bytes(environment.memory_bytes) if environment.memory_bytes else "memory not known"
+    words = words_of_emulation(environment.emulated)
+    label = "" if simulated_messages(environment.emulated) else "emulated: "
+    emulated = f"; {label}{words}" if words else ""
+    return (
+        f"{environment.hostname or 'several hosts'}: {environment.device_count} x {environment.device_name}"
+        f" ({environment.device}), {memory}; {versions or 'versions not known'}{emulated}"
+    )
+
+
+_WORDS = frozenset(
+    (
+        "", "directory", "kind", "command", "host", "model", "computed in", "copy", "operation", "library", "level",
+        "regime", "algorithm", "beside", "what", "form",
+    )
+)  # fmt: skip
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """An empty table; columns of words run from the left, those of numbers from the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
+    return table
+
+
+def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
+    """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
+    table = _table(
+        "Layers: how they add up to an iteration that nobody probed (medians)",
+        (
+            "model", "computed in", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration",
+            "remainder", "noise floor", "blocks",
+        ),
+    )  # fmt: skip
+    for each in sums:
+        low, high = each.remainder_interval
+        table.add_row(
+            each.model,
+            each.computed_in,
+            str(each.batch),
+            str(each.ranks_on_host),
+            f"{each.layers_measured}/{each.layers}",
+            format_seconds(each.fw_layers_s),
+            format_seconds(each.bw_layers_s),
+            format_seconds(each.fw_between_s + each.bw_between_s),
+            format_seconds(each.wu_s),
+            format_seconds(each.sum_s),
+            format_seconds(each.iteration_s),
+            f"{format_difference(each.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
+            f"{each.noise_floor_relative:.1%}",
+            f"±{each.common_relative_sd:.1%}",
+        )
+    console.print(table)
+    console.print(
+        "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
+        "and 90% interval; blocks: standard deviation between blocks spread over time."
+    )
+
+
+def _print_copies(profile: Profile, console: Console) -> None:
+    table = _table(
+        "Copies of gradients into and out of buckets, and sums", ("copy", "ranks on host", "a tensor", "a byte", "sd")
+    )
+    for copy in profile.copies:
+        table.add_row(
+            copy.direction,
+            str(copy.ranks_on_host),
+            format_seconds(copy.alpha_s),
+            _per_byte(copy.beta_s_per_byte),
+            f"±{copy.relative_sd:.1%}",
+        )
+    console.print(table)
+
+
+def _print_communication(profile: Profile, console: Console) -> None:
+    table = _table(
+        "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)",
+        (
+            "operation", "library", "level", "regime", "algorithm", "alpha", "beta", "fitted on", "ranks", "residual",
+            "held out", "held-out ranks", "blocks",
+        ),
+    )  # fmt: skip
+    for fit in profile.communication:
+        table.add_row(
+            fit.operation,
+            fit.library,
+            fit.level,
+            fit.regime,
+            fit.algorithm,
+            _alpha(fit),
+            _beta(fit),
+            f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
+            "-".join(map(str, dict.fromkeys(fit.ranks_range))),
+            f"{fit.residual_relative_median:.1%}",
+            f"{fit.held_out_relative_error:.1%}",
+            "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
+            f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
+        )
+    console.print(table)
+    console.print(
+        "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
+        "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
+    )
+
+
+def _print_choices(profile: Profile, console: Console) -> None:
+    table = _table(
+        "What was considered: mean relative error at sizes, and at rank counts, left out in turn; the first was taken",
+        ("operation", "library", "level", "form", "held out", "held-out ranks"),
+    )
+    for choice in profile.communication_choices:
+        place: tuple[str, ...] = (choice.operation, choice.library, choice.level)
+        for candidate in choice.candidates[:_SHOWN_CANDIDATES]:
+            errors = candidate.held_out_relative_error, candidate.held_out_ranks_relative_error
+            table.add_row(*place, candidate.form, *("-" if error is None else f"{error:.1%}" for error in errors))
+            place = ("", "", "")
+        more = choice.considered - min(len(choice.candidates), _SHOWN_CANDIDATES)
+        if more:
+            table.add_row("", "", "", f"and {more} more", "", "")
+    console.print(table)
+    console.print(
+        "Of forms within one standard error of the best, and within the noise of a point, the one with the fewest"
+        " parameters is taken; rank counts each by itself only where no form lies within one standard error of that."
+    )
+
+
+def _alpha(fit: CommunicationFit) -> str:
+    inside = f", in a node {format_seconds(fit.inner.alpha_s)}" if fit.inner else ""
+    return f"{format_seconds(fit.alpha_s)} ± {format_seconds(math.sqrt(max(fit.covariance[0][0], 0.0)))}{inside}"
+
+
+def _beta(fit: CommunicationFit) -> str:
+    sd = math.sqrt(max(fit.covariance[1][1], 0.0))
+    if fit.doubling_s:
+        return f"{format_seconds(fit.doubling_s)} a doubling ± {sd / fit.doubling_s:.1%}"
+    relative = f" ± {sd / fit.beta_s_per_byte:.1%}" if fit.beta_s_per_byte else ""
+    reduction = f", reduction {_per_byte(fit.gamma_s_per_byte)}" if fit.gamma_s_per_byte else ""
+    inside = f", in a node {_per_byte(fit.inner.beta_s_per_byte)}" if fit.inner and fit.inner.beta_s_per_byte else ""
+    return f"{_per_byte(fit.beta_s_per_byte)}{relative}{reduction}{inside}"
+
+
+def _per_byte(seconds: float) -> str:
+    return f"{1e-9 / seconds:.3g} GB/s" if seconds else "0 s"
+
+
+def _print_interference(profile: Profile, console: Console) -> None:
+    table = _table(
+        "Side by side, compute and communication slow each other (times as long; interquartile range)",
+        ("operation", "library", "level", "ranks", "sizes", "compute", "communication", "beside"),
+    )
+    for entry in profile.interference:
+        sizes = " to ".join(format_bytes(size) for size in dict.fromkeys(entry.message_bytes))
+        table.add_row(
+            entry.operation,
+            entry.library,
+            entry.level,
+            str(entry.ranks),
+            sizes,
+            f"{entry.compute_slowdown:.2f} ({entry.compute_slowdown_iqr:.2f})",
+            f"{entry.communication_slowdown:.2f} ({entry.communication_slowdown_iqr:.2f})",
+            ", ".join(entry.kernels),
+        )
+    console.print(table)
+
+
+def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:
+    if not found:
+        return
+    table = _table("Where this profile is weak, and what would help most", ("", "what", "size", "command"))
+    for weakness in found[:_SHOWN_WEAKNESSES]:
+        size = "" if weakness.size is None else f"{weakness.size:.1%}"
+        table.add_row(weakness.kind, weakness.text, size, weakness.command)
+    console.print(table)
+    if len(found) > _SHOWN_WEAKNESSES:
+        console.print(f"{len(found) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")

@@ -1,0 +1,130 @@
+"""Measured points, fit, 90% interval and residuals of a collective, in characters: 80 columns, no colour needed.
+
+Both axes of the upper panel are logarithmic. The lower one shows (predicted - measured) / measured of each size by a
+fit that had not seen it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.profile.collectives.communication import CommunicationFit, CommunicationPoint
+from calibrate.profile.collectives.communication_time import communication_seconds, spread_s
+from calibrate.profile.profile import Profile
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import Z90
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.plan.collectives.catalog import operations
+
+_COLUMNS, _ROWS, _RESIDUAL_ROWS = 66, 15, 7
+_MARGIN = 10
+_MARKERS = "ox+*#%@&"
+_BAND, _LINE, _AXIS = ":", "-", "|"
+
+
+def plots(profile: Profile) -> Iterator[str]:
+    """One text a (library, operation, level) that the profile holds measured points of."""
+    groups: dict[tuple[str, str, str], list[CommunicationFit]] = {}
+    for fit in profile.communication:
+        if fit.measured:
+            groups.setdefault((fit.library, fit.operation, fit.level), []).append(fit)
+    for _, fits in sorted(groups.items()):
+        yield "\n".join(_plot(sorted(fits, key=lambda fit: fit.regime_range)))
+
+
+def _plot(fits: Sequence[CommunicationFit]) -> Iterator[str]:
+    first, points = fits[0], [point for fit in fits for point in fit.measured]
+    ranks = sorted({point.ranks for point in points})
+    markers = {count: _MARKERS[index % len(_MARKERS)] for index, count in enumerate(ranks)}
+    names = ", ".join(dict.fromkeys(fit.algorithm for fit in fits))
+    yield f"{first.library} {first.operation}, level {first.level}: {names}; time of a call"
+    yield from _times(fits, points, markers)
+    yield "predicted by a fit without this size, less measured"
+    yield from _residuals(points, markers)
+    yield from _size_axis(points)
+    legend = "  ".join(f"{marker} {count} ranks" for count, marker in markers.items())
+    yield f"{'':{_MARGIN}} {legend}  {_LINE} fit  {_BAND} 90% interval of the line"
+
+
+class _Canvas:
+    """Characters in rows, the lowest value below."""
+
+    def __init__(self, rows: int, low: float, high: float) -> None:
+        self._low, self._high, self._rows = low, max(high, low + 1e-9), rows
+        self.cells = [[" "] * _COLUMNS for _ in range(rows)]
+
+    def row(self, value: float) -> int:
+        share = (value - self._low) / (self._high - self._low)
+        return min(max(self._rows - 1 - round(share * (self._rows - 1)), 0), self._rows - 1)
+
+    def put(self, column: int, value: float, mark: str) -> None:
+        self.cells[self.row(value)][column] = mark
+
+    def lines(self, labels: dict[int, str]) -> Iterator[str]:
+        for index, row in enumerate(self.cells):
+            yield f"{labels.get(index, ''):>{_MARGIN}}{_AXIS}{''.join(row)}".rstrip()
+
+
+def _column(size: float, points: Sequence[CommunicationPoint]) -> int:
+    low, high = _range(points)
+    share = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low)) if high > low else 0.5
+    return round(share * (_COLUMNS - 1))
+
+
+def _range(points: Sequence[CommunicationPoint]) -> tuple[int, int]:
+    sizes = [point.message_bytes for point in points]
+    return min(sizes), max(sizes)
+
+
+def _times(
+    fits: Sequence[CommunicationFit], points: Sequence[CommunicationPoint], markers: dict[int, str]
+) -> Iterator[str]:
+    operation = lookup(operations(), fits[0].operation, "collective")
+    sizes = np.geomspace(*_range(points), _COLUMNS)
+    curves: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for ranks in markers:
+        line = communication_seconds(operation, fits, ranks, sizes)
+        reach = Z90 * np.array([spread_s(operation, fits, ranks, float(size)) for size in sizes])
+        curves.append((line, np.minimum(reach, 0.9 * line)))
+    measured = [point.measured_s for point in points]
+    low = min(*measured, *(float(line.min()) for line, _ in curves))
+    high = max(*measured, *(float(line.max()) for line, _ in curves))
+    canvas = _Canvas(_ROWS, math.log(low), math.log(high))
+    for line, reach in curves:
+        for column in range(_COLUMNS):
+            top, bottom = (canvas.row(math.log(line[column] + sign * reach[column])) for sign in (1, -1))
+            for row in range(top, bottom + 1):
+                canvas.cells[row][column] = _BAND
+    for line, _ in curves:
+        for column in range(_COLUMNS):
+            canvas.put(column, math.log(line[column]), _LINE)
+    for point in points:
+        canvas.put(_column(point.message_bytes, points), math.log(point.measured_s), markers[point.ranks])
+    ticks = np.linspace(math.log(low), math.log(high), 4)
+    yield from canvas.lines({canvas.row(tick): format_seconds(math.exp(tick)) for tick in ticks.tolist()})
+
+
+def _residuals(points: Sequence[CommunicationPoint], markers: dict[int, str]) -> Iterator[str]:
+    errors = [point.held_out_s / point.measured_s - 1 for point in points]
+    reach = max(0.01, *map(abs, errors))
+    canvas = _Canvas(_RESIDUAL_ROWS, -reach, reach)
+    for column in range(_COLUMNS):
+        canvas.put(column, 0.0, ".")
+    for point, error in zip(points, errors, strict=True):
+        canvas.put(_column(point.message_bytes, points), error, markers[point.ranks])
+    yield from canvas.lines({canvas.row(value): f"{value:+.0%}" for value in (reach, 0.0, -reach)})
+
+
+def _size_axis(points: Sequence[CommunicationPoint]) -> Iterator[str]:
+    yield f"{'':{_MARGIN}}+{'-' * _COLUMNS}"
+    line = ""
+    for size in sorted({point.message_bytes for point in points}):
+        label, column = format_bytes(size), _column(size, points)
+        start = max(min(_MARGIN + 1 + column - len(label) // 2, _MARGIN + 1 + _COLUMNS - len(label)), 0)
+        if start >= len(line) + 2 or not line:
+            line = line.ljust(start) + label
+    yield line

@@ -1,0 +1,148 @@
+"""A weakness of a profile, and those of measurements that were not made at all."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from calibrate.profile.profile import Profile
+from paradl_bench.core.files.storage import file_name
+from paradl_bench.core.units import spell_bandwidth
+from paradl_bench.ranks.rank_place import BACKENDS
+from paradl_bench.records.cluster import NODE
+from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes, simulated_messages
+
+WeaknessKind = Literal["missing", "inaccurate", "untested"]
+
+
+class Weakness(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a profile is weak.
+
+    Attributes:
+        kind: ``missing`` (a prediction fails without, or assumes), ``inaccurate`` by ``size`` (relative), or
+            ``untested``.
+        command: what would help, ready to be run but for words in capitals.
+    """
+
+    kind: WeaknessKind
+    text: str
+    command: str
+    size: float | None = None
+
+
+def sweep_command(profile: Profile, library: str, ranks: int, level: str) -> str:
+    """The command that sweeps collectives; on several hosts ranks are started by srun, or on emulated nodes again."""
+    emulated = _emulated(profile)
+    if emulated is not None:
+        on_node = max(nodes.ranks_per_node for nodes in emulated)
+        if level == NODE:
+            on_node = ranks
+        elif ranks <= on_node or ranks % on_node:
+            on_node = 1
+        return _sweep_on_nodes(emulated[0], ranks // on_node, on_node)
+    if level == NODE:
+        return f"paradl-bench collectives --ranks {ranks} --backend {shlex.quote(library)}"
+    return f"srun --ntasks {ranks} paradl-bench collectives --launcher srun --backend {shlex.quote(library)}"
+
+
+def _emulated(profile: Profile) -> tuple[EmulatedNodes, ...] | None:
+    """Nodes of every sweep of an emulated cluster; None where nodes were real."""
+    found = tuple(nodes for each in profile.environments if (nodes := emulated_nodes(each.emulated)) is not None)
+    return found or None
+
+
+def _sweep_on_nodes(like: EmulatedNodes, nodes: int, on_node: int) -> str:
+    rate = spell_bandwidth(like.link_bytes_per_s)
+    return f"paradl-bench collectives --nodes {nodes} --ranks-per-node {on_node} --link-bandwidth {rate}"
+
+
+def simulated_libraries(profile: Profile) -> frozenset[str]:
+    """Libraries whose messages a simulator computed: of them no sweep on a machine makes a profile better.
+
+    A profile does not say from which of its measurements a fit is. Where real ones were merged with simulated ones by
+    force, those libraries count as real through which collectives can be measured.
+    """
+    sweeps = [
+        simulated_messages(profile.environments[source.environment].emulated) is not None
+        for source in profile.sources
+        if source.kind == "collectives"
+    ]
+    if not any(sweeps):
+        return frozenset()
+    libraries = frozenset(fit.library for fit in profile.communication)
+    return libraries if all(sweeps) else libraries - set(BACKENDS)
+
+
+def without_libraries(profile: Profile, libraries: Collection[str]) -> Profile:
+    """The profile without what it holds of some libraries' collectives."""
+    kept = {
+        field: tuple(entry for entry in getattr(profile, field) if entry.library not in libraries)
+        for field in ("communication", "interference", "contention", "behind_compute", "beside_all_reduce")
+    }
+    return msgspec.structs.replace(profile, **kept)
+
+
+def only_simulated(profile: Profile, libraries: Iterable[str]) -> Iterator[Weakness]:
+    """Of each library, that nothing of it was measured."""
+    by = {found.kind for each in profile.environments if (found := simulated_messages(each.emulated)) is not None}
+    for library in sorted(libraries):
+        yield Weakness(
+            kind="untested",
+            text=f"{library} was not measured, but simulated ({'; '.join(sorted(by))}): no machine is known to be so",
+            command="paradl-bench collectives --ranks 2 --backend gloo -o collectives-gloo-2",
+        )
+
+
+def never_measured(profile: Profile) -> Iterator[Weakness]:
+    """Kinds of measurements that a profile lacks, and what is assumed without them."""
+    if profile.communication:
+        yield from _never_together(profile, profile.communication[0].library)
+    device = f"--device {profile.devices[0].kind if profile.devices else 'cpu'}"
+    rates = not profile.devices or any(each.rates for each in profile.devices)
+    for measured, text, command in (
+        (
+            rates,
+            "peak and bandwidth of the device are those that layers reached; rooflines stand on them",
+            f"paradl-bench doctor --measure {device} -o doctor",
+        ),
+        (
+            profile.kernel_models,
+            "no regressors: layers that were not measured are scaled from a neighbour",
+            f"paradl-bench kernels {device} -o kernels",
+        ),
+        (
+            profile.input_side,
+            "reading, decoding and copying of inputs were not measured; iterations are predicted without them",
+            f"paradl-bench io synthetic {device} -o io",
+        ),
+    ):
+        if not measured:
+            yield Weakness(kind="untested", text=text, command=command)
+
+
+def _never_together(profile: Profile, library: str) -> Iterator[Weakness]:
+    """What collectives cost behind compute, and beside each other."""
+    if not profile.behind_compute:
+        yield Weakness(
+            kind="missing",
+            text="collectives behind compute were not measured; those between layers count as in a loop",
+            command=f"{sweep_command(profile, library, 2, NODE)} --behind-compute"
+            f" -o {file_name(f'collectives-behind-{library}')}",
+        )
+    if profile.contention:
+        return
+    # Two groups of two; under srun --ntasks counts the ranks of both.
+    enough = max((device.devices_per_host for device in profile.devices), default=4) >= 4
+    emulated = _emulated(profile)
+    if emulated is not None:
+        sweep = _sweep_on_nodes(emulated[0], 2, 2)
+    else:
+        sweep = sweep_command(profile, library, 2 if enough else 4, NODE if enough else "system")
+    yield Weakness(
+        kind="missing",
+        text="groups at once were not measured; without a cluster file that states it, they share no link",
+        command=f"{sweep} --concurrent 2 -o {file_name(f'collectives-concurrent-{library}')}",
+    )

@@ -1,0 +1,1 @@
+"""Statistics of measurements: blocks, paired draws, robust regression."""

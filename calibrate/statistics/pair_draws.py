@@ -1,0 +1,104 @@
+"""Bootstrap of pairs (time under some condition, time alone) that were measured in turn, in blocks over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.statistics.blocks import quantile_covariance, student_90
+from paradl_bench.core.statistics import Z90
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DRAWS = 400
+_OF_POINT = 60
+
+
+class Pair(NamedTuple):
+    """Times of one size in one block: alone, and under the condition; not necessarily equally many.
+
+    Attributes:
+        block: of whatever number; pairs of one block were measured at about the same time.
+        at: which size (and rank count) it is.
+    """
+
+    block: int
+    at: int
+    alone_s: Floats
+    condition_s: Floats
+
+
+def medians(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
+    """(pairs,) medians alone and under the condition."""
+    alone, condition = (
+        [float(np.median(values)) for values in column] for column in list(zip(*pairs, strict=True))[2:]
+    )
+    return np.array(alone), np.array(condition)
+
+
+def by_block(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs of each block."""
+    return [[pair for pair in pairs if pair.block == block] for block in sorted({pair.block for pair in pairs})]
+
+
+class Draws(NamedTuple):
+    """Resampled pairs: which ones each draw holds, (draws, pairs), and their medians, likewise."""
+
+    chosen: Ints
+    alone_s: Floats
+    condition_s: Floats
+
+
+def draw_pairs(pairs: Sequence[Pair], *, seed: int = 0, draws: int = DRAWS) -> Draws:
+    """Resample blocks, then sizes, then repetitions.
+
+    Blocks, because a slow spell outlasts one; sizes, because what a form misses is not the same at all of them.
+    """
+    generator = np.random.default_rng(seed)
+    tables = [
+        np.stack([_resampled_medians(values, generator) for values in (pair.alone_s, pair.condition_s)])
+        for pair in pairs
+    ]
+    blocks = sorted({pair.block for pair in pairs})
+    members = [[index for index, pair in enumerate(pairs) if pair.block == block] for block in blocks]
+    rows = []
+    for _ in range(draws):
+        taken = generator.integers(len(blocks), size=len(blocks))
+        picked = np.concatenate([np.array(members[block])[_places(len(members[block]), generator)] for block in taken])
+        # Blocks of unlike length: a draw holds as many pairs as there are.
+        rows.append(np.resize(picked, len(pairs)))
+    chosen = np.stack(rows)
+    which = generator.integers(_OF_POINT, size=chosen.shape)
+    stacked = np.stack(tables)
+    return Draws(chosen, stacked[chosen, 0, which], stacked[chosen, 1, which])
+
+
+def covariance_of_next(drawn: Floats, of_blocks: Floats) -> Floats:
+    """Covariance of parameters as a further block of time, such as a run, may have them.
+
+    What resampling leaves open of the parameters, and how blocks differ in them; both known from as few blocks as
+    there are (Student's t). Of one block, what resampling says.
+
+    Args:
+        drawn: (draws, parameters) of resampled pairs (:func:`draw_pairs`). of_blocks: (blocks, parameters), of each
+            block's own pairs.
+    """
+    covariance = quantile_covariance(drawn)
+    count = len(of_blocks)
+    if count < 2:
+        return covariance
+    between = np.atleast_2d(np.cov(of_blocks, rowvar=False))
+    return np.asarray((covariance + between) * (student_90(count - 1) / Z90) ** 2)
+
+
+def _places(count: int, generator: np.random.Generator) -> Ints:
+    return np.asarray(generator.integers(count, size=count))
+
+
+def _resampled_medians(values: Floats, generator: np.random.Generator) -> Floats:
+    picked = generator.integers(values.size, size=(_OF_POINT, values.size))
+    return np.asarray(np.median(values[picked], axis=1))

@@ -1,0 +1,1 @@
+"""What every room stands on: units, errors, bounds, discovery, files, the terminal; nothing of training."""

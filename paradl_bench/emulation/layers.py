@@ -1,0 +1,419 @@
+"""Ghost layers: a model's own operations with their parameters, shapes and gradients, and sleep in the place of work.
+
+A ghost stands where torch's function stands, below everything that a strategy does: what runs sharded hands its shard's
+arguments to the ghost, and moves what the ghost returns. Outputs have the shape, strides and type that the function
+gives on the meta device; all of them lie in one block of memory, which holds zeros. Backward of a ghost sleeps once,
+for all its gradients (or once for each part of backward, where the plan runs them apart), and gives
+
+    to a leaf (a parameter)         zeros of its shape: one block of memory that all parameters' gradients share
+    to what is no ghost's           zeros of its shape without memory of their own, for a strategy to send on
+    to what another ghost made      nothing: autograd runs that one's backward none the less, and adds up no zeros; if
+                                    it runs backward in parts, zeros without memory, for the second part to start from
+
+Gradients of a layer's parameters arrive in the order in which tracing saw them arrive, which fills buckets.
+
+Operations without a floating point output (masks, indices, counters) run for real beside their sleep: control flow may
+hang on them, and they are small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from paradl_bench.emulation.sleeper import Sleeper
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
+from paradl_bench.strategies.running.operations import function_name
+from paradl_bench.strategies.running.sharded_module import Call, Substitute
+
+
+class _Output(NamedTuple):
+    """One leaf of what a function returns.
+
+    Attributes:
+        argument: of a function that works in place: which tensor argument it is.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+
+    @property
+    def floats(self) -> bool:
+        """Whether it may have a gradient."""
+        return self.dtype.is_floating_point
+
+
+class _Form(NamedTuple):
+    """What a function returns of arguments of certain shapes.
+
+    Attributes:
+        outputs: its tensors; None where it runs for real.
+        structure, leaves: of what it returns, where that is more than one tensor; what is no tensor stays as it was.
+    """
+
+    outputs: tuple[_Output, ...] | None
+    structure: TreeSpec | None = None
+    leaves: tuple[Any, ...] = ()
+
+    def returned(self, made: Sequence[torch.Tensor]) -> Any:
+        """What the function returns, with these tensors."""
+        if self.structure is None:
+            return made[0]
+        tensors = iter(made)
+        return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves], self.structure)
+
+
+_TENSOR = object()
+
+
+class GhostLayers:
+    """The ghosts of a network's layers on one rank.
+
+    Called with a layer's index in the network and the torch function that the model calls there, it returns what is
+    called in the function's place (:attr:`~paradl_bench.strategies.running.sharded_module.Sharding.run_layer`).
+
+    Args:
+        seconds: of this rank's layers.
+    """
+
+    def __init__(self, network: Network, seconds: GhostRole, sleeper: Sleeper) -> None:
+        zeros = _Zeros()
+        arrival = {name: place for place, name in enumerate(network.gradient_order)}
+        self._ghosts = [_ghost(layer, seconds, sleeper, zeros, arrival) for layer in network.layers]
+
+    def __call__(self, index: int, function: Call) -> Call:
+        """What runs in the place of ``function``: itself where that is no call of the layer's, as of a shape."""
+        ghost = self._ghosts[index] if index < len(self._ghosts) else None
+        if ghost is None or function_name(function)[0] not in ghost.functions:
+            return function
+        return _Called(ghost, function)
+
+
+class _Called(Substitute):
+    """A layer's ghost in the place of a torch function."""
+
+    def __init__(self, ghost: _Ghost, function: Call) -> None:
+        self._ghost, self._function = ghost, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ghost.run(self._function, *args, **kwargs)
+
+    def instead(self, function: Call) -> Call:
+        return _Called(self._ghost, function)
+
+    def beside(self, function: Call) -> Call:
+        return _Called(self._ghost.awake, function)
+
+
+def _ghost(
+    layer: Layer, seconds: GhostRole, sleeper: Sleeper, zeros: _Zeros, arrival: Mapping[str, int]
+) -> _Ghost | None:
+    if layer.attributes.get(RETURNS_INPUT):
+        return None
+    kind = layer_kinds().get(layer.kind)
+    functions = frozenset(kind.functions) if kind else frozenset((str(layer.attributes.get("function")),))
+    return _Ghost(
+        functions=functions,
+        fw=_event(seconds, layer.name, "FW"),
+        bw=_Backward(*(_event(seconds, layer.name, phase) for phase in _BACKWARD)),
+        last_first=_last_first(layer, arrival),
+        sleeper=sleeper,
+        zeros=zeros,
+    )
+
+
+def _last_first(layer: Layer, arrival: Mapping[str, int]) -> tuple[int, ...]:
+    """Places among the layer's parameters, the one whose gradient arrives last first; empty where they just arrive so.
+
+    Autograd takes two gradients of one node in its order, and more in any.
+    """
+    places = [arrival.get(name) for name in layer.parameters]
+    known = [place for place in places if place is not None]
+    if len(known) < len(places) or (len(known) <= 2 and known == sorted(known)):
+        return ()
+    return tuple(sorted(range(len(known)), key=known.__getitem__, reverse=True))
+
+
+class _Zeros:
+    """Zeros that many tensors of a rank have in common: gradients of all leaves in one block, outputs in another.
+
+    A block is as large as the largest of them. Nobody writes anything but zeros there: sums over ranks are of zeros.
+
+    Attributes:
+        mark: a tensor without elements, for autograd to keep.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._outputs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self.mark = torch.empty(0)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Contiguous zeros, or as the tensor's strides are, which autograd takes for a gradient without a copy."""
+        block = _grown(self._gradients, tensor.numel(), tensor.dtype, tensor.device)
+        return block.as_strided(tensor.shape, tensor.stride())
+
+    def output(self, output: _Output, device: torch.device) -> torch.Tensor:
+        """A tensor that is no view, as what a function returns has to be where it is then changed in place."""
+        extents = zip(output.shape, output.stride, strict=True)
+        reach = 1 + sum((extent - 1) * step for extent, step in extents) if math.prod(output.shape) else 0
+        block = _grown(self._outputs, reach, output.dtype, device)
+        made = torch.empty(0, dtype=output.dtype, device=device)
+        return made.set_(block.untyped_storage(), 0, output.shape, output.stride)
+
+
+def _grown(
+    blocks: dict[tuple[torch.dtype, torch.device], torch.Tensor],
+    elements: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """The block of a kind, made anew where it has fewer elements; what lies in the old one stays there."""
+    block = blocks.get((dtype, device))
+    if block is None or block.numel() < elements:
+        block = blocks[dtype, device] = torch.zeros(elements, dtype=dtype, device=device)
+    return block
+
+
+def hold_in_common(module: torch.nn.Module) -> None:
+    """Have all parameters lie in one block of zeros, as large as the largest: ranks that share a host have one each."""
+    zeros = _Zeros()
+    parameters = list(module.parameters())
+    for parameter in sorted(parameters, key=torch.Tensor.numel, reverse=True):
+        parameter.data = zeros.like(parameter)
+
+
+class _Event(NamedTuple):
+    """Seconds to sleep, and how they spread by themselves."""
+
+    seconds: float = 0.0
+    own_relative_sd: float = 0.0
+
+    def beside(self, other: _Event) -> _Event:
+        """Both in one sleep."""
+        seconds = self.seconds + other.seconds
+        deviation = math.hypot(self.seconds * self.own_relative_sd, other.seconds * other.own_relative_sd)
+        return _Event(seconds, deviation / seconds if seconds else 0.0)
+
+
+_NOTHING = _Event()
+_BACKWARD: tuple[GhostPhase, ...] = ("BW", "BW_input", "BW_weight")
+
+
+def _event(seconds: GhostRole, layer: str, phase: GhostPhase) -> _Event:
+    return _Event(seconds.seconds(layer, phase), seconds.relative_sd(layer, phase))
+
+
+class _Backward(NamedTuple):
+    """A layer's backward: all of it at once, or that of its input and that of its parameters."""
+
+    whole: _Event = _NOTHING
+    of_input: _Event = _NOTHING
+    of_weight: _Event = _NOTHING
+
+    @property
+    def parted(self) -> bool:
+        """Whether the plan runs its parts apart."""
+        return self.of_input.seconds > 0 or self.of_weight.seconds > 0
+
+    def of(self, node: Any, leads_to_weight: Sequence[bool]) -> _Event:
+        """What the engine wants now of the node of a ghost; all of it where the layer has no parts.
+
+        Args:
+            leads_to_weight: of each argument's gradient, whether it is a parameter's.
+        """
+        if not self.parted:
+            return self.whole
+        wanted = {
+            of_weight
+            for (after, _), of_weight in zip(node.next_functions, leads_to_weight, strict=True)
+            if after is not None and torch._C._will_engine_execute_node(after)
+        }
+        of_input = self.of_input if False in wanted else _NOTHING
+        return of_input.beside(self.of_weight) if True in wanted else of_input
+
+
+class _Ghost:
+    """The ghost of one layer.
+
+    Args:
+        functions: normalised names of the torch functions that the layer may be a call of.
+        last_first: as of :func:`_last_first`.
+    """
+
+    def __init__(
+        self,
+        *,
+        functions: frozenset[str],
+        fw: _Event,
+        bw: _Backward,
+        last_first: tuple[int, ...],
+        sleeper: Sleeper,
+        zeros: _Zeros,
+    ) -> None:
+        self.functions = functions
+        self.bw, self.sleeper, self.zeros = bw, sleeper, zeros
+        self._fw, self._last_first = fw, last_first
+        self._forms: dict[Hashable, _Form] = {}
+
+    @cached_property
+    def awake(self) -> _Ghost:
+        """One that returns what it has to without sleep, for what is called beside the layer's work."""
+        return _Ghost(
+            functions=self.functions, fw=_NOTHING, bw=_Backward(), last_first=(), sleeper=self.sleeper, zeros=self.zeros
+        )
+
+    def run(self, function: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Sleep for the layer's forward; returns what the function would, without its values."""
+        tensors: list[torch.Tensor] = []
+        key: list[Hashable] = [function]
+        _describe(args, tensors, key)
+        _describe(kwargs, tensors, key)
+        known = tuple(key)
+        form = self._forms.get(known)
+        if form is None:
+            form = self._forms[known] = _form_of(function, args, kwargs, tensors)
+        self.sleeper.ask("FW", *self._fw)
+        if form.outputs is None:
+            return function(*args, **kwargs)
+        if self._last_first and torch.is_grad_enabled():
+            self._put_in_order(tensors)
+        made = _GhostFunction.apply(self, form.outputs, *tensors)  # type: ignore[no-untyped-call]
+        return form.returned(made)
+
+    def _put_in_order(self, tensors: list[torch.Tensor]) -> None:
+        """Have the gradients of parameters pass one node each, which autograd runs last made first."""
+        leaves = [place for place, tensor in enumerate(tensors) if tensor.is_leaf and tensor.requires_grad]
+        if len(leaves) == len(self._last_first):
+            for which in self._last_first:
+                tensor = tensors[leaves[which]]
+                tensors[leaves[which]] = _Passed.apply(tensor, self.zeros)  # type: ignore[no-untyped-call]
+
+
+def _describe(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
+    """Append the tensors of an argument, and what of it decides the form of what is returned."""
+    # torch's own walks through arguments take several times as long, on every call of every layer.
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        key += (value.shape, value.stride(), value.dtype)
+    elif isinstance(value, (tuple, list, dict)):
+        key.append(len(value))
+        for item in value.items() if isinstance(value, dict) else value:
+            _describe(item, tensors, key)
+    else:
+        key.append(value if value is None or type(value) in (int, str) else repr(value))
+
+
+def _form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> _Form:
+    """What the function returns, seen on the meta device, which computes nothing."""
+    twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+    with torch.no_grad():
+        try:
+            found = _called(function, args, _on_meta(kwargs), tensors, twins)
+        except NotImplementedError:
+            # What the meta device does not know computes once, on zeros.
+            twins = [torch.zeros_like(tensor) for tensor in tensors]
+            found = _called(function, args, kwargs, tensors, twins)
+    flat, structure = tree_flatten(found)
+    returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+    if not any(tensor.is_floating_point() for tensor in returned):
+        return _Form(None)
+    given = {id(twin): place for place, twin in enumerate(twins)}
+    outputs = tuple(_Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t))) for t in returned)
+    if isinstance(found, torch.Tensor):
+        return _Form(outputs)
+    return _Form(outputs, structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
+
+
+def _called(
+    function: Call, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], twins: Sequence[torch.Tensor]
+) -> Any:
+    """Call the function with twins in the place of tensors."""
+    twin_of = {id(tensor): twin for tensor, twin in zip(tensors, twins, strict=True)}
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: twin_of[id(tensor)], (args, kwargs))
+    return function(*args, **kwargs)
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
+
+
+class _GhostFunction(torch.autograd.Function):
+    """Outputs of some shape, and a backward that sleeps."""
+
+    @staticmethod
+    def forward(ctx: Any, ghost: _Ghost, outputs: Sequence[_Output], *tensors: torch.Tensor) -> Any:
+        # Looked at in backward, so that what is computed again in backward (torch.utils.checkpoint) is.
+        ctx.save_for_backward(ghost.zeros.mark)
+        ctx.set_materialize_grads(False)
+        ctx.ghost, ctx.givers = ghost, [_giver(tensor, ghost.zeros) for tensor in tensors]
+        ctx.leads_to_weight = [tensor.is_leaf or isinstance(tensor.grad_fn, _PASSES) for tensor in tensors]
+        made = [
+            tensors[out.argument] if out.argument is not None else _zeros_of(out, tensors, ghost.zeros)
+            for out in outputs
+        ]
+        ctx.mark_dirty(*(each for each, out in zip(made, outputs, strict=True) if out.argument is not None))
+        ctx.mark_non_differentiable(*(each for each, out in zip(made, outputs, strict=True) if not out.floats))
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        assert len(ctx.saved_tensors) == 1
+        ctx.ghost.sleeper.ask("BW", *ctx.ghost.bw.of(ctx, ctx.leads_to_weight))
+        return None, None, *(give() if give else None for give in ctx.givers)
+
+
+class _Passed(torch.autograd.Function):
+    """A parameter as it is, and zeros for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, zeros: _Zeros) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.give = partial(zeros.like, parameter)
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.give(), None
+
+
+_PASSES = (_Passed._backward_cls,)
+_SLEEPS = (_GhostFunction._backward_cls, *_PASSES)
+_Giver = Callable[[], torch.Tensor]
+
+
+def _giver(tensor: torch.Tensor, zeros: _Zeros) -> _Giver | None:
+    """What makes the gradient of an argument; None where there is none, or another ghost needs none."""
+    if not tensor.requires_grad:
+        return None
+    if tensor.is_leaf:
+        return partial(zeros.like, tensor)
+    if isinstance(tensor.grad_fn, _SLEEPS) and not _runs_in_parts(tensor.grad_fn):
+        return None
+    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    return lambda: torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def _runs_in_parts(node: Any) -> bool:
+    ghost: _Ghost | None = getattr(node, "ghost", None)
+    return ghost is not None and ghost.bw.parted
+
+
+def _zeros_of(output: _Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
+    """Memory that nobody reads the values of; its own where somebody does: indices, and a loss."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    if output.shape and output.floats:
+        return zeros.output(output, device)
+    return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device).zero_()

@@ -1,0 +1,106 @@
+"""The ghost twin of a model on one rank: its layers, its loss and its optimizer, all of which sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from paradl_bench.emulation.draws import Draws
+from paradl_bench.emulation.layers import GhostLayers
+from paradl_bench.emulation.sleeper import Sleeper, wake_in_time
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.records.training.ghost_record import GhostRole
+from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.sharded_module import ShardedModule, Sharding, Walk
+
+T = TypeVar("T")
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class GhostTwin:
+    """What stands for a model's compute on one rank.
+
+    Args:
+        network: of the model.
+        seconds: that this rank's part of it takes.
+        dilate: how many times as long it sleeps.
+        draws: what single sleeps are drawn with; None where they do not spread.
+
+    Attributes:
+        layers: what runs the model's layers.
+        sleeper: that they share.
+    """
+
+    def __init__(self, network: Network, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
+        wake_in_time()
+        self.sleeper = Sleeper(dilate)
+        self.layers = GhostLayers(network, seconds, self.sleeper)
+        self._network, self._seconds, self._draws = network, seconds, draws
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Draw what this iteration, from 0 on, sleeps; until then, and where sleeps do not spread, nothing is drawn."""
+        if self._draws is not None:
+            self.sleeper.draws = self._draws.of_iteration(iteration)
+
+    def alone(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module with ghosts for layers, on this rank alone."""
+        return ShardedModule(module, Sharding({}, self._network, run_layer=self.layers))
+
+    def loss(self, loss: Loss) -> Loss:
+        """The loss, whose operations follow the model's."""
+        sharding, first = Sharding({}, self._network, run_layer=self.layers), operations_of_forward(self._network)
+
+        def slept(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+            with Walk(sharding, first):
+                return loss(outputs, targets)
+
+        return slept
+
+    def follow(self, spans: Spans, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Know from now on when the rank waits for others, and when it works on gradients, which both are no sleep."""
+        sleeper = spans.listener = self.sleeper
+        for parameter in parameters:
+            if parameter.requires_grad:
+                # What a hook returns would take the gradient's place.
+                parameter.register_hook(lambda _: sleeper.work())  # type: ignore[no-untyped-call]
+
+    def then(self, stamp: Callable[[], T]) -> Callable[[], T]:
+        """A stamp of when all compute that was asked for is over."""
+
+        def settled() -> T:
+            self.sleeper.settle()
+            return stamp()
+
+        return settled
+
+    def optimizer(
+        self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None
+    ) -> torch.optim.Optimizer:
+        """An optimizer that sleeps for the weight update, and changes nothing.
+
+        Args:
+            group: ranks that share out its state (ZeRO stage 1), and broadcast what each has updated; else None.
+        """
+        sleeper, seconds = self.sleeper, self._seconds
+
+        class Ghost(torch.optim.Optimizer):
+            def __init__(self, parameters: Any, **defaults: Any) -> None:
+                super().__init__(parameters, defaults)
+
+            def step(self, closure: Any = None) -> None:  # type: ignore[override]
+                sleeper.ask("WU", seconds.update_s, seconds.update_own_relative_sd)
+                sleeper.begin_turn()
+
+        if group is None:
+            return Ghost(parameters)
+        return ZeroRedundancyOptimizer(
+            [parameter for parameter in parameters if parameter.requires_grad],
+            optimizer_class=Ghost,
+            process_group=group,
+            parameters_as_bucket_view=True,
+        )

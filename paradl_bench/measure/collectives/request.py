@@ -1,0 +1,154 @@
+"""What ``paradl-bench collectives`` is asked to measure; torch-free, so that the launcher's side checks it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.collectives.catalog import operations, routines
+from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
+from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+
+Point = tuple[str, int]
+"""An operation and a message's bytes."""
+
+
+class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep, and whether to measure interference with compute, what follows compute, and calls beside an all-reduce.
+
+    Attributes:
+        ranks: of one group, or all that ``side_by_side`` parts.
+        concurrent: how many disjoint groups of so many ranks there are.
+        side_by_side: of how many ranks side by side the groups are that are swept, all of them at once; an all-reduce
+            in flight goes over all ranks then. None for one group of all ranks, or several that share links.
+        operations: names; sizes: message bytes as each operation defines them.
+        blocks: how often the whole sweep is repeated, so that drift over time is seen.
+        point_s: seconds that the repetitions of one operation and size take in one block, about.
+        layout: emulated nodes that the ranks lie on; None for real ones.
+
+    Raises:
+        UserError: an unknown operation, a size that is no whole number of elements, or a backend that does not fit.
+    """
+
+    ranks: int
+    backend: str
+    device: str
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    blocks: int
+    point_s: float
+    seed: int
+    beside_compute: bool
+    behind_compute: bool = False
+    beside_all_reduce: bool = False
+    concurrent: int = 1
+    side_by_side: int | None = None
+    layout: NodeLayout | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2:
+            raise UserError(f"--ranks {self.ranks}: a collective takes at least 2 ranks")
+        if self.backend == "nccl" and self.device != "cuda":
+            raise UserError("--backend nccl moves data between GPUs: give --device cuda, or --backend gloo")
+        if self.beside_compute and self.device == "cuda" and self.backend != "nccl":
+            raise UserError(
+                f"--beside-compute on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+            )
+        if self.beside_all_reduce and self.device == "cuda" and self.backend != "nccl":
+            raise UserError(
+                f"--beside-all-reduce on a GPU: {self.backend} stops the host while it runs; use --backend nccl"
+            )
+        if self.layout is not None and self.device != "cpu":
+            raise UserError("--nodes emulates nodes for ranks on a CPU: give --backend gloo, on --device cpu")
+        if self.concurrent < 1:
+            raise UserError(f"--concurrent {self.concurrent}: give how many groups run at once, at least 2")
+        if self.concurrent > 1 and (self.beside_compute or self.behind_compute or self.beside_all_reduce):
+            raise UserError(
+                "--concurrent measures what groups cost each other, not compute: give --beside-compute,"
+                " --behind-compute and --beside-all-reduce to a sweep of one group"
+            )
+        self._check_side_by_side()
+        for name in self.operations:
+            lookup(operations(), name, "operation")
+        for size in self.sizes:
+            if size % ELEMENT_BYTES:
+                raise UserError(f"--sizes: {size} bytes are no whole number of fp32 elements of {ELEMENT_BYTES} bytes")
+
+    def _check_side_by_side(self) -> None:
+        count = self.side_by_side
+        if count is None:
+            return
+        if self.concurrent > 1:
+            raise UserError(
+                "--side-by-side sweeps groups of ranks that share no links: give --concurrent to a sweep of its own"
+            )
+        if count < 2 or self.ranks % count or count == self.ranks:
+            raise UserError(
+                f"--side-by-side {count}: {self.ranks} ranks do not part into several groups of so many; give a divisor"
+                f" of {self.ranks}, from 2 to {self.ranks // 2}"
+            )
+
+    @property
+    def groups(self) -> int:
+        """How many groups of ranks call at once."""
+        return self.concurrent if self.side_by_side is None else self.ranks // self.side_by_side
+
+    @property
+    def of_group(self) -> int:
+        """Ranks of each of them."""
+        return self.side_by_side or self.ranks
+
+    @property
+    def all_ranks(self) -> int:
+        """Ranks of all groups together."""
+        return self.ranks * self.concurrent
+
+    def arguments(self) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        # Directories of before know none of them.
+        later = {"behind_compute": "true"} if self.behind_compute else {}
+        later |= {"beside_all_reduce": "true"} if self.beside_all_reduce else {}
+        later |= {"concurrent": str(self.concurrent)} if self.concurrent > 1 else {}
+        later |= {} if self.side_by_side is None else {"side_by_side": str(self.side_by_side)}
+        later |= {"emulated_nodes": str(self.layout)} if self.layout else {}
+        return {
+            "ranks": str(self.ranks),
+            "backend": self.backend,
+            "tool": "torch",
+            "operations": ",".join(self.operations),
+            "sizes": ",".join(map(str, self.sizes)),
+            "blocks": str(self.blocks),
+            "point_s": str(self.point_s),
+            "seed": str(self.seed),
+            "beside_compute": str(self.beside_compute).lower(),
+            **later,
+        }
+
+    def order(self, block: int) -> list[Point]:
+        """Operations and sizes of one block, shuffled: alike on all ranks, unlike in all blocks."""
+        points = [(name, size) for name in self.operations for size in self.sizes]
+        random.Random(f"{self.seed} {block}").shuffle(points)
+        return points
+
+    def pool_elements(self) -> tuple[int, int]:
+        """Elements of the largest input and the largest output of a rank."""
+        largest = max(self.sizes) // ELEMENT_BYTES
+        pairs = [routines()[name].elements(largest, self.of_group) for name in self.operations]
+        return max(inputs for inputs, _ in pairs), max(outputs for _, outputs in pairs)
+
+    def check_memory(self, *, ranks_on_host: int, memory_bytes: int) -> None:
+        """Refuse a sweep whose buffers would fill the host.
+
+        Raises:
+            UserError: all ranks' buffers, twice since backends copy them, need over three quarters of the memory.
+        """
+        needed = 2 * sum(self.pool_elements()) * ELEMENT_BYTES * ranks_on_host
+        if needed > 0.75 * memory_bytes:
+            raise UserError(
+                f"--sizes: messages of {format_bytes(max(self.sizes))} on {ranks_on_host} ranks a host need"
+                f" {format_bytes(needed)} of its {format_bytes(memory_bytes)}; choose a smaller last size"
+            )

@@ -1,0 +1,265 @@
+"""What a collectives directory shows at once: times, bandwidths, and what was measured beside; torch-free."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.statistics import summarise
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.measure.collectives.group_summary import (
+    BehindRow,
+    BesideRow,
+    ConcurrentRow,
+    behind_rows,
+    behind_table,
+    beside_rows,
+    beside_table,
+    concurrent_rows,
+    concurrent_table,
+    verified_word,
+)
+from paradl_bench.measure.machine.node_findings import lines_of_nodes
+from paradl_bench.measure.stragglers.stragglers import SweepPace, sweep_pace
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.ranks.directories.directory import emulation_noted
+from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.hosts.host_clocks import HostClocks
+from paradl_bench.records.hosts.host_record import read_host_records
+from paradl_bench.records.measurement import (
+    COLLECTIVES_FILE,
+    INTERFERENCE_FILE,
+    CollectiveSamples,
+    InterferenceSamples,
+    read_records,
+)
+
+
+class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation and size over all blocks.
+
+    Attributes:
+        message_bytes: as the operation defines it. size_bytes: as nccl-tests does, its largest buffer.
+        median_s, iqr_s: over calls; a call lasts as long as the operation says (slowest rank, or faster side).
+        algbw_bytes_per_s, busbw_bytes_per_s: nccl-tests' algorithm and bus bandwidth at the median.
+    """
+
+    library: str
+    tool: str
+    operation: str
+    level: str
+    ranks: int
+    message_bytes: int
+    size_bytes: int
+    median_s: float
+    iqr_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    calls: int
+    verified: bool
+
+
+class InterferenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Slow-downs of one kernel and of all-reduces of one size, side by side: time beside over time alone.
+
+    Attributes:
+        compute_slowdown, communication_slowdown: medians over blocks and ranks, with their interquartile ranges.
+        speed_sum: 1 / compute_slowdown + 1 / communication_slowdown: 2 where neither hinders the other, 1 where they
+            share one resource and nothing is lost, less where sharing itself costs.
+    """
+
+    library: str
+    operation: str
+    level: str
+    ranks: int
+    kernel: str
+    message_bytes: int
+    compute_slowdown: float
+    compute_slowdown_iqr: float
+    communication_slowdown: float
+    communication_slowdown_iqr: float
+    speed_sum: float
+    samples: int
+
+
+class CollectivesSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``--json`` prints.
+
+    Attributes:
+        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
+    """
+
+    collectives: tuple[SweepRow, ...]
+    interference: tuple[InterferenceRow, ...]
+    concurrent: tuple[ConcurrentRow, ...] = ()
+    behind_compute: tuple[BehindRow, ...] = ()
+    beside_all_reduce: tuple[BesideRow, ...] = ()
+    pace: SweepPace = SweepPace()
+    nodes: tuple[str, ...] = ()
+    emulated: str = ""
+
+
+def summarise_collectives(directory: Path) -> CollectivesSummary:
+    """Summary of a measurement directory.
+
+    Raises:
+        UserError: a record that is not valid.
+    """
+    sweeps = read_records(directory, COLLECTIVES_FILE, CollectiveSamples)
+    noted = read_host_records(directory)
+    clocks = HostClocks(noted)
+    behind = [record.aligned(clocks) for record in read_records(directory, BEHIND_FILE, BehindComputeSamples)]
+    return CollectivesSummary(
+        collectives=sweep_rows(record for record in sweeps if record.concurrent == 1),
+        interference=interference_rows(read_records(directory, INTERFERENCE_FILE, InterferenceSamples)),
+        concurrent=concurrent_rows(sweeps),
+        behind_compute=behind_rows(behind),
+        beside_all_reduce=beside_rows(read_records(directory, BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)),
+        pace=sweep_pace(sweeps, noted, behind),
+        nodes=tuple(lines_of_nodes(directory)),
+        emulated=emulation_noted(directory),
+    )
+
+
+def sweep_rows(records: Iterable[CollectiveSamples]) -> tuple[SweepRow, ...]:
+    """One row an operation and size, in the order of operations and sizes."""
+    groups: dict[tuple[str, int], list[CollectiveSamples]] = defaultdict(list)
+    for record in records:
+        groups[record.operation, record.message_bytes].append(record)
+    return tuple(_sweep_row(groups[key]) for key in sorted(groups))
+
+
+def _sweep_row(records: list[CollectiveSamples]) -> SweepRow:
+    first = records[0]
+    operation = lookup(operations(), first.operation, "collective")
+    times = summarise(np.concatenate([operation.call_seconds(record.samples_s) for record in records]))
+    size, seconds = first.message_bytes, times.median_s
+    return SweepRow(
+        library=first.library,
+        tool=first.tool,
+        operation=first.operation,
+        level=first.level,
+        ranks=first.ranks,
+        message_bytes=size,
+        size_bytes=round(size * operation.size_factor(first.ranks)),
+        median_s=seconds,
+        iqr_s=times.iqr_s,
+        algbw_bytes_per_s=operation.algorithm_bandwidth(first.ranks, size, seconds),
+        busbw_bytes_per_s=operation.bus_bandwidth(first.ranks, size, seconds),
+        calls=times.samples,
+        verified=all(record.verified for record in records),
+    )
+
+
+def interference_rows(records: Iterable[InterferenceSamples]) -> tuple[InterferenceRow, ...]:
+    """One row a kernel and message size, over all ranks and blocks."""
+    groups: dict[tuple[str, int], list[InterferenceSamples]] = defaultdict(list)
+    for record in records:
+        groups[record.kernel, record.message_bytes].append(record)
+    return tuple(_interference_row(groups[key]) for key in sorted(groups))
+
+
+def _interference_row(records: list[InterferenceSamples]) -> InterferenceRow:
+    first = records[0]
+    compute = summarise(
+        np.concatenate([np.divide(record.compute_beside_s, record.compute_alone_s) for record in records])
+    )
+    communication = summarise(
+        np.concatenate([np.divide(record.communication_beside_s, record.communication_alone_s) for record in records])
+    )
+    return InterferenceRow(
+        library=first.library,
+        operation=first.operation,
+        level=first.level,
+        ranks=first.ranks,
+        kernel=first.kernel,
+        message_bytes=first.message_bytes,
+        compute_slowdown=compute.median_s,
+        compute_slowdown_iqr=compute.iqr_s,
+        communication_slowdown=communication.median_s,
+        communication_slowdown_iqr=communication.iqr_s,
+        speed_sum=1 / compute.median_s + 1 / communication.median_s,
+        samples=compute.samples,
+    )
+
+
+def print_collectives(directory: Path, *, as_json: bool) -> None:
+    """Print the summary on standard output: a table, or JSON."""
+    summary = summarise_collectives(directory)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
+        sys.stdout.flush()
+        return
+
+    # A file or a pipe has no width of its own: the table takes what it needs.
+    from paradl_bench.core.terminal.command_line import open_console
+
+    console = open_console(width=120)
+    if summary.emulated:
+        console.print(f"emulated: {summary.emulated}", soft_wrap=True)
+    console.print(_sweep_table(summary.collectives))
+    for line in (*summary.nodes, *summary.pace.lines()):
+        console.print(line, style="yellow", soft_wrap=True)
+    if summary.interference:
+        console.print()
+        console.print(_interference_table(summary.interference))
+    if summary.concurrent:
+        console.print()
+        console.print(concurrent_table(summary.concurrent))
+    if summary.behind_compute:
+        console.print()
+        console.print(behind_table(summary.behind_compute))
+    if summary.beside_all_reduce:
+        console.print()
+        console.print(beside_table(summary.beside_all_reduce))
+
+
+def _sweep_table(rows: tuple[SweepRow, ...]) -> object:
+    from rich import box
+    from rich.table import Table
+
+    title = f"{rows[0].library}, {rows[0].ranks} ranks, level {rows[0].level}" if rows else "nothing was measured"
+    caption = "message as the operation defines it; algbw and busbw as nccl-tests does, in GB/s of 1e9 bytes"
+    # Eighty columns hold it.
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("operation", "message", "median", "iqr", "algbw", "busbw", "calls", "verified"):
+        table.add_column(name, justify="left" if name == "operation" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.operation,
+            format_bytes(row.message_bytes),
+            format_seconds(row.median_s),
+            format_seconds(row.iqr_s),
+            f"{row.algbw_bytes_per_s / 1e9:.3f}",
+            f"{row.busbw_bytes_per_s / 1e9:.3f}",
+            str(row.calls),
+            verified_word(row.tool, verified=row.verified),
+        )
+    return table
+
+
+def _interference_table(rows: tuple[InterferenceRow, ...]) -> object:
+    from rich import box
+    from rich.table import Table
+
+    title = f"compute beside {rows[0].operation}: how much slower each is"
+    caption = "median (iqr); speeds add up to 2 where neither hinders the other, to 1 on a shared core"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("kernel", "message", "compute", "communication", "sum of speeds"):
+        table.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.kernel,
+            format_bytes(row.message_bytes),
+            f"{row.compute_slowdown:.2f} ({row.compute_slowdown_iqr:.2f})",
+            f"{row.communication_slowdown:.2f} ({row.communication_slowdown_iqr:.2f})",
+            f"{row.speed_sum:.2f}",
+        )
+    return table

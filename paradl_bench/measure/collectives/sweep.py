@@ -1,0 +1,366 @@
+"""The sweep: every operation at every size through torch.distributed, verified, in blocks spread over time.
+
+Ranks meet in a barrier before each repetition, then each times its own call. All ranks' times are kept; whose counts is
+the operation's to say. A block visits all operations and sizes in shuffled order, so that a slow spell of the machine
+does not fall on neighbouring sizes.
+
+Where several groups of ranks run at once, repetitions in which all of them call alternate with such in which one calls
+and the others wait, so that what the groups cost each other is told within one run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from paradl_bench.core.errors import WorkError
+from paradl_bench.core.terminal.command_line import Progress, progress, say
+from paradl_bench.core.units import counted, format_bytes, format_seconds
+from paradl_bench.measure.collectives.behind_compute import BehindBench, behind_order
+from paradl_bench.measure.collectives.beside_all_reduce import BesideAllReduceBench, beside_order
+from paradl_bench.measure.collectives.calls import Calls
+from paradl_bench.measure.collectives.interference import InterferenceBench, interference_order
+from paradl_bench.measure.collectives.request import CollectivesRequest
+from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.plan.collectives.catalog import routines
+from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.ranks.directories.directory import MeasurementDirectory
+from paradl_bench.ranks.environment import capture_environment, host_memory_bytes
+from paradl_bench.ranks.groups.agreement import everyones, largest, of_first, ranks_of_hosts
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.groups.teams import form_teams, leave_team
+from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
+
+WARMUP_CALLS = 2
+"""Besides the verified one."""
+ESTIMATE_CALLS = 3
+WRITE_AFTER_S = 2.0
+"""What is measured is written about so often, between two points: so much is lost at most when all is killed."""
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 100
+
+_REFUSAL = re.compile(r"not supported|unsupported|not implemented|does not support|no backend type", re.IGNORECASE)
+
+Sort = Literal["sweep", "beside", "behind", "in flight"]
+_FILES: dict[Sort, str] = {
+    "sweep": COLLECTIVES_FILE,
+    "beside": INTERFERENCE_FILE,
+    "behind": BEHIND_FILE,
+    "in flight": BESIDE_ALL_REDUCE_FILE,
+}
+Records = (
+    list[CollectiveSamples] | list[InterferenceSamples] | list[BehindComputeSamples] | list[BesideAllReduceSamples]
+)
+
+
+class Step(NamedTuple):
+    """One thing to measure in one block, at one size: an operation, one behind compute, or a kernel beside one."""
+
+    block: int
+    sort: Sort
+    name: str
+    message_bytes: int
+
+
+class Bench(NamedTuple):
+    """Who measures a sort of step, and about how long the steps of that sort take."""
+
+    measure: Callable[[str, int, int], Records]
+    estimate_s: Callable[[list[Step]], float]
+
+
+def measure_collectives(
+    request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+) -> None:
+    """Measure on this rank together with all others; rank 0 writes.
+
+    Args:
+        request: what to measure; ``request.all_ranks`` ranks have joined.
+        output: measurement directory, new or left by an interrupted run of the same command.
+
+    Raises:
+        UserError: a directory of something else, or too little memory.
+        WorkError: a result was wrong (the measurements are kept, marked as not verified).
+    """
+    hosts = ranks_of_hosts(context)
+    if context.device.type == "cpu":
+        on_host = max(hosts) if request.layout is None else context.ranks
+        request.check_memory(ranks_on_host=on_host, memory_bytes=host_memory_bytes())
+    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    hosts_noted = note_places(context, directory)
+    team = form_teams(context, request.groups, side_by_side=request.side_by_side is not None)
+    sweep = CollectiveSweep(request, Calls(request, context, team))
+    accepted = tuple(name for name in request.operations if sweep.accepts(name))
+    steps = _unmeasured(request, _steps(request, accepted), directory, context)
+    sorts = dict.fromkeys(step.sort for step in steps)
+    benches = {sort: _bench(sort, request, sweep, hosts_noted.attempt) for sort in sorts}
+    estimate_s = sum(
+        benches[sort].estimate_s([step for step in steps if step.sort == sort]) for sort in sorted(benches)
+    )
+    if directory is not None:
+        _announce(request, directory, steps, estimate_s)
+    with progress("collectives", len(steps)) as bar:
+        for _, block in itertools.groupby(steps, key=lambda step: step.block):
+            _measure_block(list(block), benches, directory, bar)
+            hosts_noted.again()
+    leave_team(context, sweep.calls.team)
+    if directory is not None:
+        directory.finish()
+        _check_verified(directory)
+
+
+def _steps(request: CollectivesRequest, accepted: tuple[str, ...]) -> list[Step]:
+    steps = []
+    for block in range(request.blocks):
+        steps += [Step(block, "sweep", name, size) for name, size in request.order(block) if name in accepted]
+        if request.beside_compute:
+            points = interference_order(request.seed, block, request.layout)
+            steps += [Step(block, "beside", name, size) for name, size in points]
+        if request.behind_compute:
+            points = behind_order(accepted, request.sizes, request.seed, block)
+            steps += [Step(block, "behind", name, size) for name, size in points]
+        if request.beside_all_reduce:
+            points = beside_order(accepted, request.sizes, request.seed, block)
+            steps += [Step(block, "in flight", name, size) for name, size in points]
+    return steps
+
+
+def _unmeasured(
+    request: CollectivesRequest, steps: list[Step], directory: MeasurementDirectory | None, context: RankContext
+) -> list[Step]:
+    """What an earlier, interrupted run did not measure: rank 0 looks, and all ranks agree."""
+    done: set[Step] = set()
+    if directory is not None and directory.resumed:
+        # A step of several groups is done when all of their records are there.
+        sweeps = directory.records(COLLECTIVES_FILE, CollectiveSamples)
+        at_once = [record for record in sweeps if record.concurrent == request.concurrent]
+        beside = directory.records(INTERFERENCE_FILE, InterferenceSamples)
+        behind = directory.records(BEHIND_FILE, BehindComputeSamples)
+        in_flight = directory.records(BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+        noted = Counter(
+            [Step(record.block, "sweep", record.operation, record.message_bytes) for record in at_once]
+            + [Step(record.block, "behind", record.operation, record.message_bytes) for record in behind]
+            + [Step(record.block, "in flight", record.operation, record.message_bytes) for record in in_flight]
+        )
+        done = {step for step, records in noted.items() if records >= request.groups}
+        done |= {Step(record.block, "beside", record.kernel, record.message_bytes) for record in beside}
+    wanted = of_first(context, [int(step not in done) for step in steps])
+    return [step for step, is_wanted in zip(steps, wanted, strict=True) if is_wanted]
+
+
+def _bench(sort: Sort, request: CollectivesRequest, sweep: CollectiveSweep, attempt: int) -> Bench:
+    calls = sweep.calls
+    if sort == "beside":
+        beside = InterferenceBench(calls, request.layout)
+        return Bench(beside.measure, lambda steps: beside.step_s() * len(steps))
+    if sort == "behind":
+        behind = BehindBench(calls, request.point_s, attempt, request.layout)
+        return Bench(behind.measure, lambda steps: behind.step_s() * len(steps))
+    if sort == "in flight":
+        in_flight = BesideAllReduceBench(calls, request.point_s, request.layout)
+        return Bench(in_flight.measure, lambda steps: in_flight.step_s() * len(steps))
+    return Bench(sweep.measure, sweep.estimate_s)
+
+
+def _announce(
+    request: CollectivesRequest, directory: MeasurementDirectory, steps: list[Step], estimate_s: float
+) -> None:
+    if directory.resumed:
+        say(f"going on in {directory.path}: {counted(len(steps), 'measurement')} to go")
+    if steps:
+        what = ", ".join(
+            counted(number, of)
+            for number, of in (
+                (len(request.operations), "operation"),
+                (len(request.sizes), "size"),
+                (request.blocks, "block"),
+            )
+        )
+        groups = f"{request.groups} groups of " if request.groups > 1 else ""
+        about = format_seconds(estimate_s)
+        say(f"collectives over {request.backend} on {groups}{request.of_group} ranks: {what}; about {about}")
+
+
+def _measure_block(
+    steps: list[Step], benches: dict[Sort, Bench], directory: MeasurementDirectory | None, bar: Progress
+) -> None:
+    """Measure the steps of one block; what is measured when it is interrupted is kept."""
+    measured: dict[Sort, list[Records]] = {}
+    written_s = time.monotonic()
+    try:
+        for step in steps:
+            bar.describe(f"{step.name} {format_bytes(step.message_bytes)}")
+            records = benches[step.sort].measure(step.name, step.message_bytes, step.block)
+            measured.setdefault(step.sort, []).append(records)
+            bar.advance()
+            if time.monotonic() - written_s > WRITE_AFTER_S:
+                _write(measured, directory)
+                written_s = time.monotonic()
+    finally:
+        _write(measured, directory)
+
+
+def _write(measured: dict[Sort, list[Records]], directory: MeasurementDirectory | None) -> None:
+    """Append what was measured, by rank 0, and forget it."""
+    while measured:
+        sort, found = measured.popitem()
+        if directory is not None:
+            directory.append(_FILES[sort], [record for records in found for record in records])
+
+
+def _check_verified(directory: MeasurementDirectory) -> None:
+    records = directory.records(COLLECTIVES_FILE, CollectiveSamples)
+    wrong = sorted({(record.operation, record.message_bytes) for record in records if not record.verified})
+    if wrong:
+        listed = ", ".join(f"{name} of {size} bytes" for name, size in wrong[:5])
+        raise WorkError(
+            f"{len(wrong)} results were wrong ({listed}); {directory.path} holds them, marked as not verified"
+        )
+
+
+class CollectiveSweep:
+    """Measures single points by one or several teams of ranks."""
+
+    def __init__(self, request: CollectivesRequest, calls: Calls) -> None:
+        self._request = request
+        self.calls = calls
+
+    def accepts(self, operation: str) -> bool:
+        """Whether the backend has the operation: the smallest message is tried. Where not, says so."""
+        context, routine = self.calls.context, routines()[operation]
+        try:
+            self.calls.seconds(routine, self.calls.buffers(routine, min(self._request.sizes)))
+        except (RuntimeError, NotImplementedError) as error:
+            if not is_refusal(error):
+                raise
+            if context.rank == 0:
+                reason = " ".join(str(error).split())
+                say(f"skipped {operation}: backend {context.backend} refuses it: {reason}")
+            return False
+        return True
+
+    def estimate_s(self, steps: list[Step]) -> float:
+        """About how long steps take, from calls of each operation at its smallest and largest size."""
+        total = 0.0
+        for name in sorted({step.name for step in steps}):
+            sizes = [step.message_bytes for step in steps if step.name == name]
+            small_s, large_s = (self._point_s(name, size) for size in (min(sizes), max(sizes)))
+            # Between the two, time goes by bytes; a small message's is the least of any.
+            total += sum(max(small_s, large_s * size / max(sizes)) for size in sizes)
+        return total
+
+    def _point_s(self, operation: str, size: int) -> float:
+        """About how long one point takes, from one verified call and a few that are timed with their barrier."""
+        calls, routine = self.calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        start = time.perf_counter()
+        calls.verify(routine, buffers)
+        verified = time.perf_counter()
+        call_s = statistics.median(calls.seconds(routine, buffers) for _ in range(ESTIMATE_CALLS))
+        with_barrier_s = (time.perf_counter() - verified) / ESTIMATE_CALLS
+        count = WARMUP_CALLS + self._count(largest(calls.context, call_s)) * (2 if self._in_turns else 1)
+        return verified - start + count * with_barrier_s
+
+    def _count(self, call_s: float) -> int:
+        """Repetitions of one point; with several teams each of them calls alone equally often."""
+        teams, count = self.calls.team.count, repetitions(call_s, self._request.point_s)
+        return teams * max(MIN_REPETITIONS, -(-count // teams)) if self._in_turns else count
+
+    @property
+    def _in_turns(self) -> bool:
+        """Whether teams call at once and each alone."""
+        return self._request.concurrent > 1
+
+    def measure(self, operation: str, size: int, block: int) -> list[CollectiveSamples]:
+        """One operation and size, verified, then repeated; the same records on all ranks.
+
+        With teams that share links, those that called alone come first, then those that called at once, one record a
+        team. Teams side by side call at once, a record each.
+        """
+        calls, routine = self.calls, routines()[operation]
+        buffers = calls.buffers(routine, size)
+        verified = calls.verify(routine, buffers)
+        count = self._count(largest(calls.context, calls.warm(routine, buffers, WARMUP_CALLS)))
+        teams = range(calls.team.count)
+        if not self._in_turns:
+            times = everyones(calls.context, [calls.seconds(routine, buffers) for _ in range(count)])
+            return [self._record(operation, size, block, times, verified, team=team, concurrent=1) for team in teams]
+        together, alone = self._in_turn(routine, buffers, count)
+        return [
+            self._record(operation, size, block, times, verified, team=team, concurrent=concurrent)
+            for times, concurrent in ((alone, 1), (together, len(teams)))
+            for team in teams
+        ]
+
+    def _in_turn(
+        self, routine: Routine, buffers: Buffers, count: int
+    ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        """Every rank's times of all teams at once, and of its own team alone, in turn; a team is alone in its turn."""
+        calls = self.calls
+        together, alone = [], []
+        for index in range(count):
+            together.append(calls.seconds(routine, buffers))
+            own = calls.timed(routine, buffers, only=index % calls.team.count)
+            if own is not None:
+                alone.append(own)
+        return everyones(calls.context, together), everyones(calls.context, alone)
+
+    def _record(
+        self,
+        operation: str,
+        size: int,
+        block: int,
+        times: list[tuple[float, ...]],
+        verified: tuple[bool, ...],
+        *,
+        team: int,
+        concurrent: int,
+    ) -> CollectiveSamples:
+        mine = self.calls.team
+        of_team = [times[rank] for rank in mine.groups[team]]
+        return CollectiveSamples(
+            library=self.calls.context.backend,
+            tool="torch",
+            operation=operation,
+            level=mine.level,
+            ranks=mine.ranks,
+            message_bytes=size,
+            dtype="fp32",
+            block=block,
+            samples_s=tuple(of_team[rank] for rank in routines()[operation].sides(mine.ranks)),
+            verified=verified[team],
+            ranks_per_node=mine.ranks_per_node,
+            concurrent=concurrent,
+            group=team if concurrent > 1 else 0,
+            first_rank=mine.first_rank(mine.groups[team]),
+        )
+
+
+def repetitions(call_s: float, point_s: float) -> int:
+    """How many calls of ``call_s`` fill about ``point_s``: many of a small message, few of a large one."""
+    return max(MIN_REPETITIONS, min(MAX_REPETITIONS, round(point_s / max(call_s, 1e-9))))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a backend says that it does not have an operation, rather than that a call failed."""
+    return isinstance(error, NotImplementedError) or bool(_REFUSAL.search(str(error)))
+
+
+def _open(
+    request: CollectivesRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+) -> MeasurementDirectory:
+    return MeasurementDirectory.open(
+        output,
+        kind="collectives",
+        arguments=request.arguments(),
+        command_line=command_line,
+        environment=capture_environment(request.device, settings={"dtype": "fp32", **context.settings}),
+        watch=True,
+    )

@@ -1,0 +1,1 @@
+"""How a model is executed: precision, compilation, layout, optimizer, micro-batches, probes."""

@@ -1,0 +1,24 @@
+"""Autocast as runs and layer profiles enter it: round forward and the loss, not round backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from paradl_bench.network.kinds.autocast import is_autocast
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Entered = Callable[[], AbstractContextManager[Any]]
+"""Makes a context for one forward."""
+
+
+def autocast_to(dtype: str, device: torch.device) -> Entered:
+    """The context of a forward, and its loss, trained in ``dtype``."""
+    if not is_autocast(dtype):
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, dtype=TORCH_DTYPES[dtype])

@@ -1,0 +1,184 @@
+"""Images on disk: a folder of them, or a synthetic one; read past the page cache where the kernel allows it.
+
+Decoding and transforms are Pillow's and torch's own calls, those that torchvision's ImageNet pipeline makes
+(``RandomResizedCrop``, ``RandomHorizontalFlip``, ``ToTensor``, ``Normalize``), with its defaults.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import MOST_BYTES, open_regular, write_bytes_atomically
+from paradl_bench.records.input_record import Condition
+
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff", ".gif"))
+_MEAN, _SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CROP_AREA, _CROP_RATIO, _CROP_TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
+_SYNTHETIC_CLASSES = 10
+_PAGE = 4096
+
+
+class ImageSize(NamedTuple):
+    """Pixels of an image."""
+
+    width: int
+    height: int
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Every image below a folder, classes nested however deep, by name; sorted, so that a seed means the same again.
+
+    Raises:
+        UserError: no folder, or no image in it.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; give a folder of images, or the word synthetic")
+    found = [
+        Path(root) / name
+        for root, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in EXTENSIONS
+    ]
+    if not found:
+        raise UserError(f"{folder} holds no image; files of images end in {', '.join(sorted(EXTENSIONS))}")
+    return sorted(found)
+
+
+def make_images(folder: Path, count: int, seed: int) -> Iterator[Path]:
+    """Write JPEGs with sizes spread as ImageNet's, in class folders; those that are there already are kept.
+
+    ImageNet's training images have a median of about 500 x 375 pixels and 110 kB, a few are ten times as large: the
+    longer side is drawn log-normal round 500 (sigma 0.35, from 100 to 3000), the ratio of sides mostly 4:3, one in four
+    upright, one in ten square. Content is noise smoothed at several scales, of which JPEG at quality 90 makes about as
+    many bytes a pixel as of photographs (0.5 to 0.7); pure noise would be three times as large and as slow to decode.
+
+    Raises:
+        WorkError: the disk is full or the folder can't be written.
+    """
+    for index in range(count):
+        path = folder / f"class{index % _SYNTHETIC_CLASSES}" / f"{index:06d}.jpg"
+        if not path.exists():
+            _write_image(path, np.random.default_rng([seed, index]))
+        yield path
+
+
+def _write_image(path: Path, generator: np.random.Generator) -> None:
+    size = _drawn_size(generator)
+    total = np.zeros((size.height, size.width, 3), np.float32)
+    for cell, weight in ((64, 50.0), (16, 25.0), (4, 23.0), (1, 17.0)):
+        coarse = generator.standard_normal((size.height // cell + 2, size.width // cell + 2, 3), np.float32)
+        scaled = [Image.fromarray(coarse[..., channel]).resize(size, Image.Resampling.BICUBIC) for channel in range(3)]
+        total += weight * np.stack([np.asarray(each) for each in scaled], axis=-1)
+    encoded = io.BytesIO()
+    Image.fromarray(np.clip(128 + total, 0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=90)
+    # It is on the disk then: pages that still have to be written there can't be dropped from the cache.
+    write_bytes_atomically(path, encoded.getvalue())
+
+
+def _drawn_size(generator: np.random.Generator) -> ImageSize:
+    longer = int(np.clip(500 * math.exp(0.35 * generator.standard_normal()), 100, 3000))
+    kind = generator.random()
+    if kind < 0.1:
+        return ImageSize(longer, longer)
+    shorter = int(longer * np.clip(generator.normal(0.74, 0.07), 0.4, 1.0))
+    return ImageSize(shorter, longer) if kind < 0.35 else ImageSize(longer, shorter)
+
+
+def read_file(path: Path) -> bytes:
+    """The whole file.
+
+    Raises:
+        OSError: as :func:`~paradl_bench.core.files.storage.open_regular`.
+    """
+    with open_regular(path, most_bytes=MOST_BYTES) as stream:
+        return stream.readall()
+
+
+def drop_from_cache(path: Path) -> Condition:
+    """Ask the kernel to drop a file from the page cache, and look whether it did.
+
+    A read that may not wait (RWF_NOWAIT) succeeds only where the page is in memory. File systems in memory, and
+    layers that keep copies of their own, do not tell.
+    """
+    with open_regular(path) as stream:
+        descriptor = stream.fileno()
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(descriptor, [bytearray(_PAGE)], 0, os.RWF_NOWAIT)
+        except OSError as error:
+            return "cold" if error.errno == errno.EAGAIN else "not known"
+        return "not dropped"
+
+
+def decode(content: bytes) -> Image.Image:
+    """An image in RGB.
+
+    Raises:
+        OSError, ValueError, SyntaxError: broken or no image (Pillow's errors).
+    """
+    with Image.open(io.BytesIO(content)) as image:
+        return image.convert("RGB")
+
+
+def transform(image: Image.Image, crop: int, generator: random.Random) -> torch.Tensor:
+    """A random part of the image, resized to a square of ``crop`` pixels, flipped or not, as a normalised tensor."""
+    scaled = image.resize((crop, crop), Image.Resampling.BILINEAR, box=_random_box(image, generator))
+    if generator.random() < 0.5:
+        scaled = scaled.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = torch.from_numpy(np.array(scaled)).permute(2, 0, 1).contiguous()
+    tensor = pixels.to(torch.float32).div_(255)
+    mean, sd = (torch.tensor(values).view(3, 1, 1) for values in (_MEAN, _SD))
+    return tensor.sub_(mean).div_(sd)
+
+
+def _random_box(image: Image.Image, generator: random.Random) -> tuple[int, int, int, int]:
+    """torchvision's RandomResizedCrop: 8% to 100% of the area, sides 3:4 to 4:3; after ten tries the middle."""
+    width, height = image.size
+    for _ in range(_CROP_TRIES):
+        area = width * height * generator.uniform(*_CROP_AREA)
+        ratio = math.exp(generator.uniform(*map(math.log, _CROP_RATIO)))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = generator.randint(0, width - wide), generator.randint(0, height - high)
+            return left, top, left + wide, top + high
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
+class ImageDataset(torch.utils.data.Dataset[torch.Tensor]):
+    """Images of a list of files as tensors; goes round the list, so that a loader has as many samples as it wants."""
+
+    def __init__(self, paths: list[Path], crop: int, samples: int, seed: int) -> None:
+        self._paths, self._crop, self._samples, self._seed = paths, crop, samples, seed
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        return self._samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """One sample, with the crop that the seed and its index give."""
+        image = decode(read_file(self._paths[index % len(self._paths)]))
+        return transform(image, self._crop, random.Random(self._seed * 1_000_003 + index))
+
+
+def remove_images(paths: list[Path], folder: Path) -> None:
+    """Remove the images that were made, and the folders that are empty then."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for parent in (*{path.parent for path in paths}, folder):
+        with suppress(OSError):
+            parent.rmdir()

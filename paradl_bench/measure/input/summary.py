@@ -1,0 +1,152 @@
+"""What ``paradl-bench io`` shows at once: seconds a sample of every part, and samples a second of the loader."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.records.input_record import (
+    BATCHES_FILE,
+    FILES_FILE,
+    LOADER_FILE,
+    UNREADABLE_FILE,
+    BatchSamples,
+    FileSamples,
+    LoaderSamples,
+    UnreadableFile,
+)
+from paradl_bench.records.measurement import read_records
+
+_SHOWN_UNREADABLE = 5
+_CONDITIONS = {
+    "cold": "from disk, dropped from the page cache before",
+    "warm": "from the page cache",
+    "not dropped": "the page cache could NOT be dropped: as good as warm",
+    "not known": "the kernel does not say whether the page cache was dropped",
+}
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one part: median and interquartile range over samples.
+
+    Attributes:
+        unit: what takes them: ``sample``, or ``batch of 32``, or ``copy of 4.00 KiB``.
+    """
+
+    part: str
+    unit: str
+    median_s: float
+    iqr_s: float
+    samples: int
+    rate: str
+
+
+class Loader(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples a second with so many workers, and lowest and highest of the blocks."""
+
+    workers: int
+    batch: int
+    samples_per_s: float
+    blocks_samples_per_s: tuple[float, float]
+    first_s: float
+
+
+class InputSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement of the input side at a glance."""
+
+    parts: tuple[Part, ...]
+    loaders: tuple[Loader, ...]
+    unreadable: tuple[UnreadableFile, ...]
+
+
+def summarise_input(directory: Path) -> InputSummary:
+    """Statistics of a measurement directory."""
+    files = read_records(directory, FILES_FILE, FileSamples)
+    batches = read_records(directory, BATCHES_FILE, BatchSamples)
+    loaded = read_records(directory, LOADER_FILE, LoaderSamples)
+    return InputSummary(
+        parts=(*_file_parts(files), *_batch_parts(batches)),
+        loaders=tuple(_loaders(loaded)),
+        unreadable=tuple(read_records(directory, UNREADABLE_FILE, UnreadableFile)),
+    )
+
+
+def _file_parts(files: Sequence[FileSamples]) -> Iterator[Part]:
+    for condition, words in _CONDITIONS.items():
+        own = [record for record in files if record.condition == condition]
+        if own:
+            seconds = np.concatenate([record.read_s for record in own])
+            speed = sum(sum(record.bytes) for record in own) / seconds.sum()
+            yield _part(f"read, {words}", "sample", seconds, f"{speed / 1e6:.4g} MB/s")
+    if files:
+        pixels = sum(sum(record.pixels) for record in files)
+        for label in ("decode", "transform"):
+            seconds = np.concatenate([getattr(record, f"{label}_s") for record in files])
+            yield _part(label, "sample", seconds, f"{pixels / seconds.sum() / 1e6:.4g} Mpixel/s")
+
+
+def _batch_parts(batches: Sequence[BatchSamples]) -> Iterator[Part]:
+    groups: dict[tuple[str, str, int, int], list[BatchSamples]] = {}
+    for record in batches:
+        groups.setdefault((record.stage, record.how, record.batch, record.bytes), []).append(record)
+    for (stage, how, batch, size), own in sorted(groups.items()):
+        seconds = np.concatenate([record.samples_s for record in own])
+        words = {"memcpy": "copy within host memory (a CPU copies to no device)"}.get(how, f"{stage} {how}".strip())
+        unit = f"batch of {batch}, {format_bytes(size)}" if batch else format_bytes(size)
+        speed = f"{size / np.median(seconds) / 1e9:.4g} GB/s" if size and np.median(seconds) else ""
+        yield _part(words, unit, seconds, speed)
+
+
+def _part(name: str, unit: str, seconds: np.ndarray[tuple[int, ...], np.dtype[np.float64]], rate: str) -> Part:
+    low, median, high = np.percentile(seconds, [25, 50, 75])
+    return Part(
+        part=name, unit=unit, median_s=float(median), iqr_s=float(high - low), samples=int(seconds.size), rate=rate
+    )
+
+
+def _loaders(loaded: Sequence[LoaderSamples]) -> Iterator[Loader]:
+    groups: dict[tuple[int, int], list[LoaderSamples]] = {}
+    for record in loaded:
+        groups.setdefault((record.workers, record.batch), []).append(record)
+    for (workers, batch), own in sorted(groups.items()):
+        rates = [batch * len(record.gaps_s) / sum(record.gaps_s) for record in own]
+        yield Loader(
+            workers=workers,
+            batch=batch,
+            samples_per_s=float(np.median(rates)),
+            blocks_samples_per_s=(min(rates), max(rates)),
+            first_s=float(np.median([record.first_s for record in own])),
+        )
+
+
+def print_input(directory: Path, *, as_json: bool) -> None:
+    """Print a measurement of the input side, as tables or as JSON."""
+    found = summarise_input(directory)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        return
+    from rich.table import Table
+
+    console = open_console()
+    table = Table("part", "of a", "median", "spread", "samples", "rate")
+    for part in found.parts:
+        times = format_seconds(part.median_s), format_seconds(part.iqr_s)
+        table.add_row(part.part, part.unit, *times, str(part.samples), part.rate)
+    console.print(table)
+    table = Table("workers", "batch", "samples/s", "of blocks", "first batch after")
+    for loader in found.loaders:
+        low, high = loader.blocks_samples_per_s
+        rate = f"{loader.samples_per_s:.4g}", f"{low:.4g} to {high:.4g}", format_seconds(loader.first_s)
+        table.add_row(str(loader.workers), str(loader.batch), *rate)
+    console.print(table)
+    if found.unreadable:
+        console.print(f"{len(found.unreadable)} files could not be read or decoded, and are left out:")
+        for item in found.unreadable[:_SHOWN_UNREADABLE]:
+            console.print(f"  {item.path}: {item.why}")
+    console.print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE")

@@ -1,0 +1,1 @@
+"""Sweeps of kernels that regressors are trained on: designed, run, resumed, summarised."""

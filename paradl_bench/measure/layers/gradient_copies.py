@@ -1,0 +1,55 @@
+"""What becomes of gradients: copied into buckets, divided by the number of ranks, and back out; or added up.
+
+torch's reducer does this with one call a gradient (``mul_out`` into the bucket's view, ``copy_`` back); so does this,
+over gradients and buckets of the same sizes, in the order in which backward finishes them. What autograd adds to the
+gradients of an earlier micro-batch, it adds in place, one call a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.tasks import CopyDirection
+from paradl_bench.ranks.clocks import Clock
+from paradl_bench.ranks.groups.process_groups import RankContext
+
+
+class GradientCopies:
+    """Gradients of a model and a bucket that holds them all."""
+
+    def __init__(self, module: torch.nn.Module, network: Network, device: torch.device) -> None:
+        parameters = dict(module.named_parameters())
+        order = network.gradient_order or tuple(parameters)
+        self._gradients = [torch.zeros_like(parameters[name].detach()) for name in order]
+        bucket = torch.zeros(sum(gradient.numel() for gradient in self._gradients), device=device)
+        self._views = []
+        offset = 0
+        for gradient in self._gradients:
+            self._views.append(bucket[offset : offset + gradient.numel()].view_as(gradient))
+            offset += gradient.numel()
+
+    @torch.no_grad()
+    def measure(self, clock: Clock, context: RankContext, *, repetitions: int) -> dict[CopyDirection, list[float]]:
+        """Seconds to copy all gradients into the bucket, out of it, and to add them up, each ``repetitions`` times."""
+        factor = torch.tensor(0.5)
+        calls: dict[CopyDirection, Callable[[torch.Tensor, torch.Tensor], object]] = {
+            "into": lambda gradient, view: torch.mul(gradient, factor, out=view),
+            "out": lambda gradient, view: gradient.copy_(view),
+            "add": lambda gradient, view: gradient.add_(view),
+        }
+        measured: dict[CopyDirection, list[float]] = {direction: [] for direction in calls}
+        for _ in range(repetitions):
+            stamps = []
+            for call in calls.values():
+                context.barrier()
+                begin = clock.stamp()
+                for gradient, view in zip(self._gradients, self._views, strict=True):
+                    call(gradient, view)
+                stamps.append((begin, clock.stamp()))
+            clock.synchronise()
+            for samples_s, (begin, end) in zip(measured.values(), stamps, strict=True):
+                samples_s.append(clock.seconds(begin, end))
+        return measured

@@ -1,0 +1,472 @@
+"""Layer profiles: every operation of a model in situ, the weight update, and what passes between operations.
+
+Blocks are spread over time: one block visits every (model, batch) in shuffled order, each with every number of ranks in
+turn, so that a slow spell of the machine falls on all of them alike. In a block uninstrumented and instrumented
+iterations alternate, so that the layers' sum can be held against the iteration that nobody probed (closure).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.terminal.command_line import progress, say
+from paradl_bench.core.units import counted
+from paradl_bench.measure.execution.autocast import autocast_to
+from paradl_bench.measure.execution.compiled import CompiledModel, Compiling, keep_records, set_up_compiler
+from paradl_bench.measure.execution.compiler import compiler_settings
+from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
+from paradl_bench.measure.execution.optimizers import build_optimizer
+from paradl_bench.measure.execution.probes import (
+    OperationProbe,
+    ProbeCost,
+    ProbedIteration,
+    entered,
+    measure_probe_cost,
+    probed_iteration,
+)
+from paradl_bench.measure.layers.gradient_copies import GradientCopies
+from paradl_bench.measure.layers.isolated import IsolatedOperation, isolated_operations
+from paradl_bench.measure.layers.rehearsal import RehearsedModel, distinct_positions, sharing_axis
+from paradl_bench.measure.layers.request import LayersRequest
+from paradl_bench.measure.layers.shards_proof import verify_on_first_rank
+from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
+from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.axis_planner import shard_label
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.ranks.clocks import Clock, clock_for
+from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
+from paradl_bench.ranks.environment import capture_environment
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.pulse import beat
+from paradl_bench.records.measurement import (
+    COPIES_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    CopySamples,
+    IterationSamples,
+    LayerSamples,
+)
+from paradl_bench.records.training.verification import VERIFICATION_FILE, VerifiedShards
+
+
+@dataclass(slots=True)
+class _Subject:
+    """One model, or one rank's part of it, at one local batch, ready to be measured.
+
+    Attributes:
+        forward: to the loss; as it is probed, and as it is trained unless that is compiled.
+        copies: None for a part of a model.
+        compiled: what is trained in the place of forward, and stands for its functions where it is probed.
+        layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
+    """
+
+    model: LoadedModel
+    network: Network
+    optimizer: torch.optim.Optimizer
+    batch: int
+    clock: Clock
+    forward: Callable[[], torch.Tensor]
+    observed: Callable[[OperationProbe], AbstractContextManager[Any]]
+    layers: list[tuple[Layer, str] | None]
+    copies: GradientCopies | None = None
+    compiled: CompiledModel | None = None
+    operations: list[IsolatedOperation] = field(default_factory=list)
+    shard: str = ""
+    position: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        return self.model.name, self.batch, self.shard, self.position
+
+    def trained(self) -> torch.Tensor:
+        return self.compiled.forward() if self.compiled else self.forward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
+    """Measure on this rank, together with the others that share the host; rank 0 writes.
+
+    Args:
+        request: what to measure.
+        context: this rank, of as many as ``request.ranks``; those that a block asks for run it at once.
+        output: measurement directory, new or left by an interrupted run of the same command.
+
+    Raises:
+        UserError: a model or batch that does not run, or a directory of something else.
+    """
+    clock = clock_for(context.device)
+    set_modes(request.kernel_settings, context.device)
+    set_up_compiler(context.device)
+    # An interrupted measurement was proved when it began.
+    proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
+    subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock, proofs)]
+    directory = _open(request, context, output, command_line) if context.rank == 0 else None
+    if directory is not None:
+        for network in {subject.network.name: subject.network for subject in subjects}.values():
+            write_network(output, network)
+        if proofs:
+            write_bytes_atomically(output / VERIFICATION_FILE, encode_pretty(proofs))
+    done = context.share(_finished(directory), _Done)
+    cost = measure_probe_cost(clock, context.device)
+    active = {count: context.first(count) for count in request.ranks_on_host}
+    plan = _block_plan(request, len(subjects))
+    if len(done) < len(plan):
+        keep_records([subject.compiled for subject in subjects if subject.compiled], context, directory)
+    with progress("layers", len(plan)) as bar, Compiling() as compiling:
+        for block, index, count in plan:
+            subject = subjects[index]
+            bar.describe(" ".join(f"{subject.model.name} {subject.shard} batch {subject.batch}".split()))
+            if (*subject.key, count, block) not in done:
+                about = _About(subject, active[count], request, block)
+                with compiling.nothing_more(subject.model.name):
+                    _append(directory, context, _measure_block(about, cost) if context.rank < count else None)
+            bar.advance()
+    if directory is not None:
+        directory.finish()
+    return output
+
+
+def _open(
+    request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]
+) -> MeasurementDirectory:
+    return MeasurementDirectory.open(
+        output,
+        kind="layers",
+        arguments=request.arguments(),
+        command_line=command_line,
+        environment=capture_environment(
+            request.device,
+            settings={
+                "dtype": request.dtype,
+                **compiler_settings(request.kernel_settings, request.device),
+                **context.settings,
+            },
+        ),
+        watch=True,
+    )
+
+
+_Done = set[tuple[str, int, str, int, int, int]]
+"""Model, batch, shard, position, ranks on the host and block of what was measured."""
+
+
+def _finished(directory: MeasurementDirectory | None) -> _Done:
+    if directory is None:
+        return set()
+    records = directory.records(ITERATIONS_FILE, IterationSamples)
+    done = {(r.model, r.batch, r.shard, r.position, r.ranks_on_host, r.block) for r in records}
+    if directory.resumed and done:
+        say(f"going on in {directory.path}: {counted(len(done), 'block')} measured before")
+    return done
+
+
+def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, int]]:
+    """(block, subject, ranks that compute), in the order in which they are measured."""
+    counts = request.ranks_on_host
+    shuffle = random.Random(request.seed)
+    plan = []
+    for block in range(request.blocks):
+        order = list(range(subjects))
+        shuffle.shuffle(order)
+        # Numbers of ranks are compared with each other: one right behind the other, each as often the first.
+        turn = block % len(counts)
+        plan += [(block, index, count) for index in order for count in (*counts[turn:], *counts[:turn])]
+    return plan
+
+
+def _subjects(
+    request: LayersRequest, name: str, context: RankContext, clock: Clock, proofs: list[VerifiedShards] | None
+) -> Iterator[_Subject]:
+    model = load_model(name, request.input_shape)
+    network = trace_network(model)
+    refuse_without_channels(name, model.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
+    model.module.to(context.device)
+    lay_out(model.module, request.kernel_settings)
+    optimizer = build_optimizer(request.optimizer, model.module.parameters())
+    copies = GradientCopies(model.module, network, context.device)
+    layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
+    within = autocast_to(request.dtype, context.device)
+    for batch in request.batches:
+        inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+        inputs = laid_out(inputs, request.kernel_settings)
+
+        def forward(
+            run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
+        ) -> torch.Tensor:
+            with within():
+                return model.loss(run(inputs), targets)
+
+        subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
+        begin = clock.stamp()
+        with GradientOrder(model.module) as order:
+            _warm_up(subject, request.warmup)
+        end = clock.stamp()
+        clock.synchronise()
+        subject.network = network = order.of(network)
+        sample_s = clock.seconds(begin, end) / (request.warmup * batch)
+        if request.kernel_settings.compile:
+            subject.compiled = CompiledModel(name, network, batch, model.module, forward)
+            subject.compiled.compile(clock.stamp, subject.update)
+            _warm_up(subject, request.warmup)
+        subject.operations = isolated_operations(
+            network,
+            batch,
+            context.device,
+            which=request.isolated,
+            dtype=request.dtype,
+            kernel_settings=request.kernel_settings,
+        )
+        yield subject
+    for strategy in request.shards:
+        if proofs is not None:
+            proofs += verify_on_first_rank(request, network, strategy, context, sample_s)
+        yield from _rehearsed_subjects(request, name, network, strategy, context)
+
+
+def _rehearsed_subjects(
+    request: LayersRequest, name: str, network: Network, strategy: Strategy, context: RankContext
+) -> Iterator[_Subject]:
+    """What unlike ranks of a strategy run, one subject each."""
+    axis = strategy.axes[sharing_axis(strategy)]
+    for batch in request.batches:
+        settings = request.settings(batch)
+        for position in distinct_positions(network, strategy, settings):
+            model = load_model(name, request.input_shape)
+            model.module.to(context.device)
+            part = RehearsedModel(model, network, axis, position, settings, context.device)
+            inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
+            subject = _Subject(
+                model=model,
+                network=network,
+                optimizer=build_optimizer(request.optimizer, model.module.parameters()),
+                batch=batch,
+                clock=part.clock,
+                forward=functools.partial(part.loss, inputs, targets),
+                observed=part.observed,
+                layers=[part.layers.get(index) for index in range(len(network.layers))],
+                shard=shard_label(axis, settings),
+                position=position,
+            )
+            _warm_up(subject, request.warmup)
+            yield subject
+
+
+def _warm_up(subject: _Subject, iterations: int) -> None:
+    """Raises:
+    UserError: the model does not train on its local batch.
+    """
+    try:
+        for _ in range(iterations):
+            beat()
+            subject.trained().backward()  # type: ignore[no-untyped-call]
+            subject.update()
+    except (RuntimeError, ValueError) as error:
+        shape = "x".join(map(str, subject.model.input_shape))
+        where = f"model {subject.model.name!r} does not train with batch {subject.batch} of {shape}"
+        raise UserError(f"{where}{f' as one rank of {subject.shard}' if subject.shard else ''}: {error}") from error
+
+
+_Records = dict[str, list[Any]]
+"""By file, in the order in which they are written: the iterations' last, whose records say what is finished."""
+
+
+def _measure_block(about: _About, cost: ProbeCost) -> _Records:
+    """One block of one subject, on all the ranks that it is about at once; what this one has to say of it."""
+    subject, context = about.subject, about.context
+    layers, clock = len(subject.network.layers), subject.clock
+    # Other models ran since: one iteration brings this one's memory and code back.
+    _plain_iteration(subject, context, clock)
+    plain, probed = [], []
+    with _no_garbage_collection():
+        for _ in range(about.request.pairs):
+            context.barrier()
+            plain.append(_plain_iteration(subject, context, clock))
+            context.barrier()
+            probed.append(
+                probed_iteration(
+                    subject.forward,
+                    subject.update,
+                    clock,
+                    cost,
+                    layers,
+                    observed=subject.observed,
+                    stand_in=subject.compiled.layers if subject.compiled else None,
+                )
+            )
+    isolated = [about.isolated(operation, clock) for operation in subject.operations]
+    context.barrier()
+    return {
+        LAYERS_FILE: [*about.layer_records(probed), *(record for group in isolated for record in group)],
+        COPIES_FILE: about.copies(clock),
+        ITERATIONS_FILE: [about.iterations(plain, probed)],
+    }
+
+
+def _append(directory: MeasurementDirectory | None, context: RankContext, records: _Records | None) -> None:
+    """Gather a block from the ranks that ran it, while the others rest; rank 0 appends it.
+
+    Args:
+        records: None of a rank that did not run it.
+    """
+    if records is None:
+        context.rest()
+    else:
+        context.barrier()
+    kinds = {LAYERS_FILE: LayerSamples, COPIES_FILE: CopySamples, ITERATIONS_FILE: IterationSamples}
+    rows = {
+        name: context.gather((records or {}).get(name, []), list[kind])  # type: ignore[valid-type]
+        for name, kind in kinds.items()
+    }
+    if directory is not None:
+        directory.append_together(
+            {name: [row for of_rank in of_all for row in of_rank] for name, of_all in rows.items()}
+        )
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python's collector, which the probes' many objects would call far more often than training does, out."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> tuple[float, float, float]:
+    """An uninstrumented iteration: seconds of forward, backward and weight update.
+
+    Ranks that share the host wait for each other before the weight update, as data parallelism makes them do: all of
+    them use the memory's bandwidth at once then.
+    """
+    begin = clock.stamp()
+    loss = subject.trained()
+    fw_end = clock.stamp()
+    loss.backward()  # type: ignore[no-untyped-call]
+    bw_end = clock.stamp()
+    wu_begin = bw_end
+    if context.ranks > 1:
+        context.barrier()
+        wu_begin = clock.stamp()
+    subject.update()
+    end = clock.stamp()
+    clock.synchronise()
+    return clock.seconds(begin, fw_end), clock.seconds(fw_end, bw_end), clock.seconds(wu_begin, end)
+
+
+@dataclass(slots=True)
+class _About:
+    """What all records of a block share.
+
+    Attributes:
+        context: of the ranks that compute.
+    """
+
+    subject: _Subject
+    context: RankContext
+    request: LayersRequest
+    block: int
+
+    def layer_records(self, probed: list[ProbedIteration]) -> list[LayerSamples]:
+        """In-situ forward and backward of every layer."""
+        records = []
+        for index, kept in enumerate(self.subject.layers):
+            for phase, values in (("FW", [p.fw_s[index] for p in probed]), ("BW", [p.bw_s[index] for p in probed])):
+                if kept is not None:
+                    layer, shard = kept
+                    samples = [float(value) for value in values]
+                    records.append(self._layer(layer.name, layer.operation, phase, "in_situ", samples, shard))
+        return records
+
+    def isolated(self, operation: IsolatedOperation, clock: Clock) -> list[LayerSamples]:
+        """One isolated measurement of an operation, each phase that it has."""
+        beat()
+        times = operation.measure(clock)
+        return [
+            self._layer(operation.layer.name, operation.layer.operation, phase, "isolated", values)
+            for phase, values in times.items()
+        ]
+
+    def _layer(
+        self, layer: str, operation: str, phase: Any, mode: Any, samples_s: list[float], shard: str = ""
+    ) -> LayerSamples:
+        return LayerSamples(
+            model=self.subject.network.name,
+            layer=layer,
+            operation=operation,
+            phase=phase,
+            mode=mode,
+            batch=self.subject.batch,
+            dtype=self.request.dtype,
+            kernel_settings=self.request.kernel_settings.label,
+            ranks_on_host=self.context.ranks,
+            rank=self.context.rank,
+            block=self.block,
+            samples_s=tuple(samples_s),
+            shard=shard,
+            position=self.subject.position,
+        )
+
+    def copies(self, clock: Clock) -> list[CopySamples]:
+        """All gradients of a whole model copied into and out of buckets, and added up."""
+        if self.subject.copies is None:
+            return []
+        measured = self.subject.copies.measure(clock, self.context, repetitions=2)
+        return [
+            CopySamples(
+                model=self.subject.network.name,
+                direction=direction,
+                tensors=len(self.subject.network.parameters),
+                bytes=self.subject.network.parameter_bytes,
+                ranks_on_host=self.context.ranks,
+                rank=self.context.rank,
+                block=self.block,
+                samples_s=tuple(samples_s),
+            )
+            for direction, samples_s in measured.items()
+        ]
+
+    def iterations(self, plain: list[tuple[float, float, float]], probed: list[ProbedIteration]) -> IterationSamples:
+        """Uninstrumented and instrumented iterations, pair by pair."""
+        return IterationSamples(
+            model=self.subject.network.name,
+            batch=self.subject.batch,
+            dtype=self.request.dtype,
+            kernel_settings=self.request.kernel_settings.label,
+            optimizer=self.request.optimizer,
+            ranks_on_host=self.context.ranks,
+            rank=self.context.rank,
+            block=self.block,
+            fw_s=tuple(p[0] for p in plain),
+            bw_s=tuple(p[1] for p in plain),
+            wu_s=tuple(p[2] for p in plain),
+            fw_layers_s=tuple(float(p.fw_s.sum()) for p in probed),
+            bw_layers_s=tuple(float(p.bw_s.sum()) for p in probed),
+            fw_between_s=tuple(p.fw_between_s for p in probed),
+            bw_between_s=tuple(p.bw_between_s for p in probed),
+            fw_instrumented_s=tuple(p.fw_total_s for p in probed),
+            bw_instrumented_s=tuple(p.bw_total_s for p in probed),
+            wu_instrumented_s=tuple(p.wu_s for p in probed),
+            shard=self.subject.shard,
+            position=self.subject.position,
+        )

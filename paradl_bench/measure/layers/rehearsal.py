@@ -1,0 +1,180 @@
+"""Shards rehearsed on one device: the module runs as one rank of a strategy runs it, and nobody answers.
+
+What a rank computes, copies, splits and concatenates is really done, on the shapes that it really has. What other ranks
+would send is made up while the clock stands still, so that communication, which has its own measurement, takes no time
+here. On a GPU clocks can't be stopped: there it takes the time of a copy on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.execution.probes import OperationProbe
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.tasks import Plan, PlanSettings
+from paradl_bench.ranks.clocks import Clock, clock_for
+from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
+from paradl_bench.strategies.nesting.parallel import axis_runners
+from paradl_bench.strategies.running.group_functions import Group, Spans
+from paradl_bench.strategies.running.sharded_module import ShardedModule
+
+
+class PausingClock:
+    """A CPU clock that can be stopped."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+
+    def stamp(self) -> float:
+        """Seconds that have run."""
+        return time.perf_counter() - self._paused_s
+
+    def seconds(self, start: float, end: float) -> float:
+        """Seconds from start to end."""
+        return end - start
+
+    def synchronise(self) -> None:
+        """Nothing to wait for."""
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let no time pass inside."""
+        begin = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal(Group):
+    """A group of which only this rank is there; others send what this one does, or zeros.
+
+    Attributes:
+        pause: makes the clock stand still.
+    """
+
+    pause: Callable[[], AbstractContextManager[None]]
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """The tensor as it is."""
+
+    def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> None:
+        """This rank's part in every place."""
+        with self.pause():
+            gathered.view(self.size, -1).copy_(sent)
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor, op: Any = None) -> None:
+        """This rank's own part."""
+        with self.pause():
+            received.copy_(sent.view(self.size, -1)[self.rank])
+
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """Zeros from every peer."""
+        with self.pause():
+            for _, buffer in received:
+                buffer.zero_()
+
+
+def sharing_axis(strategy: Strategy) -> int:
+    """Index of the axis whose ranks share layers.
+
+    Raises:
+        UserError: no axis does.
+    """
+    planners = axis_planners()
+    for index, axis in enumerate(strategy.axes):
+        if isinstance(planners.get(axis.kind), SharingPlanner) and axis.degree > 1:
+            return index
+    kinds = ", ".join(name for name, planner in planners.items() if isinstance(planner, SharingPlanner))
+    raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
+
+
+def distinct_positions(network: Network, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
+    """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each.
+
+    Args:
+        settings: with the local batch as the whole one.
+
+    Raises:
+        UserError: a limit is exceeded, or layers that were chosen are not there.
+    """
+    alone = Strategy(axes=(strategy.axes[sharing_axis(strategy)],))
+    plan: Plan = planner_for(alone).plan(network, alone, settings)
+    return tuple(plan.positions.index(role) for role in range(len(plan.roles)))
+
+
+class RehearsedModel:
+    """One rank's part of a model, to be trained without the other ranks.
+
+    Args:
+        model: on its device, with the same values as on every rank; its parameters are replaced by shards.
+        network: its traced network.
+        axis: whose ranks share layers. position: of this rank along it.
+        settings: with the local batch as the whole one.
+
+    Attributes:
+        layers: by index in the network, the layers that are not those of the whole model, as this rank runs them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        network: Network,
+        axis: Axis,
+        position: int,
+        settings: PlanSettings,
+        device: torch.device,
+    ) -> None:
+        self.layers = _sharded_layers(network, axis, position, settings)
+        clock = PausingClock()
+        self.clock: Clock = clock if device.type == "cpu" else clock_for(device)
+        nobody: Any = None
+        group = Rehearsal(
+            process_group=nobody,
+            rank=position,
+            size=axis.degree,
+            spans=Spans(),
+            pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
+        )
+        sharding = axis_runners()[axis.kind].shard(model.module, network, axis, group, settings)
+        self._model = model
+        self._module = ShardedModule(model.module, sharding)
+        self._probe: OperationProbe | None = None
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward to the loss."""
+        outputs = self._module(inputs)
+        with self._probe or contextlib.nullcontext():
+            return self._model.loss(outputs, targets)
+
+    @contextlib.contextmanager
+    def observed(self, probe: OperationProbe) -> Iterator[None]:
+        """Let a probe see the model's own calls, one a layer, and none of those that a shard is made of."""
+        self._probe = self._module.observer = probe
+        try:
+            yield
+        finally:
+            self._probe = self._module.observer = None
+
+
+def _sharded_layers(
+    network: Network, axis: Axis, position: int, settings: PlanSettings
+) -> dict[int, tuple[Layer, str]]:
+    planner = axis_planners()[axis.kind]
+    assert isinstance(planner, SharingPlanner)
+    strategy = Strategy(axes=(axis,))
+    planner.check(network, strategy, 0, settings)
+    shared = planner.share(network, strategy, 0, position, settings.batch, settings)
+    return {index: (shard.layer, shard.shard) for index, shard in shared.shards.items() if shard.shard}

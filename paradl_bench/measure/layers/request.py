@@ -1,0 +1,103 @@
+"""What ``paradl-bench layers`` is asked for; needs no torch, so that it is checked before ranks are started."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.execution.compiler import refuse_without_compiler
+from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+
+
+class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``paradl-bench layers`` is asked to measure.
+
+    Attributes:
+        batches: local batches.
+        dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
+        ranks_on_host: how many ranks of the host compute at once, in turn; as many are started as the most of them.
+        pairs: uninstrumented and instrumented iterations a block. isolated: ``split`` measures
+            the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
+        shards: strategies whose ranks' parts of the model are measured as well.
+        verify: whether these parts are proved to make up the model first; None for where that is quick.
+        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+    """
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    input_shape: tuple[int, ...] | None
+    device: str
+    dtype: str
+    kernel_settings: KernelSettings = NO_SETTINGS
+    optimizer: str
+    ranks_on_host: tuple[int, ...]
+    blocks: int
+    pairs: int
+    warmup: int
+    isolated: str
+    shards: tuple[Strategy, ...] = ()
+    split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
+    spatial_until: str | None = None
+    seed: int = 0
+    verify: bool | None = None
+
+    def check(self) -> None:
+        """Refuse, without torch, what does not go together.
+
+        Raises:
+            UserError: says what would be right.
+        """
+        refuse_unused(self.settings(batch=1), self.shards)
+        self.kernel_settings.check(self.device)
+        for strategy in self.shards:
+            check_dtype(strategy, self.settings(batch=1), self.dtype)
+            check_kernel_settings(strategy, self.settings(batch=1), self.kernel_settings.label)
+        if self.kernel_settings.compile and self.isolated != "none":
+            raise UserError(
+                f"--isolated {self.isolated} with --compile: a compiled operation's backward is one, of all its"
+                " gradients; leave it out"
+            )
+        refuse_without_compiler(self.kernel_settings, self.device)
+
+    def settings(self, batch: int) -> PlanSettings:
+        """What decides the shards on a local batch."""
+        return PlanSettings(
+            batch=batch,
+            optimizer=self.optimizer,
+            split=self.split,
+            filter_backward=self.filter_backward,
+            spatial_until=self.spatial_until,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Ranks to start."""
+        return max(self.ranks_on_host)
+
+    def arguments(self) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        sharded = {"shards": ",".join(map(str, self.shards))} if self.shards else {}
+        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        return {
+            "models": ",".join(self.models),
+            "batches": ",".join(map(str, self.batches)),
+            "input_shape": shape,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "ranks_on_host": ",".join(map(str, self.ranks_on_host)),
+            "blocks": str(self.blocks),
+            "pairs": str(self.pairs),
+            "warmup": str(self.warmup),
+            "isolated": self.isolated,
+            "seed": str(self.seed),
+            **sharded,
+            **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
+            **self.settings(batch=1).options,
+        }

@@ -1,0 +1,196 @@
+"""S-SGD traces of measured layer times, for the tools that read them (Shi et al. 2018); torch-free.
+
+One block an iteration, one line a layer: number, name, forward, backward and exchange in microseconds, bytes exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
+from paradl_bench.network.graph import Network
+from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
+from paradl_bench.records.measurement import (
+    COLLECTIVES_FILE,
+    LAYERS_FILE,
+    CollectiveSamples,
+    LayerSamples,
+    read_manifest,
+    read_records,
+)
+
+_MICRO = 1e6
+Times = dict[tuple[str, str], NDArray[np.float64]]
+"""By (layer, phase): seconds, one an iteration."""
+
+
+def trace_lines(
+    directory: Path, network: Network, *, batch: int | None, sweep: Path | None, io_s: float
+) -> tuple[list[str], list[str]]:
+    """The lines of a trace, and notes on what it can't hold.
+
+    Args:
+        directory: a measurement of layers, in situ, on one rank.
+        network: that directory's own.
+        batch: which of its local batches; may be left out where it has one.
+        sweep: a measurement of all_reduce, which gives the exchanges; without it they are what the directory's own
+            trace had, else 0, as on one device.
+        io_s: reading a mini-batch, the forward time of the layer ``data``; 0: what the directory's own trace had.
+
+    Raises:
+        UserError: no such times, several batches, or a gradient outside the sizes that were swept.
+    """
+    records = _records(directory, network.name, batch)
+    times = _times(records)
+    exchange = _Exchange(sweep, directory)
+    rows, iterations = _rows(network, times, exchange)
+    reading = _reading(directory, network.name, records[0].batch, io_s)
+    lines = [HEADER]
+    for iteration in range(iterations):
+        lines.append(f"0\t{DATA_LAYER}\t{reading[iteration % len(reading)] * _MICRO:.9g}\t0\t0\t0")
+        lines += [
+            f"{row.number}\t{row.name}\t{row.fw_s[iteration] * _MICRO:.9g}\t{row.bw_s[iteration] * _MICRO:.9g}"
+            f"\t{row.exchange_s[iteration] * _MICRO:.9g}\t{row.size_bytes}"
+            for row in rows
+        ]
+        lines.append("")
+    return lines, _notes(any(row.exchange_s.any() for row in rows), max(reading))
+
+
+def _reading(directory: Path, model: str, batch: int, io_s: float) -> list[float]:
+    """Seconds of reading a mini-batch, one an iteration or one for all."""
+    path = directory / BATCHES_FILE
+    if io_s or not path.exists():
+        return [io_s]
+    held = [
+        record
+        for record in read_records(directory, BATCHES_FILE, BatchSamples)
+        if (record.stage, record.model, record.batch) == ("io", model, batch)
+    ]
+    return [value for record in sorted(held, key=lambda record: record.block) for value in record.samples_s] or [io_s]
+
+
+def _records(directory: Path, model: str, batch: int | None) -> list[LayerSamples]:
+    read_manifest(directory)
+    records = [
+        record
+        for record in read_records(directory, LAYERS_FILE, LayerSamples)
+        if record.model == model and record.mode == "in_situ" and not record.shard and record.rank == 0
+    ]
+    batches = sorted({record.batch for record in records})
+    if not batches:
+        raise UserError(f"{directory} holds no layer times in situ of {model}: measure with paradl-bench layers")
+    held = ", ".join(map(str, batches))
+    if batch is None and len(batches) > 1:
+        raise UserError(f"{directory} holds batches {held}: say which with --batch")
+    if batch is not None and batch not in batches:
+        raise UserError(f"{directory} holds no batch {batch} of {model}, but {held}")
+    return [record for record in records if batch in (None, record.batch)]
+
+
+class _Row(NamedTuple):
+    """A layer: seconds of each iteration and of its exchanges, and the bytes exchanged."""
+
+    number: int
+    name: str
+    fw_s: NDArray[np.float64]
+    bw_s: NDArray[np.float64]
+    exchange_s: NDArray[np.float64]
+    size_bytes: int
+
+
+def _rows(network: Network, times: Times, exchange: _Exchange) -> tuple[list[_Row], int]:
+    iterations = min(len(values) for values in times.values())
+    sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
+    shared: set[str] = set()
+    rows = []
+    for number, layer in enumerate((each for each in network.layers if (each.name, "FW") in times), start=1):
+        # A parameter that two layers read is exchanged once.
+        size = sum(sizes.get(name, 0) for name in layer.parameters if name not in shared)
+        shared |= set(layer.parameters)
+        backward = times.get((layer.name, "BW"), np.zeros(iterations))
+        name = "_".join(layer.name.split())
+        place = number
+        traced = layer.attributes.get("number")
+        if layer.kind == TRACED_KIND and isinstance(traced, int):
+            # Imported from a trace, where the number is a column of its own.
+            name, place = str(layer.attributes.get("name", name)), traced
+        exchanges = exchange.of(name, size, iterations)
+        rows.append(_Row(place, name, times[layer.name, "FW"], backward, exchanges, size))
+    return rows, iterations
+
+
+def _times(records: Sequence[LayerSamples]) -> Times:
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in sorted(records, key=lambda record: record.block):
+        if record.phase in ("FW", "BW"):
+            found.setdefault((record.layer, record.phase), []).extend(record.samples_s)
+    if not found:
+        raise UserError("the layer times are not of FW and BW apart; an S-SGD trace needs both")
+    return {key: np.array(values) for key, values in found.items()}
+
+
+class _Exchange:
+    """Seconds of exchanges: of a sweep by their bytes, straight between sizes and refused outside, else as traced."""
+
+    def __init__(self, sweep: Path | None, directory: Path) -> None:
+        self.sweep = sweep
+        self.traced: dict[tuple[str, int], list[float]] = {}
+        self.sizes: list[int] = []
+        self.seconds: list[float] = []
+        if sweep is None:
+            self._read_traced(directory)
+            return
+        read_manifest(sweep)
+        calls: dict[int, list[float]] = {}
+        places = set()
+        for record in read_records(sweep, COLLECTIVES_FILE, CollectiveSamples):
+            if record.operation == "all_reduce" and record.buffers != "out_of_place":
+                places.add((record.library, record.tool, record.level, record.ranks))
+                calls.setdefault(record.message_bytes, []).extend(np.max(record.samples_s, axis=0))
+        if len(places) != 1:
+            raise UserError(
+                f"{sweep} holds all_reduce of {len(places)} libraries, levels and rank counts; needed is one"
+            )
+        self.sizes = sorted(calls)
+        self.seconds = [float(np.median(calls[size])) for size in self.sizes]
+
+    def _read_traced(self, directory: Path) -> None:
+        if not (directory / COLLECTIVES_FILE).exists():
+            return
+        for record in read_records(directory, COLLECTIVES_FILE, CollectiveSamples):
+            if record.tool == "ssgd-trace":
+                layer = record.source.rpartition(":")[2]
+                self.traced.setdefault((layer, record.message_bytes), []).extend(record.samples_s[0])
+
+    def of(self, layer: str, message_bytes: int, iterations: int) -> NDArray[np.float64]:
+        """Seconds of a layer's exchange, one an iteration."""
+        traced = self.traced.get((layer, message_bytes), [])
+        if message_bytes and len(traced) >= iterations:
+            return np.array(traced[:iterations])
+        return np.full(iterations, self.seconds_of(message_bytes))
+
+    def seconds_of(self, message_bytes: int) -> float:
+        if self.sweep is None or message_bytes == 0:
+            return 0.0
+        if not self.sizes[0] <= message_bytes <= self.sizes[-1]:
+            raise UserError(
+                f"{self.sweep} holds all_reduce of {self.sizes[0]} to {self.sizes[-1]} bytes; a layer exchanges"
+                f" {message_bytes}: sweep with --sizes that hold it"
+            )
+        return float(np.interp(message_bytes, self.sizes, self.seconds))
+
+
+def _notes(exchanged: bool, io_s: float) -> list[str]:
+    notes = ["the time between layers and the weight update have no place in a trace"]
+    if not exchanged:
+        notes.append("exchanges are 0, as on one device: --sweep DIR gives them")
+    if io_s == 0:
+        notes.append("reading a mini-batch is 0: --io-seconds gives it")
+    return notes

@@ -1,0 +1,185 @@
+"""What a layer profile shows at once: phases, closure, and the layers that cost most."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.statistics import Floats, bootstrap_median_interval
+from paradl_bench.core.units import format_difference, format_seconds
+from paradl_bench.records.measurement import (
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    IterationSamples,
+    LayerSamples,
+    read_records,
+)
+from paradl_bench.records.training.verification import read_verified_shards
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Closure(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's layers add up against iterations that nobody probed; medians over pairs, in seconds.
+
+    Attributes:
+        remainder_relative: 1 - (layers + between + WU) / iteration, median over pairs. The time between operations is
+            taken from another pair than the layers, so that stamps of one iteration can't telescope into its length.
+        remainder_interval: 90% bootstrap interval of that median.
+        noise_floor_relative: the same quantity for uninstrumented iterations against those of the next pair: half the
+            width of the 90% interval of their median relative difference.
+        shard, position: of iterations of one rank's part of the model, without communication.
+    """
+
+    model: str
+    batch: int
+    ranks_on_host: int
+    fw_s: float
+    bw_s: float
+    wu_s: float
+    iteration_s: float
+    iteration_iqr_s: float
+    layers_s: float
+    between_s: float
+    remainder_relative: float
+    remainder_interval: tuple[float, float]
+    noise_floor_relative: float
+    pairs: int
+    shard: str = ""
+    position: int = 0
+
+    @property
+    def what(self) -> str:
+        """The model, or which rank's part of it."""
+        return f"{self.model}, {self.shard} rank {self.position}" if self.shard else self.model
+
+
+def closure_of(records: list[IterationSamples]) -> Closure:
+    """Closure over all blocks and ranks of one model, batch and number of ranks on the host."""
+    first = records[0]
+
+    def stacked(field: str) -> Floats:
+        return np.concatenate([np.asarray(getattr(record, field)) for record in records])
+
+    iteration = stacked("fw_s") + stacked("bw_s") + stacked("wu_s")
+    layers = stacked("fw_layers_s") + stacked("bw_layers_s")
+    between = stacked("fw_between_s") + stacked("bw_between_s")
+    other_wu = stacked("wu_instrumented_s") if all(r.wu_instrumented_s for r in records) else stacked("wu_s")
+    remainder = remainders(records)
+    noise = np.concatenate([_neighbours(record) for record in records])
+    low, high = bootstrap_median_interval(noise)
+    return Closure(
+        model=first.model,
+        batch=first.batch,
+        ranks_on_host=first.ranks_on_host,
+        fw_s=float(np.median(stacked("fw_s"))),
+        bw_s=float(np.median(stacked("bw_s"))),
+        wu_s=float(np.median(other_wu)),
+        iteration_s=float(np.median(iteration)),
+        iteration_iqr_s=float(np.subtract(*np.percentile(iteration, [75, 25]))),
+        layers_s=float(np.median(layers)),
+        between_s=float(np.median(between)),
+        remainder_relative=float(np.median(remainder)),
+        remainder_interval=bootstrap_median_interval(remainder),
+        noise_floor_relative=(high - low) / 2,
+        pairs=len(iteration),
+        shard=first.shard,
+        position=first.position,
+    )
+
+
+def remainders(records: list[IterationSamples]) -> Floats:
+    """Relative remainder of every pair: what the parts leave of the uninstrumented iteration."""
+    found = []
+    for record in records:
+        iteration = np.asarray(record.fw_s) + np.asarray(record.bw_s) + np.asarray(record.wu_s)
+        layers = np.asarray(record.fw_layers_s) + np.asarray(record.bw_layers_s)
+        between = np.asarray(record.fw_between_s) + np.asarray(record.bw_between_s)
+        # With several ranks the uninstrumented update starts behind a barrier, and the instrumented one does not.
+        alone = record.ranks_on_host == 1 and record.wu_instrumented_s
+        wu = np.asarray(record.wu_instrumented_s if alone else record.wu_s)
+        found.append(1 - (layers + np.roll(between, 1) + wu) / iteration)
+    return np.concatenate(found)
+
+
+def _neighbours(record: IterationSamples) -> Floats:
+    iteration = np.asarray(record.fw_s) + np.asarray(record.bw_s) + np.asarray(record.wu_s)
+    return np.asarray(1 - iteration[1:] / iteration[:-1])
+
+
+def closures(directory: Path) -> list[Closure]:
+    """Closure of everything that a layers directory holds, by model, shard, batch and ranks on the host."""
+    groups: dict[tuple[str, str, int, int, int], list[IterationSamples]] = defaultdict(list)
+    for record in read_records(directory, ITERATIONS_FILE, IterationSamples):
+        groups[record.model, record.shard, record.position, record.batch, record.ranks_on_host].append(record)
+    return [closure_of(groups[key]) for key in sorted(groups)]
+
+
+def print_layer_summary(directory: Path, *, as_json: bool) -> None:
+    """Print closure and the costliest layers on standard output."""
+    found = closures(directory)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return
+    from rich.table import Table
+
+    from paradl_bench.core.terminal.command_line import open_console
+
+    table = Table(title="Layers against uninstrumented iterations (medians)")
+    for name in (
+        "model",
+        "batch",
+        "ranks on host",
+        "FW",
+        "BW",
+        "WU",
+        "iteration (IQR)",
+        "layers",
+        "between",
+        "remainder",
+    ):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for closure in found:
+        low, high = closure.remainder_interval
+        table.add_row(
+            closure.what,
+            str(closure.batch),
+            str(closure.ranks_on_host),
+            *(format_seconds(value) for value in (closure.fw_s, closure.bw_s, closure.wu_s)),
+            f"{format_seconds(closure.iteration_s)} ({closure.iteration_iqr_s / closure.iteration_s:.0%})",
+            format_seconds(closure.layers_s),
+            format_seconds(closure.between_s),
+            f"{format_difference(closure.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
+        )
+    console = open_console()
+    console.print(table)
+    for parts in read_verified_shards(directory):
+        said = f"{parts.model} as {parts.shards}: {parts.verified.line()}"
+        console.print(said, soft_wrap=True, markup=False)
+    _print_costliest(console, directory)
+    console.print(f"Raw samples are in {directory}; next: calibrate fit {directory} ... -o profile.json")
+
+
+def _print_costliest(console: Console, directory: Path, *, shown: int = 5) -> None:
+    totals: dict[tuple[str, int, int], dict[str, dict[str, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for record in read_records(directory, LAYERS_FILE, LayerSamples):
+        if record.mode == "in_situ" and not record.shard:
+            key = record.model, record.batch, record.ranks_on_host
+            totals[key][record.layer][record.phase].extend(record.samples_s)
+    for key in sorted(totals):
+        cost = {
+            layer: sum(float(np.median(samples)) for samples in phases.values())
+            for layer, phases in totals[key].items()
+        }
+        whole = sum(cost.values())
+        costliest = sorted(cost, key=lambda layer: -cost[layer])[:shown]
+        listed = ", ".join(f"{layer} {cost[layer] / whole:.0%}" for layer in costliest)
+        console.print(f"{key[0]} batch {key[1]} on {key[2]}: {listed} of FW+BW")

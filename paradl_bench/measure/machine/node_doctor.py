@@ -1,0 +1,129 @@
+"""``doctor`` on every node of a job: what each has, in what they differ, and how far their clocks are apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.terminal.command_line import open_console, say
+from paradl_bench.core.units import format_seconds
+from paradl_bench.measure.machine.doctor import examine
+from paradl_bench.measure.machine.node_findings import (
+    NODES_NAME,
+    JobNodes,
+    Node,
+    NodeFinding,
+    calendar_lines,
+    differences,
+)
+from paradl_bench.measure.machine.rank_hosts import hosts_of_ranks
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.records.hosts.host_record import RankHost
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def node_of_findings(*, cores: int | None = None) -> tuple[NodeFinding, ...]:
+    """All that doctor finds here.
+
+    Args:
+        cores: that ranks of this node were given; None asks for this process's own, which after joining are one.
+    """
+    return tuple(NodeFinding(name=each.name, found=each.found, text=each.text) for each in examine(cores=cores))
+
+
+def compare_nodes(context: RankContext, findings: tuple[NodeFinding, ...]) -> JobNodes:
+    """What every node found, and its clock, on every rank; a collective. The first rank of each node speaks for it."""
+    return nodes_of_job(context, hosts_of_ranks(context), findings)
+
+
+def nodes_of_job(context: RankContext, places: Sequence[RankHost], findings: tuple[NodeFinding, ...]) -> JobNodes:
+    """The same where it is known on which host each rank is, and how far its clock is off."""
+    own = context.gather(findings, tuple[NodeFinding, ...])
+    nodes = []
+    for host in dict.fromkeys(place.host for place in places):
+        ranks = tuple(place.rank for place in places if place.host == host)
+        nodes.append(Node(host=host, ranks=ranks, clock=places[ranks[0]], findings=own[ranks[0]]))
+    return JobNodes(nodes=tuple(nodes), differences=differences(nodes))
+
+
+def refuse_known_nodes(output: Path) -> None:
+    """Refuse a place for ``nodes.json`` before anything is looked for.
+
+    Raises:
+        UserError: a file, or a directory that holds one already.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; -o takes a directory")
+    if (output / NODES_NAME).exists():
+        raise UserError(f"{output / NODES_NAME} is there already; give another directory, or remove it")
+
+
+def write_nodes(job: JobNodes, output: Path) -> None:
+    """Keep what was found as ``nodes.json`` in a directory.
+
+    Raises:
+        WorkError: it can't be written.
+    """
+    write_bytes_atomically(output / NODES_NAME, encode_pretty(job))
+    say(f"{output / NODES_NAME} holds all that was found on {len(job.nodes)} nodes")
+
+
+def print_nodes(job: JobNodes, *, as_json: bool) -> None:
+    """Show clocks and differences, or all as JSON, on standard output."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(job).decode() + "\n")
+        return
+    console = open_console()
+    console.print(_clock_table(job))
+    for line in calendar_lines(job.nodes):
+        console.print(line, style="yellow", soft_wrap=True)
+    if job.differences:
+        console.print(_difference_table(job))
+    alike = len({each.name for node in job.nodes for each in node.findings}) - len(job.differences)
+    if len(job.nodes) == 1:
+        console.print("one node: nothing to compare; start a task on each node of the job")
+    else:
+        console.print(f"{len(job.nodes)} nodes agree on {alike} findings and differ in {len(job.differences)}")
+
+
+def _clock_table(job: JobNodes) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="nodes, and how far their clocks are ahead")
+    for column in ("node", "ranks", "since start", "calendar", "within"):
+        table.add_column(column, justify="left" if column == "node" else "right")
+    for node in job.nodes:
+        ranks, clock = str(len(node.ranks)), node.clock
+        if 0 in node.ranks:
+            table.add_row(node.host, ranks, "rank 0's", "rank 0's", "")
+            continue
+        calendar = Text(_signed(clock.wall_offset_s))
+        if abs(clock.wall_offset_s) > clock.clock_error_s:
+            calendar.stylize("yellow")
+        table.add_row(node.host, ranks, _signed(clock.clock_offset_s), calendar, format_seconds(clock.clock_error_s))
+    return table
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"
+
+
+def _difference_table(job: JobNodes) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("differs", "found", "nodes", title="differences between nodes")
+    for difference in job.differences:
+        for index, (value, hosts) in enumerate(difference.found):
+            shown = Text("missing", style="yellow") if value is None else value
+            table.add_row(difference.name if index == 0 else "", shown, ", ".join(hosts))
+    return table

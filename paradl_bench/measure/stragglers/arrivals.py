@@ -1,0 +1,170 @@
+"""Which ranks come late to where all of them meet, by stamps on one clock; torch-free.
+
+Stamps of several hosts are brought to rank 0's clock (:mod:`paradl_bench.records.hosts.host_clocks`). What that may be
+wrong by is no lateness: a rank is late in a call where it comes later than the others, in the median, by more than the
+clocks may be off and by more than a tenth of what was computed before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.core.units import format_seconds
+from paradl_bench.records.contexts.behind import BehindComputeSamples
+from paradl_bench.records.hosts.host_clocks import HostClocks
+from paradl_bench.records.hosts.host_record import RankHost
+from paradl_bench.records.training.training_record import TrainingIterations
+
+Floats = NDArray[np.float64]
+
+LATE = 0.10
+"""Of what was computed before: by how much later than the others a rank has to come to be called late."""
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """When one rank comes to where it meets others that have as much to do.
+
+    Attributes:
+        host: empty where nobody noted it.
+        late_s: median over calls of its arrival less the median of the others'; below 0 for one that waits.
+        error_s: most that clocks may be wrong by, median over calls; 0 on one host.
+        late_share: of calls to which it came late.
+        calls: that were compared.
+    """
+
+    rank: int
+    host: str
+    late_s: float
+    error_s: float
+    late_share: float
+    calls: int
+
+    @property
+    def late(self) -> bool:
+        """Whether it is late in most calls."""
+        return self.late_share > 0.5
+
+    def line(self, where: str, before: str) -> str:
+        """What to say of a late rank.
+
+        Args:
+            where: the ranks meet. before: what is computed before, which the tenth is of.
+        """
+        on = f" on {self.host}" if self.host else ""
+        clocks = f", clocks aligned within {format_seconds(self.error_s)}" if self.error_s else ""
+        return (
+            f"rank {self.rank}{on} comes to {where} {format_seconds(self.late_s)} after the others (median{clocks}),"
+            f" later by over a tenth of {before} in {self.late_share:.0%} of them"
+        )
+
+
+class Meetings(NamedTuple):
+    """Calls in which the same ranks meet.
+
+    Attributes:
+        arrivals_s, error_s: (ranks, calls) on one clock, and most that each may be wrong by.
+        before_s: (calls,) what is computed before.
+    """
+
+    arrivals_s: Floats
+    error_s: Floats
+    before_s: Floats
+
+
+def arrivals_behind_compute(
+    records: Iterable[BehindComputeSamples], hosts: Mapping[int, RankHost]
+) -> tuple[Arrival, ...]:
+    """The ranks of a sweep as they come to collectives behind equal compute.
+
+    Args:
+        records: aligned; those without a clock of all ranks, and those in which some take no part, are left out.
+    """
+    groups: dict[int, list[Meetings]] = defaultdict(list)
+    for record in records:
+        if record.ranks > 1 and len(record.arrivals_s) == record.ranks:
+            arrivals = np.array(record.arrivals_s)
+            error = np.full(arrivals.shape, record.clock_error_s or 0.0)
+            groups[record.first_rank].append(Meetings(arrivals, error, np.median(record.compute_s, axis=0)))
+    found = []
+    for first, meetings in sorted(groups.items()):
+        ranks = max(len(each.arrivals_s) for each in meetings)
+        own = [each for each in meetings if len(each.arrivals_s) == ranks]
+        for row in range(ranks):
+            others = [each for each in range(ranks) if each != row]
+            found.append(_arrival(first + row, others, own, hosts, row=row))
+    return tuple(found)
+
+
+def arrivals_in_training(
+    records: Iterable[TrainingIterations],
+    peers: Mapping[int, Sequence[int]],
+    clocks: HostClocks,
+    hosts: Mapping[int, RankHost],
+) -> tuple[Arrival, ...]:
+    """The ranks of a run as they come to the end of backward, where the last of the gradients' exchange begins.
+
+    Args:
+        peers: of each rank, those that do like work. Ranks without stamps, or without offsets, are left out.
+    """
+    chunks: dict[tuple[int, int], dict[int, TrainingIterations]] = defaultdict(dict)
+    for record in records:
+        if record.host_begin_s:
+            chunks[record.attempt, record.first_iteration][record.rank] = record
+    meetings = [found for key in sorted(chunks) if (found := _of_chunk(chunks[key], sorted(peers), clocks))]
+    place = {rank: index for index, rank in enumerate(sorted(peers))}
+    return tuple(
+        _arrival(rank, [place[other] for other in others], meetings, hosts, row=place[rank])
+        for rank, others in sorted(peers.items())
+        if others and meetings
+    )
+
+
+def _of_chunk(chunk: Mapping[int, TrainingIterations], ranks: Sequence[int], clocks: HostClocks) -> Meetings | None:
+    if any(rank not in chunk for rank in ranks):
+        return None
+    arrivals, errors, computed = [], [], []
+    count = min(len(chunk[rank].iteration_s) for rank in ranks)
+    for rank in ranks:
+        own = chunk[rank]
+        before = np.add(own.fw_s, own.bw_s)[:count]
+        found = clocks.on_one_clock(own.attempt, rank, np.array(own.host_begin_s)[:count] + before)
+        if found is None:
+            return None
+        arrivals.append(found.stamps_s)
+        errors.append(found.error_s)
+        computed.append(before)
+    return Meetings(np.array(arrivals), np.array(errors), np.median(computed, axis=0))
+
+
+def _arrival(
+    rank: int,
+    others: Sequence[int],
+    meetings: Sequence[Meetings],
+    hosts: Mapping[int, RankHost],
+    *,
+    row: int | None = None,
+) -> Arrival:
+    """Compare the row of a rank (its own number where none is given) with those of others."""
+    at = rank if row is None else row
+    late, error, counted = [], [], []
+    for each in meetings:
+        lateness = each.arrivals_s[at] - np.median(each.arrivals_s[others], axis=0)
+        wrong = each.error_s[at] + np.max(each.error_s[others], axis=0)
+        late.append(lateness)
+        error.append(wrong)
+        counted.append(lateness > np.maximum(wrong, LATE * each.before_s))
+    lateness = np.concatenate(late)
+    return Arrival(
+        rank=rank,
+        host=hosts[rank].host if rank in hosts else "",
+        late_s=float(np.median(lateness)),
+        error_s=float(np.median(np.concatenate(error))),
+        late_share=float(np.mean(np.concatenate(counted))),
+        calls=len(lateness),
+    )

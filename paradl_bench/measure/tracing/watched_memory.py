@@ -1,0 +1,396 @@
+"""What memory one call of a torch function holds beside what it reads and returns, watched on tensors without memory.
+
+torch's own autograd runs forward and backward of the call on fake CPU tensors, which have shapes alone. Every storage
+that an operator makes is followed until it is freed. So what no formula covers is right for the torch at hand: an
+attention in one function, a recurrent layer, what is padded or resized.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from paradl_bench.network.graph import BatchBytes, LayerMemory
+from paradl_bench.strategies.running.operations import output_of
+
+_FOR_REAL = frozenset(("lstm",))
+"""Functions whose kernel on a CPU keeps memory that only it knows."""
+GradientLayout = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""Shape, strides, and whether elements lie in their order."""
+_FEW = 4
+"""Samples that these run on, and twice as many."""
+
+
+class TracedCall:
+    """A call as it was made, and how its gradient was laid out in memory; it holds no tensor of the model.
+
+    Args:
+        held: whether a tensor is a parameter or a buffer.
+        graded: ids of the tensors that required a gradient before the call.
+        in_place: whether it changed its first argument.
+    Attributes:
+        arguments: positional and by name, each tensor a likeness on the meta device.
+        activations: tensors among them that are neither parameters nor buffers, in order.
+        gradient: the shape and the strides that the gradient of the first output arrived with; None where none did.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        outputs: Sequence[torch.Tensor],
+        held: Callable[[torch.Tensor], bool],
+        graded: frozenset[int],
+        *,
+        in_place: bool = False,
+    ) -> None:
+        likenesses: dict[int, torch.Tensor] = {}
+
+        def likeness(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in likenesses:
+                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                likenesses[id(tensor)] = like.requires_grad_(id(tensor) in graded)
+            return likenesses[id(tensor)]
+
+        self.function, self.in_place = function, in_place
+        self.arguments = tree_map_only(torch.Tensor, likeness, (args, kwargs))
+        self.activations = [
+            likenesses[id(tensor)]
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor) and not held(tensor)
+        ]
+        self._arrived: list[GradientLayout] = []
+        if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:
+            arrived = self._arrived
+
+            def note(gradient: torch.Tensor) -> None:
+                arrived[:] = [(tuple(gradient.shape), gradient.stride(), gradient.is_contiguous())]
+
+            outputs[0].register_hook(note)  # type: ignore[no-untyped-call]
+
+    @property
+    def gradient(self) -> GradientLayout | None:
+        """How the gradient of the first output lay in memory; None where none arrived."""
+        return self._arrived[0] if self._arrived else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the elements of all that it reads, and of the gradient, lie in memory in their order."""
+        gradient = self.gradient
+        return (gradient is None or gradient[2]) and all(tensor.is_contiguous() for tensor in self.activations)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some activations that it reads get a gradient and others, as a mask or a constant, do not."""
+        return len({tensor.requires_grad for tensor in self.activations}) > 1
+
+
+class MemoryWatch:
+    """Watches calls, each kind of call once.
+
+    Args:
+        batch: samples in the tensors of the calls.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._known: dict[Any, LayerMemory | None] = {}
+
+    def watch(self, call: TracedCall, *, plain: bool = False) -> LayerMemory | None:
+        """The memory of a call; None where it does not run without values.
+
+        Args:
+            plain: as if all tensors lay in memory in the order of their elements.
+        """
+        key = call.function, plain, call.gradient, repr(tree_map_only(torch.Tensor, _described, call.arguments))
+        if key not in self._known:
+            try:
+                self._known[key] = _watch(call, self._batch, plain)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                self._known[key] = None
+        return self._known[key]
+
+    def watch_copy(self, call: TracedCall) -> LayerMemory | None:
+        """The memory of a call that changes its first argument; None where autograd keeps no copy of that."""
+        found = self.watch(call)
+        return None if found is None or found.kept == (0, 0) else found
+
+    def watch_exception(self, call: TracedCall) -> LayerMemory | None:
+        """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
+        usual.
+        """
+        if call.is_mixed:
+            return self.watch(call)
+        if call.is_plain:
+            return None
+        found = self.watch(call)
+        return None if found == self.watch(call, plain=True) else found
+
+
+def laid_out_as_on_a_cpu(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: torch.Tensor
+) -> torch.Tensor:
+    """What an attention returned on the meta device, with the strides of the kernel that devices run."""
+    if result.device.type != "meta":
+        return result
+    with FakeTensorMode():
+        # Devices return heads behind positions, so that putting heads together copies nothing.
+        own_args, own_kwargs = tree_map_only(torch.Tensor, _as_it_was, (args, kwargs))
+        strides = function(*own_args, **own_kwargs).stride()
+    if strides == result.stride():
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta").copy_(result)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}{tensor.requires_grad}"
+
+
+@dataclass(slots=True)
+class _SumOfGradients:
+    """A sum where branches meet; a dispatch mode has autograd make a third tensor for it (see ``memory_tracking``)."""
+
+    first: Callable[[], object]
+    dense: bool
+    moment: BatchBytes = (0, 0)
+
+
+class _Moments(TorchDispatchMode):
+    """Follows storages that operators make.
+
+    Attributes:
+        known: addresses of storages that were there before. now, peak: bytes a sample, and others.
+        peak_if_held: likewise, had somebody else held the output's gradient all the while.
+    """
+
+    def __init__(self, batch: int, known: Iterable[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = set(known)
+        self.now: BatchBytes = (0, 0)
+        self.peak: BatchBytes = (0, 0)
+        self._batch = batch
+        self._sizes: dict[int, BatchBytes] = {}
+        self._sum: _SumOfGradients | None = None
+        self.in_backward = False
+        self._given: int | None = None
+        self._let_go: BatchBytes = (0, 0)
+        self.peak_if_held: BatchBytes = (0, 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.settle()
+        if self.in_backward and function is torch.ops.aten.add.Tensor:
+            storage = args[0].untyped_storage()
+            dense = storage.nbytes() == args[0].numel() * args[0].element_size()
+            self._sum = _SumOfGradients(weakref.ref(storage), dense)
+        result = function(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            address = storage._cdata
+            if address not in self.known and address not in self._sizes:
+                self._sizes[address] = self.size_of(storage)
+                self.now = _sum(self.now, self._sizes[address])
+                weakref.finalize(storage, self._freed, address)
+        if self._sum is None:
+            self._note(self.now)
+        else:
+            self._sum.moment = self.now
+        return result
+
+    def settle(self) -> None:
+        """Note the moment of the last sum of gradients, unless autograd would have added in place."""
+        done, self._sum = self._sum, None
+        if done is not None and not (done.dense and done.first() is None):
+            self._note(done.moment)
+
+    def begin_backward(self) -> None:
+        """Note moments from now on alone."""
+        self.peak = self.peak_if_held = self.now
+        self.in_backward = True
+
+    def give(self, gradient: torch.Tensor) -> None:
+        """Have the output's gradient, which was just made, apart: somebody else may hold it too."""
+        self._given = gradient.untyped_storage()._cdata
+
+    def _note(self, moment: BatchBytes) -> None:
+        self.peak = max(self.peak, moment, key=self._total)
+        held = _sum(moment, self._let_go)
+        self.peak_if_held = max(self.peak_if_held, held, key=self._total)
+
+    def _total(self, size: BatchBytes) -> int:
+        return size[0] * self._batch + size[1]
+
+    def made(self, values: Any) -> BatchBytes:
+        """Bytes of tensors that operators made, each storage once."""
+        total: BatchBytes = (0, 0)
+        for address, storage in {storage._cdata: storage for storage in _storages(values)}.items():
+            if address not in self.known:
+                total = _sum(total, self.size_of(storage))
+        return total
+
+    def size_of(self, storage: torch.UntypedStorage) -> BatchBytes:
+        """Bytes a sample of what holds the batch, bytes in all of what does not."""
+        each, rest = divmod(storage.nbytes(), self._batch)
+        return (0, storage.nbytes()) if rest else (each, 0)
+
+    def _freed(self, address: int) -> None:
+        size = self._sizes.pop(address)
+        self.now = _sum(self.now, size, -1)
+        if address == self._given:
+            # Its address may be another's next.
+            self._given, self._let_go = None, size
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _addresses(values: Any) -> set[int]:
+    return {storage._cdata for storage in _storages(values)}
+
+
+def _sum(one: BatchBytes, other: BatchBytes, times: int = 1) -> BatchBytes:
+    return one[0] + times * other[0], one[1] + times * other[1]
+
+
+def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
+    """One call, on fake tensors; for real, of few samples, where fake ones do not tell."""
+    if call.function.__name__ not in _FOR_REAL:
+        with FakeTensorMode():
+            return _watch_on(_contiguous if plain else _as_it_was, call, batch, plain)
+
+    def few(count: int) -> LayerMemory:
+        def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+            order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+            extents = [tensor.size(dim) for dim in order]
+            shape = [extent // batch * count if extent % batch == 0 else extent for extent in extents]
+            back = [order.index(dim) for dim in range(tensor.dim())]
+            return torch.zeros(shape, dtype=tensor.dtype, device="cpu").permute(back)
+
+        return _watch_on(shrunk, call, count, plain=True)
+
+    return _in_proportion(few(_FEW), few(2 * _FEW))
+
+
+def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _in_proportion(few: LayerMemory, more: LayerMemory) -> LayerMemory:
+    """What grows with the batch, and what does not, from a call on :data:`_FEW` samples and one on twice as many."""
+
+    def parted(name: str) -> BatchBytes:
+        one, two = (
+            each * count + fixed
+            for (each, fixed), count in ((getattr(few, name), _FEW), (getattr(more, name), 2 * _FEW))
+        )
+        each = (two - one) // _FEW
+        return each, one - each * _FEW
+
+    names = ("kept", "forward", "backward", "backward_if_held")
+    return msgspec.structs.replace(few, **{name: parted(name) for name in names})
+
+
+def _watch_on(
+    made_like: Callable[[torch.Tensor], torch.Tensor], call: TracedCall, batch: int, plain: bool
+) -> LayerMemory:
+    """Watch forward and backward on tensors like the arguments, which ``made_like`` makes."""
+    leaves: list[torch.Tensor] = []
+    own: dict[int, torch.Tensor] = {}
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in own:
+            made = made_like(tensor).requires_grad_(tensor.requires_grad)
+            leaves.extend([made] if made.requires_grad else [])
+            # No leaf that gets a gradient can be changed; of a clone it gets the same one.
+            own[id(tensor)] = made.clone() if call.in_place and made.requires_grad else made
+        return own[id(tensor)]
+
+    own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
+    saved: set[int] = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.update(_addresses(tensor))
+        # The tensor itself would hold the operation that made it.
+        return tensor.detach()
+
+    moments = _Moments(batch, _addresses([*own.values(), *leaves]))
+    with moments, saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = output_of(call.function, own_args, call.function(*own_args, **own_kwargs))
+        outputs = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
+    held, most = moments.now, moments.peak
+    first = moments.made(outputs[:1])
+    # What nobody keeps of the others is let go by who called.
+    passing = [output for output in outputs[1:] if not _addresses(output) & (saved | _addresses(outputs[:1]))]
+    kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
+    backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
+    return LayerMemory(
+        inputs=tuple(i for i, t in enumerate(call.activations) if _addresses(own[id(t)]) & saved),
+        output=bool(_addresses(outputs[:1]) & saved),
+        width=outputs[0].element_size(),
+        kept=kept,
+        forward=_sum(_sum(most, first, -1), kept, -1),
+        backward=backward.alone,
+        backward_if_held=backward.if_held,
+        passes_gradient=backward.passes,
+        aliases=bool(_addresses(outputs[:1]) & _addresses(list(own.values()))),
+    )
+
+
+class _Backward(NamedTuple):
+    """As in :class:`~paradl_bench.network.graph.LayerMemory`."""
+
+    alone: BatchBytes = (0, 0)
+    if_held: BatchBytes = (0, 0)
+    passes: bool = False
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _watch_backward(
+    moments: _Moments, outputs: list[torch.Tensor], leaves: list[torch.Tensor], layout: GradientLayout | None
+) -> _Backward:
+    """What backward holds beside all that is there when it begins, and the gradients that it makes."""
+    differentiable = next((output for output in outputs if output.requires_grad), None)
+    if differentiable is None:
+        return _Backward()
+    whole = torch.zeros((), dtype=differentiable.dtype, device=differentiable.device).expand(differentiable.shape)
+    moments.known |= _addresses(whole)
+    before = moments.now
+    moments.begin_backward()
+    arrived: list[Any] = []
+
+    def arrive(_: torch.Tensor) -> torch.Tensor:
+        # Nobody but autograd holds it, which may let go of it before the end.
+        shape = tuple(differentiable.shape)
+        if layout is not None and layout[0] == shape:
+            gradient = torch.empty_strided(shape, layout[1], dtype=differentiable.dtype, device="cpu")
+        else:
+            gradient = torch.empty(shape, dtype=differentiable.dtype, device="cpu")
+        moments.give(gradient)
+        arrived.append((weakref.ref(gradient.untyped_storage()), moments.made(gradient), _addresses(gradient)))
+        return gradient
+
+    differentiable.register_hook(arrive)  # type: ignore[no-untyped-call]
+    with moments:
+        gradients = [g for g in torch.autograd.grad(differentiable, leaves, whole, allow_unused=True) if g is not None]
+    moments.settle()
+    ((alive, given, addresses),) = arrived
+    passes = alive() is not None and bool(gradients) and _addresses(gradients) == addresses
+    there = _sum(given, (0, 0) if passes else moments.made(gradients))
+    there = _sum(there, before)
+    return _Backward(_sum(moments.peak, there, -1), _sum(moments.peak_if_held, there, -1), passes)

@@ -1,0 +1,185 @@
+"""Every collective that a process issues, seen at torch's dispatcher, and how that compares with a plan.
+
+torch's collectives are operators (``c10d::allreduce_``, ...), so a dispatch mode sees those that C++ issues too, DDP's
+reducer among them; torch's own CommDebugMode works likewise. A mode costs time: it records iterations that are not
+timed, and in timed ones the process group's sequence number shows that as many were issued.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paradl_bench.plan.mesh import group_of, members_of
+from paradl_bench.plan.tasks import Collective, Communication, Plan, Transfer
+from paradl_bench.records.training.training_record import IssuedCollective
+
+When = Literal["setup", "first", "rebuild", "iteration"]
+
+WHENS: tuple[When, ...] = ("setup", "first", "rebuild", "iteration")
+
+# Operator: our name, and which argument's tensors make up ``message_bytes`` as the operation defines it (what one rank
+# contributes or keeps for all-gather and reduce-scatter, the whole buffer for the others).
+_OPERATORS = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "allgather_": ("all_gather", 1),
+    "_allgather_base_": ("all_gather", 1),
+    "allgather_coalesced_": ("all_gather", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1),
+    "reduce_scatter_": ("reduce_scatter", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 0),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 0),
+    "send": ("send_recv", 0),
+    "recv_": ("send_recv", 0),
+    "recv_any_source_": ("send_recv", 0),
+    "barrier": ("barrier", 0),
+}
+
+
+class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, counts collectives by operation, bytes and group. An operator that is not known keeps its name.
+
+    Attributes:
+        across_threads: that a thread which exchanges gradients takes it along.
+    """
+
+    across_threads = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled module runs compiled while this is active: what replicas exchange is issued outside of it."""
+        return True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            self._record(function, args, kwargs or {})
+        return function(*args, **(kwargs or {}))
+
+    def _record(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        operator: str = function._schema.name.rpartition("::")[2]
+        operation, position = _OPERATORS.get(operator, (operator, 0))
+        values = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
+        message_bytes = _bytes(args[position]) if len(args) > position else 0
+        self.counts[operation, message_bytes, _group(values.values())] += 1
+
+    def issued(self, when: When) -> tuple[IssuedCollective, ...]:
+        """What was counted, in the order of first occurrence."""
+        return tuple(
+            IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
+            for (operation, size, group), count in self.counts.items()
+        )
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    return 0
+
+
+def _group(values: Iterable[Any]) -> tuple[int, ...]:
+    """Ranks of the process group among an operator's arguments; of the whole world where it names none."""
+    for value in values:
+        if isinstance(value, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(value))
+        if isinstance(value, torch.ScriptObject) and value._type().name() == "ProcessGroup":  # type: ignore[attr-defined]
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
+    return tuple(range(dist.get_world_size()))
+
+
+class SequenceCounter:
+    """How many collectives some process groups have issued since the last call; None where one can't tell.
+
+    A backend may count messages between two ranks as well.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup] = ()) -> None:
+        self._groups: Sequence[Any] = groups
+        self._last = self._read()
+
+    def _read(self) -> int | None:
+        try:
+            return sum(int(group._get_sequence_number_for_group()) for group in self._groups)
+        except RuntimeError:
+            return None
+
+    def since_last(self) -> int | None:
+        """Collectives issued since the last call, or since construction."""
+        last, self._last = self._last, self._read()
+        return None if last is None or self._last is None else self._last - last
+
+
+def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ...]:
+    """Every collective, and every message sent or received, that a plan says one rank issues."""
+    role = plan.role_of(rank)
+    counts: Counter[_Key] = Counter()
+    exchanging = group_of(plan.strategy, plan.exchange_axes, rank)
+    for when, operation, size, count in plan.roles[role].setup:
+        counts[when, operation, size, exchanging] += count  # type: ignore[index]
+    for when, sent in plan.roles[role].exchanged_before:
+        counts[when, sent.operation, sent.message_bytes, members_of(plan.strategy, sent, rank)] += 1  # type: ignore[index]
+    in_iterations: tuple[tuple[When, list[Communication]], ...] = (
+        ("first", [*plan.roles[role].handshake, *plan.of_layers(role)]),
+        ("rebuild", plan.of_layers(role)),
+        ("iteration", plan.communication(role)),
+    )
+    for recorded, works in in_iterations:
+        for work in works:
+            group = members_of(plan.strategy, work, rank)
+            for operation, size in _messages(work):
+                counts[recorded, operation, size, group] += 1
+    return tuple(
+        IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
+        for (when, operation, size, group), count in counts.items()
+    )
+
+
+def _messages(work: Communication) -> list[tuple[str, int]]:
+    """(operation, bytes) of each call that a communication is made of."""
+    if isinstance(work, Collective):
+        return [(work.operation, work.message_bytes)]
+    if isinstance(work, Transfer):
+        return [("send_recv", size) for size in work.message_bytes]
+    return [("send_recv", size) for size in (*work.sends_bytes, *work.receives_bytes)]
+
+
+def differences(issued: Iterable[IssuedCollective], planned: Iterable[IssuedCollective]) -> list[str]:
+    """What was issued and not planned, or the other way, one line each; empty when they agree to the byte."""
+    have, want = _counts(issued), _counts(planned)
+    lines = []
+    for key in sorted(have.keys() | want.keys(), key=lambda key: (WHENS.index(key[0]), *key[1:])):
+        if have.get(key, 0) != want.get(key, 0):
+            when, operation, size, group = key
+            ranks = ",".join(map(str, group))
+            lines.append(
+                f"{when}: {operation} of {size} bytes over ranks {ranks}:"
+                f" issued {have.get(key, 0)}, planned {want.get(key, 0)}"
+            )
+    return lines
+
+
+_Key = tuple[When, str, int, tuple[int, ...]]
+
+
+def _counts(collectives: Iterable[IssuedCollective]) -> Mapping[_Key, int]:
+    counts: Counter[_Key] = Counter()
+    for item in collectives:
+        counts[item.when, item.operation, item.message_bytes, item.group] += item.count
+    return counts

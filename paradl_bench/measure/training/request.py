@@ -1,0 +1,210 @@
+"""What a training run is asked to do; torch-free, so that a launcher refuses a mistake before it starts any rank."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.execution.compiler import refuse_without_compiler
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings, bucket_limits
+from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
+from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+
+RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
+"""What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
+
+
+class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``paradl-bench train`` is asked to run.
+
+    Attributes:
+        batch: global mini-batch.
+        dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
+        iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
+        bucket_cap_mb: MiB; None for torch's default.
+        batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
+            spatial_until, exchange, ranks_per_node: as in
+            :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        layout: emulated nodes that the ranks lie on; None for real ones.
+        balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
+            :mod:`paradl_bench.measure.training.stage_balance`.
+        emulate: profile whose seconds layers sleep instead of computing; None for a real run.
+        dilate: how many times as long; None for once.
+        slow_rank: one rank that sleeps longer still by a factor; None for none.
+        spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
+        verify: whether the strategy is proved on the model first; None for where that is quick.
+    """
+
+    model: str
+    input_shape: tuple[int, ...] | None
+    strategy: Strategy
+    batch: int
+    device: str
+    dtype: str = "fp32"
+    kernel_settings: KernelSettings = NO_SETTINGS
+    optimizer: str = "sgd"
+    bucket_cap_mb: float | None = None
+    batch_norm: Literal["local", "sync"] = "local"
+    accumulate: int = 1
+    recompute: tuple[str, ...] = ()
+    micro_batches: int | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
+    cut_by: str = ""
+    balance: str | None = None
+    split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
+    spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: int | None = None
+    layout: NodeLayout | None = None
+    iterations: int = 30
+    warmup: int = 5
+    emulate: str | None = None
+    dilate: float | None = None
+    slow_rank: SlowRank | None = None
+    spread: bool = False
+    seed: int | None = None
+    verify: bool | None = None
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What a plan of this run needs."""
+        first, cap = bucket_limits(self.bucket_cap_mb)
+        return PlanSettings(
+            batch=self.batch,
+            optimizer=self.optimizer,
+            first_bucket_bytes=first,
+            bucket_cap_bytes=cap,
+            batch_norm=self.batch_norm,
+            accumulate=self.accumulate,
+            recompute=self.recompute,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            stages=self.stages,
+            cut_by=self.cut_by,
+            split=self.split,
+            filter_backward=self.filter_backward,
+            spatial_until=self.spatial_until,
+            exchange=self.exchange,
+            ranks_per_node=self.ranks_per_node,
+            blocking=self.device != "cuda",
+        )
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether the model's layers or parameters limit the strategy, beside its mini-batch."""
+        shares = any(axis.kind != "data" and axis.degree > 1 for axis in self.strategy.axes)
+        return shares or zero_stage(self.strategy) > 1
+
+    def check(self) -> None:
+        """Refuse, without torch, what no model could make right: kinds that cannot be planned, batch against ranks.
+
+        Raises:
+            UserError: says what would be right.
+        """
+        nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
+        planner_for(self.strategy).check(nothing, self.strategy, self.settings)
+        refuse_unused(self.settings, (self.strategy,))
+        check_dtype(self.strategy, self.settings, self.dtype)
+        self.kernel_settings.check(self.device)
+        check_kernel_settings(self.strategy, self.settings, self.kernel_settings.label)
+        self._check_balance()
+        if self.layout is not None and self.device != "cpu":
+            raise UserError("--nodes emulates nodes for ranks on a CPU: give --device cpu")
+        self._check_emulation()
+        if self.warmup < len(RECORDED):
+            raise UserError(
+                f"--warmup {self.warmup} is too short: the first {len(RECORDED)} iterations are recorded, not timed"
+            )
+        refuse_without_compiler(self.kernel_settings, self.device)
+
+    def _check_balance(self) -> None:
+        given = "--balance" if self.balance is not None else "--stages" if self.stages else ""
+        if given and degree_of(self.strategy, "pipeline") == 1:
+            raise UserError(f"{given} is for the stages of a pipeline; strategy {self.strategy} has none")
+        if self.balance is not None and self.stages:
+            raise UserError("--balance finds the stages that --stages gives: give one of them")
+
+    def _check_emulation(self) -> None:
+        self._check_sleep()
+        if self.emulate is None:
+            return
+        if self.slow_rank is not None:
+            self.slow_rank.check(str(self.strategy), self.strategy.ranks)
+        if self.dilate is not None and not 0 < self.dilate < math.inf:
+            raise UserError(f"--dilate {self.dilate:g} has to be a positive number: 20 sleeps twenty times as long")
+        if Path(self.emulate).is_dir():
+            raise UserError(
+                f"--emulate {self.emulate} is a directory; give the profile that calibrate fit wrote, a file"
+            )
+        if not Path(self.emulate).is_file():
+            raise UserError(f"--emulate {self.emulate}: there is no such file; give a profile of calibrate fit")
+        if self.device != "cpu":
+            raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
+        if self.dtype != "fp32":
+            raise UserError(f"--emulate knows --dtype fp32, not {self.dtype}")
+        if self.kernel_settings.label:
+            flags = " ".join(map(flag_of, self.kernel_settings.label.split("+")))
+            raise UserError(f"--emulate runs no kernels that {flags} could change: leave it out")
+
+    def _check_sleep(self) -> None:
+        of_sleep = {
+            "--dilate": self.dilate is not None,
+            "--slow-rank": self.slow_rank is not None,
+            "--spread": self.spread,
+            "--seed": self.seed is not None,
+        }
+        flag = next((flag for flag, given in of_sleep.items() if given), None)
+        if self.emulate is None and flag is not None:
+            raise UserError(f"{flag} is for layers that sleep: give it with --emulate PROFILE")
+        if self.seed is not None and not self.spread:
+            raise UserError("--seed is of what --spread draws: give it with --spread")
+
+    def arguments(self, context: RankContext) -> dict[str, str]:
+        """Settings that two runs have to share for one to resume the other."""
+        shape = "x".join(map(str, self.input_shape)) if self.input_shape else "default"
+        return {
+            "model": self.model,
+            "input_shape": shape,
+            "strategy": str(self.strategy),
+            "batch": str(self.batch),
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "backend": context.backend,
+            "launcher": context.launcher,
+            "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
+            **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
+            "iterations": str(self.iterations),
+            "warmup": str(self.warmup),
+            # The stages themselves have to be the same, not what found them.
+            **{name: text for name, text in self.settings.options.items() if name != "cut_by"},
+            **self._of_pipeline,
+            **({"emulated_nodes": str(self.layout)} if self.layout else {}),
+            **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
+            **({"spread": f"seed {self.seed or 0}"} if self.spread else {}),
+        }
+
+    @property
+    def _of_pipeline(self) -> dict[str, str]:
+        count = degree_of(self.strategy, "pipeline")
+        if count == 1:
+            return {}
+        return {
+            "micro_batches": str(self.micro_batches or count),
+            "schedule": self.schedule,
+            "stages": ",".join(self.stages) or "balanced",
+        }

@@ -1,0 +1,197 @@
+"""Real training of a strategy: phases of every iteration on every rank, and every collective that it issued.
+
+The first three iterations are recorded instead of timed: collectives are seen at the dispatcher (DDP sends one bucket
+in the first and rebuilds its buckets in the second), and which gradient arrives last is found. After the rest of the
+warm-up, ranks run chunks of timed iterations, without a barrier between iterations, as real training does. A chunk
+starts from a barrier and one iteration that is not timed, since rank 0 writes the chunk before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.core.terminal.command_line import progress
+from paradl_bench.emulation.layers import hold_in_common
+from paradl_bench.measure.execution.compiled import Compiling
+from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
+from paradl_bench.measure.machine.measured_nodes import note_places
+from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.ghost_host import host_seconds
+from paradl_bench.measure.training.ghosts import Ghost, emulate
+from paradl_bench.measure.training.proof import verify_training
+from paradl_bench.measure.training.recorder import (
+    differences,
+    planned_collectives,
+)
+from paradl_bench.measure.training.request import RECORDED, TrainingRequest
+from paradl_bench.measure.training.stage_balance import with_measured_stages
+from paradl_bench.measure.training.trainer import Trainer
+from paradl_bench.measure.training.writer import TrainingWriter, keep_shortage
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.out_of_memory import describe_shortage, ran_out, shortage
+from paradl_bench.records.training.compile_record import CompileRecord
+from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.rehearsal import rehearse
+
+CHUNK_ITERATIONS = 10
+"""Timed iterations between two writes: what an interruption loses at most."""
+
+
+def check_limits(request: TrainingRequest) -> None:
+    """Refuse, before any rank is started, what the model's layers do not allow.
+
+    Raises:
+        UserError: a model that does not load or run, or a limit that is exceeded; the message names the layer.
+    """
+    model = load_model(request.model, request.input_shape, device="meta")
+    network = trace_network(model)
+    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
+    request = with_measured_stages(request, network)
+    planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    rehearse(model.module, network, request.strategy, request.settings)
+
+
+def measure_training(
+    request: TrainingRequest,
+    context: RankContext,
+    output: Path,
+    command_line: tuple[str, ...],
+    network: Network | None = None,
+) -> None:
+    """Train on this rank, together with the others; rank 0 writes ``run.json`` and ``training.jsonl``.
+
+    Args:
+        network: of the request's model, where ranks that measure several runs have traced it before.
+
+    Raises:
+        UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
+        WorkError: the strategy trains otherwise than serial training does, a loss that is not finite, control flow that
+            varies between iterations, or memory that ran out, which ``run.json`` then holds.
+    """
+    wanted = request.strategy.ranks
+    if context.ranks != wanted:
+        raise UserError(f"strategy {request.strategy} takes {wanted} ranks; {context.launcher} started {context.ranks}")
+    # The model comes first: a mistake in it leaves no directory, which the corrected command would not fit.
+    model = load_model(request.model, request.input_shape)
+    network = network or trace_network(model)
+    refuse_without_channels(request.model, network.input_shape, request.kernel_settings)
+    refuse_changed_input(network)
+    request = with_measured_stages(request, network)
+    # What it refuses, it refuses before anything runs.
+    planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    ghost = emulate(request, network, context)
+    if ghost:
+        hold_in_common(model.module)
+    trainer: Trainer | None = None
+    try:
+        trainer = Trainer(model, request, context, ghost.twin if ghost else None)
+        _measure(trainer, model, request, context, network, output, command_line, ghost)
+        trainer.close()
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        phase = trainer.phase if trainer else "setting up the batch"
+        found = shortage(error, context.rank, phase, context.device)
+        keep_shortage(found, network, request, context, output, command_line, ghost.emulated if ghost else None)
+        raise WorkError(describe_shortage(found)) from error
+
+
+def _measure(
+    trainer: Trainer,
+    model: LoadedModel,
+    request: TrainingRequest,
+    context: RankContext,
+    network: Network,
+    output: Path,
+    command_line: tuple[str, ...],
+    ghost: Ghost | None,
+) -> None:
+    network = trainer.try_alone(network)
+    plan = planner_for(request.strategy).plan(network, request.strategy, request.settings)
+    trainer.phase = "verifying the strategy"
+    verified = verify_training(model, network, request, context, output, trainer.sample_s)
+    layers, first = ghost.emulated if ghost else None, context.rank == 0
+    writer = TrainingWriter.open(request, context, output, command_line, layers=layers) if first else None
+    done = context.share(writer.done if writer else 0, int)
+    if done >= request.iterations:
+        return
+    hosts_noted = note_places(context, writer.directory if writer else None)
+    trainer.attempt = hosts_noted.attempt
+    host = (trainer.host_time(network), host_seconds(ghost, request, context, network)) if ghost else None
+    issued = trainer.prepare(network)
+    planned = planned_collectives(plan, context.rank)
+    found = _differences(context, issued, planned)
+    cores = tuple(core for core in context.gather(context.core, int | None) if core is not None)
+    # Ghosts hold other tensors than layers do: their memory says nothing of a real run's. A model that is tracked runs
+    # uncompiled.
+    untracked = ghost or request.kernel_settings.compile
+    peaks = [] if untracked else context.gather(trainer.track_memory(), MemoryPeak)
+    compiled = context.gather(trainer.compiled, tuple[CompileRecord, ...])
+    about = trainer.describe_ghosts(ghost, *host) if ghost and host else None
+    if writer is not None:
+        memory = tuple(peaks)
+        whole = tuple(record for of_rank in compiled for record in of_rank)
+        writer.describe(network, context, cores, issued, planned, memory, about, whole, verified)
+        if ghost:
+            writer.keep_table(ghost.table)
+        writer.write(found)
+    _run_timed(trainer, request, context, writer, done, found)
+    hosts_noted.again()
+    if writer is not None:
+        writer.finish()
+
+
+def _run_timed(
+    trainer: Trainer,
+    request: TrainingRequest,
+    context: RankContext,
+    writer: TrainingWriter | None,
+    done: int,
+    found: list[str],
+) -> None:
+    """The rest of the warm-up, then chunks of timed iterations, each written as soon as it is there.
+
+    Args:
+        done: iterations that are written already. found: what was issued other than planned so far.
+    """
+    about_run = f"{request.model} {request.strategy}, batch {request.batch}"
+    with progress(about_run, request.iterations) as bar, Compiling() as compiling:
+        bar.advance(done)
+        for _ in range(request.warmup - len(RECORDED)):
+            trainer.iterate()
+        while done < request.iterations:
+            count = min(CHUNK_ITERATIONS, request.iterations - done)
+            with compiling.nothing_more(request.model):
+                chunk = trainer.run_chunk(done, count)
+            found += _count_differences(context, chunk, trainer.recorded_count)
+            chunks = context.gather(chunk, TrainingIterations)
+            if writer is not None:
+                writer.append(chunks)
+                writer.write(found)
+            done += count
+            bar.advance(count)
+
+
+def _differences(
+    context: RankContext, issued: tuple[IssuedCollective, ...], planned: tuple[IssuedCollective, ...]
+) -> list[str]:
+    """What any rank issued other than planned, each line once; on every rank."""
+    lines = [f"rank {context.rank}, {line}" for line in differences(issued, planned)]
+    return [line for found in context.gather(lines, list[str]) for line in found]
+
+
+def _count_differences(context: RankContext, chunk: TrainingIterations, recorded: int | None) -> list[str]:
+    wrong = [] if recorded is None else [count for count in chunk.collectives_issued if count != recorded]
+    lines = []
+    if wrong:
+        lines = [
+            f"rank {context.rank}, timed iterations from {chunk.first_iteration} on: {len(wrong)} issued {wrong[0]}"
+            f" collectives where the recorded one issued {recorded}"
+        ]
+    return [line for found in context.gather(lines, list[str]) for line in found]

@@ -1,0 +1,211 @@
+"""What a training run shows at once: phases of each rank, and whether it issued what its plan holds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paradl_bench.core.statistics import Summary, summarise
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.measure.machine.node_findings import lines_of_nodes
+from paradl_bench.measure.stragglers.stragglers import TrainingPace, training_pace
+from paradl_bench.ranks.directories.directory import emulation_noted
+from paradl_bench.records.hosts.host_record import read_host_records
+from paradl_bench.records.measurement import read_records
+from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.training_record import (
+    TRAINING_FILE,
+    IssuedCollective,
+    TrainingIterations,
+    TrainingRun,
+    read_run,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PHASES = {"iteration": "iteration_s", "FW": "fw_s", "BW": "bw_s", "exposed GE": "exposed_ge_s", "WU": "wu_s"}
+_IDLE = {"pipeline idle": "pipeline_idle_s"}
+"""Columns, and the field of :class:`TrainingIterations` that each summarises."""
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of one rank's timed iterations, by phase.
+
+    Attributes:
+        communication: of layer-wise communication, by phase and kind (``FW halo``); these are parts of the phases.
+    """
+
+    rank: int
+    core: int | None
+    phases: dict[str, Summary]
+    communication: dict[str, Summary] = {}
+
+
+class TrainingSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and its statistics.
+
+    Attributes:
+        emulated: what was emulated, in a line; empty where nothing was. nodes: in what its nodes differ, a line each.
+    """
+
+    run: TrainingRun
+    ranks: tuple[RankSummary, ...]
+    pace: TrainingPace
+    emulated: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+def summarise_training(directory: Path) -> TrainingSummary:
+    """Statistics of a training run.
+
+    Raises:
+        UserError: the directory holds none, or a damaged one.
+    """
+    run = read_run(directory)
+    records = read_records(directory, TRAINING_FILE, TrainingIterations)
+    summaries = []
+    for rank in sorted({record.rank for record in records}):
+        own = [record for record in records if record.rank == rank]
+        fields = PHASES | (_IDLE if own[0].pipeline_idle_s else {})
+        phases = {name: summarise([s for r in own for s in getattr(r, field)]) for name, field in fields.items()}
+        core = run.cores[rank] if rank < len(run.cores) else None
+        communication = {name: summarise(values) for name, values in _communication(own).items()}
+        summaries.append(RankSummary(rank=rank, core=core, phases=phases, communication=communication))
+    pace = training_pace(run, records, read_host_records(directory))
+    emulated = emulation_noted(directory)
+    nodes = tuple(lines_of_nodes(directory))
+    return TrainingSummary(run=run, ranks=tuple(summaries), pace=pace, emulated=emulated, nodes=nodes)
+
+
+def _communication(records: Sequence[TrainingIterations]) -> dict[str, list[float]]:
+    """Seconds of every iteration, by phase and kind."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for phase, kinds in (("FW", record.fw_communication_s), ("BW", record.bw_communication_s)):
+            for kind, values in kinds.items():
+                found.setdefault(f"{phase} {kind}", []).extend(values)
+    return found
+
+
+def print_training_summary(directory: Path, *, as_json: bool) -> None:
+    """Print the summary to standard output, as a table or as JSON."""
+    summary = summarise_training(directory)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
+        return
+    console = open_console()
+    if summary.emulated:
+        console.print(f"emulated: {summary.emulated}", soft_wrap=True)
+    console.print(_phase_table(summary))
+    if any(rank.communication for rank in summary.ranks):
+        console.print(_communication_table(summary.ranks))
+    for line in (*summary.nodes, *summary.pace.lines()):
+        console.print(line, style="yellow", soft_wrap=True)
+    run = summary.run
+    if run.ghost is not None:
+        console.print(_ghost_line(run.ghost), soft_wrap=True)
+    if run.losses:
+        console.print(f"loss {run.losses[0]:.4g} in the first timed iteration, {run.losses[-1]:.4g} in the last")
+    if run.issued:
+        console.print(_collective_table(run.issued, run.planned))
+    if run.verified is not None:
+        style = "yellow" if run.verified.mixes_samples else ""
+        console.print(run.verified.line(), style=style, soft_wrap=True, markup=False)
+    console.print(_verdict(run), style="bold red" if run.differences else "", soft_wrap=True)
+    if run.compiled:
+        console.print("memory was not tracked: torch's tracker sees no kernels of its compiler", soft_wrap=True)
+
+
+def _phase_table(summary: TrainingSummary) -> Table:
+    from rich.table import Table
+
+    run = summary.run
+    shape = "x".join(map(str, run.input_shape))
+    table = Table(
+        title=f"{run.model} {run.strategy}, batch {run.batch}, input {shape}, {run.optimizer}, {run.backend}: "
+        "median (interquartile range) of an iteration"
+    )
+    for column in ("rank", "core", "iterations", *summary.ranks[0].phases):
+        table.add_column(column, justify="right")
+    for rank in summary.ranks:
+        cells = [_cell(item) for item in rank.phases.values()]
+        core = "-" if rank.core is None else str(rank.core)
+        table.add_row(str(rank.rank), core, str(rank.phases["iteration"].samples), *cells)
+    return table
+
+
+_MUCH_OVERHEAD = 0.1
+"""Of what layers sleep: more than the few per cent that lie beside a sleep and show in nothing else."""
+
+
+def _ghost_line(ghost: GhostRun) -> str:
+    framework, oversleep = (sum(phases.values()) for phases in (ghost.framework_s, ghost.oversleep_s))
+    drawn = ""
+    if ghost.drawn is not None:
+        drawn = f"; each sleep drawn as {ghost.drawn.samples} measured iterations spread, seed {ghost.drawn.seed}"
+    silent = "" if ghost.host_s is None else f"; where nothing is communicated either, {format_seconds(ghost.host_s)}"
+    much = f"; that is much beside sleep, a larger --dilate makes it less (now {ghost.dilate:g})"
+    return (
+        f"layers slept {format_seconds(sum(ghost.slept_s.values()))} an iteration; the framework takes rank 0's host"
+        f" {format_seconds(framework)} ({ghost.overhead:.1%} of that{much if ghost.overhead > _MUCH_OVERHEAD else ''}),"
+        f" and {_signed(oversleep)} beside it; without sleep an iteration takes"
+        f" {format_seconds(ghost.without_compute_s)}{silent}{drawn}"
+    )
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"
+
+
+def _cell(item: Summary | None) -> str:
+    return f"{format_seconds(item.median_s)} ({format_seconds(item.iqr_s)})" if item and item.median_s else "-"
+
+
+def _communication_table(ranks: Sequence[RankSummary]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="layer-wise communication within FW and BW, waiting for other ranks included")
+    columns = list(dict.fromkeys(name for rank in ranks for name in rank.communication))
+    for column in ("rank", *columns):
+        table.add_column(column, justify="right")
+    for rank in ranks:
+        table.add_row(str(rank.rank), *(_cell(rank.communication.get(name)) for name in columns))
+    return table
+
+
+def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="collectives, as issued by rank 0 and as planned")
+    for column in ("when", "operation", "bytes", "", "ranks", "issued", "planned"):
+        table.add_column(column, justify="left" if column in ("when", "operation") else "right")
+    counts: dict[tuple[str, str, int, tuple[int, ...]], list[int]] = {}
+    for side, items in enumerate((issued, planned)):
+        for item in items:
+            key = (item.when, item.operation, item.message_bytes, item.group)
+            counts.setdefault(key, [0, 0])[side] += item.count
+    for (when, operation, size, group), (have, want) in counts.items():
+        style = None if have == want else "bold red"
+        row = (when, operation, f"{size:,}", format_bytes(size), str(len(group)), str(have), str(want))
+        table.add_row(*row, style=style)
+    return table
+
+
+def _verdict(run: TrainingRun) -> str:
+    if run.issued_equals_plan is None:
+        return "collectives were not recorded"
+    if run.differences:
+        found = "\n".join(f"  {line}" for line in run.differences)
+        return f"COLLECTIVES DIFFER FROM THE PLAN, which predictions read; {len(run.differences)} differences:\n{found}"
+    total = sum(item.count for item in run.issued if item.when == "iteration")
+    if not total:
+        return "no collectives were issued, and none are planned"
+    size = math.fsum(item.count * item.message_bytes for item in run.issued if item.when == "iteration")
+    return f"every collective agrees with the plan to the byte: {total} an iteration, {format_bytes(size)}"

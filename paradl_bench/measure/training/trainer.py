@@ -1,0 +1,405 @@
+"""One rank's model, data and optimizer in training, and its iterations: recorded ones first, then timed chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from paradl_bench.core.errors import UserError, WorkError
+from paradl_bench.emulation.twin import GhostTwin
+from paradl_bench.measure.execution.autocast import autocast_to
+from paradl_bench.measure.execution.compiled import Compiling, compile_errors, compile_in_place, set_up_compiler
+from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, set_modes
+from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
+from paradl_bench.measure.execution.optimizers import build_optimizer
+from paradl_bench.measure.proof.parts import place_of
+from paradl_bench.measure.tracing.gradient_order import GradientOrder
+from paradl_bench.measure.training.ghosts import Ghost, HostTime, describe_run, measure_host_time
+from paradl_bench.measure.training.memory_tracking import track_memory
+from paradl_bench.measure.training.recorder import (
+    CollectiveRecorder,
+    SequenceCounter,
+)
+from paradl_bench.measure.training.request import RECORDED, TrainingRequest
+from paradl_bench.network.graph import Network
+from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
+from paradl_bench.ranks.groups.process_group import end_groups
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.out_of_memory import ran_out
+from paradl_bench.ranks.pulse import beat
+from paradl_bench.records.training.compile_record import CompileRecord
+from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations, Turn
+from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.nesting.parallel import build_parallel
+from paradl_bench.strategies.passes.recomputed_module import recompute_segments
+from paradl_bench.strategies.pipeline.module import RankPipeline
+from paradl_bench.strategies.running.group_functions import Spans
+
+
+class _Stamps(msgspec.Struct, frozen=True):
+    """One iteration: stamps at its start and end and at the end of backward, and the loss, still on the device.
+
+    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
+    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
+    """
+
+    begin: Any
+    last_gradient: Any
+    backward_end: Any
+    end: Any
+    loss: torch.Tensor | None
+    fw_communication: list[tuple[str, Any, Any]]
+    bw_communication: list[tuple[str, Any, Any]]
+    turns: list[tuple[str, Any, Any]]
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """When the last gradient of an iteration arrived."""
+
+    stamp: Any = None
+
+
+class Trainer:
+    """One rank's model, data and optimizer, and its iterations.
+
+    Args:
+        twin: of an emulated run: what stands for the model's compute.
+
+    Attributes:
+        recorded_count: collectives that the process group counted in the recorded steady iteration; None where the
+            backend does not count.
+        phase: what the rank is doing, in words.
+        attempt: at the run, for what is recorded.
+        compiled: what was compiled in the recorded iterations; nothing where nothing was.
+        sample_s: seconds that forward and backward of one sample took alone, the first time.
+    """
+
+    _optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, model: LoadedModel, request: TrainingRequest, context: RankContext, twin: GhostTwin | None = None
+    ) -> None:
+        self._model = model
+        self._twin = twin
+        self._loss = twin.loss(model.loss) if twin else model.loss
+        self._request = request
+        self._context = context
+        self.phase = "setting up"
+        self.attempt = 0
+        self.sample_s = 0.0
+        self.compiled: tuple[CompileRecord, ...] = ()
+        set_modes(request.kernel_settings, context.device)
+        set_up_compiler(context.device)
+        self._clock: Clock = clock_for(context.device)
+        replica = place_of(request.strategy, request.settings, context.rank).replica
+        torch.manual_seed(replica)
+        # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
+        local = request.batch // degree_of(request.strategy, "data")
+        self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
+        self._inputs = laid_out(self._inputs, request.kernel_settings)
+        self._parallel = model.module
+        self._entered = autocast_to(request.dtype, context.device)
+        self._steps: MicroSteps | None = None
+        self._groups: tuple[dist.ProcessGroup, ...] = ()
+        self._counter = SequenceCounter()
+        self._spans = Spans()
+        self._pipeline: RankPipeline | None = None
+        self._last_gradient = _Arrival()
+        self._watches_gradients = False
+        self._shards_parameters = zero_stage(request.strategy) > 1
+        self.recorded_count: int | None = None
+
+    def prepare(self, network: Network) -> tuple[IssuedCollective, ...]:
+        """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that.
+
+        Raises:
+            UserError: nothing in the model is trained.
+        """
+        request, model = self._request, self._model.module
+        self.phase = "building the parallel module"
+        with CollectiveRecorder() as recorder:
+            built = build_parallel(
+                model,
+                network,
+                request.strategy,
+                request.settings,
+                self._context.device,
+                self._loss,
+                self._twin.layers if self._twin else None,
+            )
+        self._parallel, self._spans, self._pipeline = built.module, built.spans, built.pipeline
+        self._groups = built.groups
+        if built.pipeline is None:
+            self._steps = MicroSteps(built, self._loss, self._inputs, self._targets, request.accumulate, self._entered)
+        if built.pipeline is not None and built.pipeline.stages[0].receives:
+            # Only the first stage reads samples.
+            self._inputs = self._inputs.new_empty(0)
+        self._counter = SequenceCounter(built.groups)
+        # Only now: parameters may have been replaced by shards of them.
+        if self._twin:
+            self._optimizer = self._twin.optimizer(model.parameters(), built.optimizer_group)
+            self._twin.follow(built.spans, model.parameters())
+        else:
+            self._optimizer = build_optimizer(request.optimizer, model.parameters(), built.optimizer_group)
+        issued: tuple[IssuedCollective, ...] = recorder.issued("setup")
+        if not request.kernel_settings.compile:
+            return (*issued, *self._run_recorded())
+        # Inside of the wrapper that exchanges gradients, which torch parts the graph at the buckets of.
+        compile_in_place(model)
+        with Compiling() as compiling, compile_errors(request.model):
+            issued += self._run_recorded()
+            # Hooks of those iterations are gone, and one is there that stays.
+            self.iterate()
+        local = len(self._inputs) // request.accumulate
+        self.compiled = (compiling.record(self._context.rank, request.model, local, "whole"),)
+        return issued
+
+    def _run_recorded(self) -> tuple[IssuedCollective, ...]:
+        """The recorded iterations; returns what this rank issued in them, and watches the last gradient from then on.
+
+        Raises:
+            UserError: nothing in the model is trained.
+        """
+        issued: tuple[IssuedCollective, ...] = ()
+        last: str | None = None
+        for when in RECORDED:
+            with self._awake(), CollectiveRecorder() as recorder, GradientOrder(self._model.module) as order:
+                self._counter.since_last()
+                self.iterate()
+                self.recorded_count = self._counter.since_last()
+            issued += recorder.issued(when)
+            last = order.names[-1] if order.names else None
+        if last is None:
+            raise UserError(
+                f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
+            )
+        # Where no gradients are exchanged nothing is waited for after the last one.
+        if group_axes(self._request.strategy, *REPLICATING):
+            self._watch(last)
+        return issued
+
+    def close(self) -> None:
+        """Let go of the parallel module, then of its process groups, but for that of all ranks. A collective.
+
+        No more iterations after it.
+        """
+        self._context.barrier()
+        if not self._groups:
+            return  # nothing was built, or on this rank alone
+        groups = self._groups[1:]
+        del self._parallel, self._optimizer
+        self._steps, self._pipeline, self._groups = None, None, ()
+        self._counter, self._spans = SequenceCounter(), Spans()
+        end_groups(groups)
+
+    def track_memory(self) -> MemoryPeak:
+        """Peak of one more iteration, on every rank at once."""
+        return track_memory(
+            self.iterate,
+            self._parallel,
+            self._optimizer,
+            (self._inputs, self._targets),
+            rank=self._context.rank,
+        )
+
+    def try_alone(self, network: Network) -> Network:
+        """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
+
+        Returns the network with its gradients in the order in which they arrive on this device.
+
+        Raises:
+            UserError: the model does not run on its local batch.
+        """
+        self.phase = "forward and backward of the model alone"
+        try:
+            self._model.module.to(self._context.device)
+            lay_out(self._model.module, self._request.kernel_settings)
+            recompute_segments(self._model.module, network, self._request.settings)
+            at_once = len(self._inputs) // self._request.accumulate
+            module = self._twin.alone(self._model.module) if self._twin else self._model.module
+            begin = self._clock.stamp()
+            with self._awake(), GradientOrder(self._model.module) as order:
+                with self._entered():
+                    loss = self._loss(module(self._inputs[:at_once]), self._targets[:at_once])
+                loss.backward()  # type: ignore[no-untyped-call]
+            end = self._clock.stamp()
+            self._clock.synchronise()
+            self.sample_s = self._clock.seconds(begin, end) / at_once
+        except (RuntimeError, ValueError) as error:
+            if ran_out(error):
+                raise
+            where = f"model {self._request.model} does not train on a local batch of {at_once}"
+            raise UserError(f"{where}: {error}") from error
+        self._model.module.zero_grad(set_to_none=True)
+        # Ghosts hand on gradients in the order that they were told.
+        return network if self._twin else order.of(network)
+
+    def _awake(self) -> contextlib.AbstractContextManager[None]:
+        """For what is not timed: ghosts do not sleep in it. Nothing of a real run."""
+        return self._twin.sleeper.awake() if self._twin else contextlib.nullcontext()
+
+    def host_time(self, network: Network) -> HostTime:
+        """What ghosts take rank 0's host; only before :meth:`prepare`, which makes the module one of several ranks'."""
+        assert self._twin is not None
+        self.phase = "measuring what ghosts take the host"
+        batch = self._inputs, self._targets
+        return measure_host_time(self._twin, self._model, network, batch, self._request, self._context)
+
+    def describe_ghosts(self, ghost: Ghost, host: HostTime, host_iteration_s: tuple[float, ...]) -> GhostRun:
+        """What an emulated run says of itself; the host's time is known to rank 0 alone."""
+        return describe_run(ghost, host, self.iterate, self._context, host_iteration_s)
+
+    def _watch(self, last: str) -> None:
+        """Stamp when the gradient that arrives last is there; one hook, since each one costs time."""
+        # The hook must not hold the trainer: parameters keep their hooks where Python's collector does not look, and
+        # the process group has to be gone when the rank leaves.
+        arrival, stamp = self._last_gradient, self._clock.stamp
+
+        def arrived(_: torch.Tensor) -> None:
+            arrival.stamp = stamp()
+
+        parameter = dict(self._model.module.named_parameters())[last]
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        self._watches_gradients = True
+
+    def iterate(self) -> _Stamps:
+        """Forward, loss, backward and weight update, once."""
+        beat()
+        stamp = self._twin.then(self._clock.stamp) if self._twin else self._clock.stamp
+        self._last_gradient.stamp = None
+        rows: list[Row] = []
+        self._spans.rows = rows
+        loss: torch.Tensor | None
+        begin = stamp()
+        if self._pipeline is not None:
+            self.phase = "forward and backward of a pipeline"
+            loss, backward_end = self._pipeline.step(self._inputs, self._targets), stamp()
+        else:
+            assert self._steps is not None
+            loss = self._steps.run(begin, stamp, rows, self._enter)
+            backward_end = rows[-1][2]
+        self._enter("weight update")
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        end = stamp()
+        last = self._last_gradient.stamp if self._watches_gradients else backward_end
+        return _Stamps(begin, last, backward_end, end, loss, *by_turn(rows))
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        if self._twin:
+            self._twin.sleeper.begin_turn()
+
+    def run_chunk(self, first: int, count: int) -> TrainingIterations:
+        """Timed iterations ``first`` to ``first + count - 1``.
+
+        Raises:
+            WorkError: a loss is not finite, or the gradient that arrived last in the recorded iterations did not.
+        """
+        self._context.barrier()
+        # Numbered from the untimed one on: what a rank is late by in it goes on into the first that is timed.
+        self._iterate_as(first)
+        self._counter.since_last()
+        stamps, counts = [], []
+        self._spans.stamp = self._clock.stamp
+        for index in range(first + 1, first + 1 + count):
+            stamps.append(self._iterate_as(index))
+            counts.append(self._counter.since_last())
+        self._spans.stamp = None
+        self._clock.synchronise()
+        losses = tuple(float(item.loss) for item in stamps if item.loss is not None)
+        for index, item in enumerate(stamps, start=first):
+            self._check(index, item)
+        return self._record(first, stamps, counts, losses)
+
+    def _iterate_as(self, number: int) -> _Stamps:
+        """An iteration, in which ghosts sleep what they draw for this number."""
+        if self._twin:
+            self._twin.begin_iteration(number)
+        return self.iterate()
+
+    def _check(self, index: int, stamps: _Stamps) -> None:
+        where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"
+        if stamps.loss is not None and not math.isfinite(stamps.loss):
+            raise WorkError(f"{where}: the loss is {float(stamps.loss)}; chunks of iterations before are kept")
+        if stamps.last_gradient is None:
+            raise WorkError(f"{where}: the gradient that came last in the recorded iterations did not come")
+
+    def _record(
+        self, first: int, stamps: list[_Stamps], counts: list[int | None], losses: tuple[float, ...]
+    ) -> TrainingIterations:
+        seconds = self._clock.seconds
+        known = tuple(count for count in counts if count is not None)
+        forward, backward, exchange, idle = zip(*map(self._phases, stamps), strict=True)
+        return TrainingIterations(
+            rank=self._context.rank,
+            first_iteration=first,
+            iteration_s=tuple(seconds(item.begin, item.end) for item in stamps),
+            fw_s=forward,
+            bw_s=backward,
+            exposed_ge_s=exchange,
+            pipeline_idle_s=idle if self._pipeline is not None else (),
+            wu_s=tuple(seconds(item.backward_end, item.end) for item in stamps),
+            fw_communication_s=self._communication([item.fw_communication for item in stamps]),
+            bw_communication_s=self._communication([self._in_backward(item) for item in stamps]),
+            collectives_issued=known if len(known) == len(counts) else (),
+            losses=() if self._twin else losses,
+            host_begin_s=tuple(item.begin for item in stamps) if isinstance(self._clock, CpuClock) else (),
+            attempt=self.attempt,
+            turns=self._turns(stamps),
+        )
+
+    def _turns(self, stamps: list[_Stamps]) -> tuple[Turn, ...]:
+        """Turns at forward and backward, where there is more than one of either and they alternate alike."""
+        seconds = self._clock.seconds
+        if len(stamps[0].turns) <= 2 or len({len(item.turns) for item in stamps}) > 1:
+            return ()
+        return tuple(
+            Turn(
+                way="FW" if several[0][0] == "FW" else "BW",
+                begin_s=tuple(seconds(item.begin, turn[1]) for item, turn in zip(stamps, several, strict=True)),
+                end_s=tuple(seconds(item.begin, turn[2]) for item, turn in zip(stamps, several, strict=True)),
+            )
+            for several in zip(*(item.turns for item in stamps), strict=True)
+        )
+
+    def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:
+        """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
+        seconds = self._clock.seconds
+        spent = {"FW": 0.0, "BW": 0.0}
+        for what, begin, end in item.turns:
+            spent[what] += seconds(begin, end)
+        if self._pipeline is None:
+            last = item.last_gradient
+            if self._shards_parameters:
+                # A sharded gradient is there when it has been reduced; what is reduced last was there before.
+                last = next(begin for what, begin, _ in reversed(item.bw_communication) if what == "reduce_scatter")
+            exchange = seconds(last, item.backward_end)
+            return spent["FW"], spent["BW"] - exchange, exchange, 0.0
+        # The exchange ends inside the last backward, which waits for it.
+        exchange = max(0.0, seconds(item.last_gradient, item.turns[-1][2])) if self._watches_gradients else 0.0
+        idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
+        return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
+
+    def _in_backward(self, item: _Stamps) -> list[tuple[str, Any, Any]]:
+        """Communication before the exposed gradient exchange, which the last reduction of sharded gradients is."""
+        return item.bw_communication[:-1] if self._shards_parameters else item.bw_communication
+
+    def _communication(self, iterations: list[list[tuple[str, Any, Any]]]) -> dict[str, tuple[float, ...]]:
+        """Seconds of each kind of layer-wise communication, one value an iteration."""
+        sums: dict[str, list[float]] = {}
+        for index, rows in enumerate(iterations):
+            for what, begin, end in rows:
+                own = sums.setdefault(what, [0.0] * len(iterations))
+                own[index] += self._clock.seconds(begin, end)
+        return {what: tuple(own) for what, own in sums.items()}

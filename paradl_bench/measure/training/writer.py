@@ -1,0 +1,213 @@
+"""What rank 0 writes of a training run (``run.json``, ``training.jsonl``), and what an interrupted run goes on from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
+from paradl_bench.core.terminal.command_line import say
+from paradl_bench.core.units import counted
+from paradl_bench.measure.execution.compiler import compiler_settings
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
+from paradl_bench.ranks.environment import capture_environment
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.records.emulation import EmulatedLayers
+from paradl_bench.records.training.compile_record import CompileRecord
+from paradl_bench.records.training.ghost_record import GHOST_FILE, GhostRun, GhostTable
+from paradl_bench.records.training.training_record import (
+    RUN_NAME,
+    TRAINING_FILE,
+    IssuedCollective,
+    MemoryPeak,
+    MemoryShortage,
+    TrainingIterations,
+    TrainingRun,
+    read_run,
+)
+from paradl_bench.records.training.verification import Verification
+from paradl_bench.strategies.pipeline.plan import cut_by
+from paradl_bench.strategies.pipeline.stages import cut_names
+
+
+@dataclass(slots=True)
+class TrainingWriter:
+    """What rank 0 keeps: the run's description, and chunks of iterations as they are measured."""
+
+    directory: MeasurementDirectory
+    request: TrainingRequest
+    done: int
+    run: TrainingRun | None = None
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls,
+        request: TrainingRequest,
+        context: RankContext,
+        output: Path,
+        command_line: tuple[str, ...],
+        *,
+        alone: bool = True,
+        layers: EmulatedLayers | None = None,
+    ) -> TrainingWriter:
+        """Start in a new directory, or go on in one of the same command.
+
+        Args:
+            alone: as of :meth:`MeasurementDirectory.open`.
+            layers: that slept, of an emulated run.
+
+        Raises:
+            UserError: the directory holds something else.
+        """
+        directory = MeasurementDirectory.open(
+            output,
+            kind="training",
+            arguments=request.arguments(context),
+            command_line=command_line,
+            environment=capture_environment(
+                request.device,
+                settings={
+                    "dtype": request.dtype,
+                    **compiler_settings(request.kernel_settings, request.device),
+                    **context.settings,
+                },
+                layers=layers,
+            ),
+            alone=alone,
+            watch=alone,
+        )
+        records = directory.records(TRAINING_FILE, TrainingIterations)
+        done = [0] * context.ranks
+        for record in records:
+            done[record.rank] = max(done[record.rank], record.first_iteration + len(record.iteration_s))
+        writer = cls(directory, request, min(done))
+        if writer.done:
+            writer._resume(records)
+        return writer
+
+    def _resume(self, records: list[TrainingIterations]) -> None:
+        whole = [record for record in records if record.first_iteration < self.done]
+        first = min((record.rank for record in whole if record.losses), default=0)
+        self.losses = [loss for record in whole if record.rank == first for loss in record.losses]
+        if len(whole) < len(records):
+            # The last chunk was written for some ranks only: it is measured again for all.
+            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in whole)
+            write_bytes_atomically(self.directory.path / TRAINING_FILE, lines)
+        if self.done >= self.request.iterations:
+            say(f"{self.directory.path} holds all {self.done} iterations already")
+            self.directory.finish()
+        else:
+            say(f"going on in {self.directory.path}: {counted(self.done, 'iteration')} measured before")
+
+    def describe(
+        self,
+        network: Network,
+        context: RankContext,
+        cores: tuple[int, ...],
+        issued: tuple[IssuedCollective, ...],
+        planned: tuple[IssuedCollective, ...],
+        memory: tuple[MemoryPeak, ...],
+        ghost: GhostRun | None = None,
+        compiled: tuple[CompileRecord, ...] = (),
+        verified: Verification | None = None,
+    ) -> None:
+        """Set what is known of the run before its timed iterations, and keep its network beside it."""
+        write_network(self.directory.path, network)
+        request, settings = self.request, self.request.settings
+        self.run = TrainingRun(
+            model=request.model,
+            input_shape=network.input_shape,
+            strategy=str(request.strategy),
+            ranks=context.ranks,
+            batch=request.batch,
+            dtype=request.dtype,
+            optimizer=request.optimizer,
+            backend=context.backend,
+            launcher=context.launcher,
+            iterations=request.iterations,
+            warmup=request.warmup,
+            bucket_cap_bytes=settings.bucket_cap_bytes,
+            first_bucket_bytes=settings.first_bucket_bytes,
+            batch_norm=settings.batch_norm,
+            accumulate=settings.accumulate,
+            recompute=settings.recompute,
+            micro_batches=settings.micro_batches,
+            schedule=settings.schedule,
+            stages=cut_names(network, request.strategy, settings),
+            cut_by=cut_by(settings) if degree_of(request.strategy, "pipeline") > 1 else "",
+            split=settings.split,
+            filter_backward=settings.filter_backward,
+            spatial_until=settings.spatial_until,
+            exchange=settings.exchange,
+            ranks_per_node=settings.ranks_per_node,
+            network_digest=network.digest,
+            cores=cores,
+            issued=issued,
+            planned=planned,
+            memory=memory,
+            ghost=ghost,
+            kernel_settings=request.kernel_settings.label,
+            compiled=compiled,
+            verified=verified,
+        )
+
+    def keep_table(self, table: GhostTable) -> None:
+        """Keep what an emulated run's layers sleep."""
+        write_bytes_atomically(self.directory.path / GHOST_FILE, encode_pretty(table))
+
+    def append(self, chunks: list[TrainingIterations]) -> None:
+        """Keep a chunk of every rank."""
+        self.directory.append(TRAINING_FILE, chunks)
+        self.losses += next((chunk.losses for chunk in chunks if chunk.losses), ())
+
+    def write(self, found: list[str]) -> None:
+        """Replace the run's description by what is known now."""
+        assert self.run is not None
+        run = msgspec.structs.replace(
+            self.run, losses=tuple(self.losses), issued_equals_plan=not found, differences=tuple(found)
+        )
+        write_bytes_atomically(self.directory.path / RUN_NAME, encode_pretty(run))
+
+    def finish(self) -> None:
+        """Mark the measurement complete."""
+        self.directory.finish()
+
+
+def keep_shortage(
+    found: MemoryShortage,
+    network: Network,
+    request: TrainingRequest,
+    context: RankContext,
+    output: Path,
+    command_line: tuple[str, ...],
+    layers: EmulatedLayers | None = None,
+) -> None:
+    """Note in ``run.json`` that memory ran out on this rank; any rank writes it, since the others may wait for ever.
+
+    Raises:
+        UserError: the directory holds something else.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    directory = os.open(output.parent, os.O_RDONLY)
+    try:
+        # Ranks run out together.
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        writer = TrainingWriter.open(request, context, output, command_line, alone=False, layers=layers)
+        if (output / RUN_NAME).exists():
+            run = read_run(output)
+        else:
+            writer.describe(network, context, (), (), (), ())
+            assert writer.run is not None
+            run = writer.run
+        run = msgspec.structs.replace(run, did_not_fit=(*run.did_not_fit, found))
+        write_bytes_atomically(output / RUN_NAME, encode_pretty(run))
+    finally:
+        os.close(directory)

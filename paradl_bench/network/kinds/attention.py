@@ -1,0 +1,87 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paradl_bench.network.graph import Attribute, Layer
+from paradl_bench.network.kinds.attributes import FLAG, SHARE, TEXT
+from paradl_bench.network.kinds.kind import Call, Facts, LayerKind, Operands, Saved, TensorArgument, lowered, per_sample
+
+
+def facts(call: Call) -> Facts:
+    """FLOPs of the two products over all query-key pairs, those that a causal mask leaves out included.
+
+    Softmax is left out (below 1% of the products at usual head sizes).
+    """
+    given = call.bind("query key value attn_mask dropout_p is_causal")
+    query, key = (per_sample(given[name].shape, call.batch) for name in ("query", "key"))
+    products = 2 * math.prod(query[:-2]) * query[-2] * key[-2] * (query[-1] + call.output_shape[-1])
+    attributes: dict[str, Attribute] = {
+        "function": call.function,
+        "causal": bool(given.get("is_causal", False)),
+        "masked": given.get("attn_mask") is not None,
+        "dropout": float(given.get("dropout_p", 0.0)),
+    }
+    return Facts(attributes, fw_flops=products, bw_input_flops=2 * products)
+
+
+def build(attributes: Mapping[str, Attribute]) -> Callable[[list[Any], list[Any]], Any]:
+    """``torch.nn.functional.scaled_dot_product_attention``; a mask is the fourth input."""
+    import torch.nn.functional as F
+
+    settings: dict[str, Any] = {"dropout_p": attributes["dropout"], "is_causal": attributes["causal"]}
+    return lambda inputs, parameters: F.scaled_dot_product_attention(*inputs, **settings)
+
+
+def saves(layer: Layer) -> Saved:
+    """A fused kernel keeps what it reads and writes, and a number a row; with dropout a CPU runs the products apart.
+
+    It keeps query and key scaled, the value, the probabilities, and those that dropout left with its mask.
+    """
+    if not layer.attributes["dropout"]:
+        return Saved(inputs=True, output=True, elements=math.prod(layer.input_shapes[0][:-1]))
+    query, key, value = layer.input_shapes[:3]
+    pairs = math.prod(query[:-1]) * key[-2]
+    return Saved(elements=math.prod(query) + math.prod(key) + math.prod(value) + 2 * pairs, mask=pairs)
+
+
+def operands(layer: Layer, batch: int) -> Operands | None:
+    """Batch, heads, lengths and widths; None with a mask, or where query and key differ in heads."""
+    attributes = layer.attributes
+    if attributes["masked"] or len(layer.input_shapes) != 3 or any(len(shape) != 3 for shape in layer.input_shapes):
+        return None
+    query, key, value = layer.input_shapes
+    if query[0] != key[0] or layer.batchless_inputs:
+        return None
+    sizes = {"batch": batch, "heads": query[0], "queries": query[1], "keys": key[1], "width": query[2]}
+    own = {
+        "value_width": value[2],
+        "causal": int(bool(attributes["causal"])),
+        "drops": int(bool(attributes["dropout"])),
+    }
+    return Operands({**sizes, **own}, {"function": str(attributes["function"])})
+
+
+def call(sizes: Mapping[str, int], settings: Mapping[str, str]) -> Call:
+    """Attention of heads that are alike; with dropout, of a tenth."""
+    batch, heads, queries, keys = (sizes[name] for name in ("batch", "heads", "queries", "keys"))
+    pairs = ((queries, "width"), (keys, "width"), (keys, "value_width"))
+    tensors = tuple(TensorArgument((batch, heads, length, sizes[width])) for length, width in pairs)
+    given = {"dropout_p": 0.1 if sizes["drops"] else 0.0, "is_causal": bool(sizes["causal"])}
+    return Call(settings["function"], tensors, given, ((batch, heads, queries, sizes["value_width"]),), batch)
+
+
+KIND = LayerKind(
+    name="attention",
+    functions=("scaled_dot_product_attention",),
+    facts=facts,
+    attributes={"function": TEXT, "causal": FLAG, "masked": FLAG, "dropout": SHARE},
+    build=build,
+    saves=saves,
+    operands=operands,
+    autocast=lowered,
+    call=call,
+)

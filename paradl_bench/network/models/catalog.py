@@ -1,0 +1,258 @@
+"""Models by name: torchvision's classification models, our own, transformers', and ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.working_directory import importing_from_working_directory
+from paradl_bench.network.models.language_models import build_by_name
+from paradl_bench.network.models.language_sizes import language_model_names, size_of
+from paradl_bench.network.models.token_tasks import TokenTask
+from paradl_bench.network.models.torchvision_import import fit_torchvision, import_torchvision_models
+
+if TYPE_CHECKING:
+    import torch
+
+# Inception's smallest input, CosmoFlow's; every other classification model takes ImageNet's 224.
+_INPUT_SHAPES = {"inception_v3": (3, 299, 299), "cosmoflow": (4, 128, 128, 128)}
+_DEFAULT_INPUT_SHAPE = (3, 224, 224)
+CLASSES = 1000
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to be traced or trained.
+
+    Attributes:
+        name: as the user wrote it.
+        module: in training mode, random weights.
+        input_shape: of one sample, without the batch.
+        task: of a model that reads token ids; None for one that reads numbers and gives classes.
+        shape_is_guessed: whether neither the user nor the model said the input's shape.
+    """
+
+    name: str
+    module: torch.nn.Module
+    input_shape: tuple[int, ...]
+    task: TokenTask | None = None
+    shape_is_guessed: bool = False
+
+    @property
+    def input_remedy(self) -> str:
+        """What would be right where the model does not run on its input; nothing where that is not known."""
+        import torch
+
+        embeds = any(isinstance(each, torch.nn.Embedding) for each in self.module.modules())
+        if embeds and self.task is None:
+            return (
+                "; it seems to read token ids: set its token_task, as NextToken(vocabulary=..., sequence=...) of"
+                ' paradl_bench.network.models.token_tasks (docs/extending.md, "A model")'
+            )
+        if self.shape_is_guessed:
+            return (
+                "; nobody said what it reads: give --input-shape (channels first, as 1x28x28, or the features, as 32),"
+                " or set input_shape on the model"
+            )
+        return ""
+
+    @property
+    def input_dtype(self) -> str:
+        """Of what the model reads, as a network names it: token ids, or numbers."""
+        return "int64" if self.task else "fp32"
+
+    def make_batch(self, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Synthetic inputs (batch, *input_shape) and targets.
+
+        Numbers are fp32, standard normal, with class targets (batch,), int64; token ids and their targets (batch,
+        tokens) are int64.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        if self.task:
+            return self.task.make_batch(batch, self.input_shape, generator)
+        inputs = torch.randn((batch, *self.input_shape), generator=generator)
+        return inputs, torch.randint(0, self.classes, (batch,), generator=generator)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes that the synthetic targets are drawn from: the last linear layer's outputs."""
+        import torch
+
+        widths = [m.out_features for m in self.module.modules() if isinstance(m, torch.nn.Linear)]
+        return min(widths[-1], CLASSES) if widths else 2
+
+    def loss(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of the first output tensor, with what follows the class dimension averaged away.
+
+        Of token models the mean over all targets; logits are (batch, tokens, vocabulary).
+        """
+        import torch
+
+        logits = first_tensor(outputs)
+        if self.task:
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if logits.dim() > 2:
+            logits = logits.flatten(2).mean(2)
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+
+def first_tensor(outputs: Any) -> torch.Tensor:
+    """The first tensor of a model's output, which may be a tuple, a dict or an object with ``logits``."""
+    import torch
+
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    candidates: list[Any] = []
+    if isinstance(outputs, dict):
+        candidates = list(outputs.values())
+    elif isinstance(outputs, (tuple, list)):
+        candidates = list(outputs)
+    elif hasattr(outputs, "logits"):
+        candidates = [outputs.logits]
+    for value in candidates:
+        if isinstance(value, torch.Tensor):
+            return value
+    raise UserError(f"the model's output is a {type(outputs).__name__} that holds no tensor; return the logits first")
+
+
+def model_names() -> list[str]:
+    """Names of torchvision's classification models, of our own, and of transformers' language models."""
+    models = import_torchvision_models()
+    return sorted([*models.list_models(module=models), *_OWN, *language_model_names()])
+
+
+def default_input_shape(name: str) -> tuple[int, ...]:
+    """Channels and extents of one sample where the user gives none."""
+    return _INPUT_SHAPES.get(name, _DEFAULT_INPUT_SHAPE)
+
+
+def _cosmoflow(input_shape: tuple[int, ...] | None) -> torch.nn.Module:
+    from paradl_bench.network.models.cosmoflow import CosmoFlow
+
+    try:
+        return CosmoFlow(input_shape or default_input_shape("cosmoflow"))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+# Built for the shape of a sample, which sets the width of their first dense layer.
+_OWN: dict[str, Callable[[tuple[int, ...] | None], torch.nn.Module]] = {"cosmoflow": _cosmoflow}
+
+
+def load_model(name: str, input_shape: tuple[int, ...] | None = None, *, device: str = "cpu") -> LoadedModel:
+    """Build a model with random weights (seed 0), in training mode.
+
+    Args:
+        name: a torchvision classification model, or ``package.module:factory`` (a callable without required
+            arguments that returns an nn.Module; with an ``input_shape`` attribute on either, that is the default; a
+            module with a ``token_task`` reads token ids).
+        input_shape: of one sample; ``(tokens,)`` for a model that reads token ids; None for the model's default.
+        device: ``meta`` builds it without memory, for tracing; models that compute with values while they are built
+            (RegNet) can't be, and come on the CPU.
+
+    Raises:
+        UserError: unknown name, a factory that can't be imported, called, or returns no module, transformers missing
+            where the name is one of its models, or a shape that the model does not take.
+    """
+    import torch
+
+    try:
+        module, own_shape = _build_on(device, name, input_shape)
+    except RuntimeError:
+        if device != "meta":
+            raise
+        module, own_shape = _build_on("cpu", name, input_shape)
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"{name} returned a {type(module).__name__}; a factory returns an nn.Module")
+    for parameter, value in module.named_parameters():
+        if torch.nn.parameter.is_lazy(value):
+            raise UserError(
+                f"model {name!r}: {parameter} has no shape yet: call the model once on an input before the factory"
+                " returns it"
+            )
+    task: TokenTask | None = getattr(module, "token_task", None)
+    if task:
+        try:
+            shape = task.input_shape(input_shape or own_shape)
+        except UserError as error:
+            raise UserError(f"model {name!r}: {error}") from None
+    else:
+        shape = input_shape or own_shape or default_input_shape(name)
+    guessed = ":" in name and not (input_shape or own_shape or task)
+    return LoadedModel(name=name, module=module.train(), input_shape=tuple(shape), task=task, shape_is_guessed=guessed)
+
+
+def _build_on(device: str, name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
+    import torch
+
+    with torch.device(device), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _build(name, input_shape)
+
+
+def _build(name: str, input_shape: tuple[int, ...] | None) -> tuple[Any, tuple[int, ...] | None]:
+    """A module, and the shape of a sample that it asks for, if it does."""
+    if ":" in name:
+        return _from_factory(name)
+    if name in _OWN:
+        return _OWN[name](input_shape), None
+    if size_of(name):
+        return build_by_name(name), None
+    return _from_torchvision(name), None
+
+
+def _from_torchvision(name: str) -> torch.nn.Module:
+    models = import_torchvision_models()
+    names = model_names()
+    if name not in names:
+        if any(mark in name for mark in "/."):
+            file = Path(name)
+            raise UserError(f"model {name!r}: write a model of your own as MODULE:FACTORY, as {file.stem}:build_model")
+        raise unknown_choice("model", name, names)
+    # Auxiliary classifiers give several outputs and losses; the papers' networks are measured without them.
+    arguments: dict[str, Any] = {"weights": None}
+    if name in ("googlenet", "inception_v3"):
+        arguments |= {"aux_logits": False, "init_weights": False}
+    built: torch.nn.Module = models.get_model(name, **arguments)
+    return built
+
+
+def _from_factory(name: str) -> tuple[Any, tuple[int, ...] | None]:
+    with importing_from_working_directory():
+        return _from_module(name)
+
+
+def _from_module(name: str) -> tuple[Any, tuple[int, ...] | None]:
+    module_name, _, attribute = name.partition(":")
+    # Before the user's module imports what fails where torchvision alone would.
+    fit_torchvision()
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"model {name!r}: cannot import {module_name!r} from here or from the environment ({error})"
+        ) from None
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        own = {
+            key: value
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        }
+        if not own:
+            raise UserError(f"model {name!r}: {module_name} defines no function or class that could build a model")
+        raise unknown_choice(f"factory in {module_name}", attribute, own)
+    try:
+        built = factory()
+    except TypeError as error:
+        raise UserError(
+            f"model {name!r}: calling {attribute}() failed: {error}; it is called without arguments"
+        ) from None
+    shape = getattr(built, "input_shape", None) or getattr(factory, "input_shape", None)
+    return built, tuple(shape) if shape else None

@@ -1,0 +1,59 @@
+"""All-gather: every rank ends with all ranks' contributions, in the order of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paradl_bench.plan.collectives import contents
+from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
+from paradl_bench.plan.collectives.hierarchies import flat_over_nodes
+from paradl_bench.plan.collectives.routine import Buffers, Routine
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+
+def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    return CostTerms(ranks - 1, (ranks - 1) * message_bytes, 0 * message_bytes)
+
+
+def _ring_of_nodes(ranks: Floats, message_bytes: Floats, ranks_per_node: Floats) -> LevelTerms:
+    steps, moved, _ = _ring(ranks, message_bytes)
+    return flat_over_nodes(steps, moved, ranks, ranks_per_node)
+
+
+OPERATION = CollectiveOperation(
+    name="all_gather",
+    message_bytes_is="what each rank contributes",
+    bus_factor=lambda ranks: (ranks - 1) / ranks,
+    size_factor=float,
+    algorithms=(
+        Algorithm(name="ring", source="ParaDL section 4 (T_ag); gloo and NCCL", terms=_ring),
+        Algorithm(
+            name="ring_of_nodes",
+            source="ring whose hops inside nodes start faster than those between (NCCL's tuning.cc counts them apart)",
+            level_terms=_ring_of_nodes,
+        ),
+    ),
+)
+
+
+def _elements(message: int, ranks: int) -> tuple[int, int]:
+    return message, message * ranks
+
+
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
+    import torch.distributed as dist
+
+    # Renamed in torch 2.13; the old name warns there.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work: Work | None = gather(buffers.output, buffers.input, group=group, async_op=True)
+    return work
+
+
+def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
+    parts = buffers.output.view(ranks, -1)
+    return all(contents.holds_period(parts[source], contents.rank_period(source)) for source in range(ranks))
+
+
+ROUTINE = Routine(name=OPERATION.name, elements=_elements, call=_call, correct=_correct)

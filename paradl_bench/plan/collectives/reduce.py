@@ -1,0 +1,106 @@
+"""Reduce: rank 0 ends with the sum of all ranks' buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paradl_bench.plan.collectives import contents
+from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.collectives.hierarchies import binomial_of_nodes, chain_and_tree
+from paradl_bench.plan.collectives.pipelining import chain, depth, two_tree
+from paradl_bench.plan.collectives.routine import Buffers, Routine
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+_ROOT = 0
+
+
+def _binomial(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    moved = depth(ranks) * message_bytes
+    return CostTerms(depth(ranks), moved, moved)
+
+
+def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # Each rank ends with the sum of a part; the root then takes the parts over its one link.
+    part = message_bytes / ranks
+    return CostTerms(2 * (ranks - 1), 2 * (ranks - 1) * part, (ranks - 1) * part)
+
+
+def _chain(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    # A broadcast's chain the other way round: each rank adds what comes in piece by piece, and passes it on.
+    steps, moved = chain(ranks, message_bytes)
+    return CostTerms(steps, moved, moved)
+
+
+def _halving_gather(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    part = (ranks - 1) / ranks * message_bytes
+    return CostTerms(2 * depth(ranks), 2 * part, part)
+
+
+def _tree(ranks: Floats, message_bytes: Floats) -> CostTerms:
+    steps, moved = two_tree(ranks, message_bytes)
+    return CostTerms(steps, moved, moved)
+
+
+OPERATION = CollectiveOperation(
+    name="reduce",
+    message_bytes_is="the whole buffer",
+    bus_factor=lambda ranks: 1.0,
+    in_place=True,
+    algorithms=(
+        Algorithm(
+            name="binomial",
+            source="binomial tree: log2(p) (alpha + m beta + m gamma) (Thakur, Rabenseifner, Gropp 2005, section 4.6)",
+            terms=_binomial,
+        ),
+        Algorithm(
+            name="ring",
+            source="ring reduce-scatter, then the root gathers the parts: gloo (gloo/reduce.cc)",
+            terms=_ring,
+            libraries=("gloo",),
+            parts=lambda p: p,
+        ),
+        Algorithm(
+            name="chain",
+            source="pipeline along a chain in NCCL's pieces, as NCCL's ring reduce: its broadcast the other way round",
+            terms=_chain,
+            libraries=("nccl",),
+        ),
+        Algorithm(
+            name="tree",
+            source="ParaDL's footnote 4 (two-tree, Sanders et al. 2009), with pieces of a fixed size",
+            terms=_tree,
+        ),
+        Algorithm(
+            name="halving_gather",
+            source="recursive halving, then a binomial gather (Rabenseifner; Thakur et al., 4.6): MPI, long",
+            terms=_halving_gather,
+        ),
+        Algorithm(
+            name="tree_of_nodes",
+            source="chain through each node, tree between nodes, in pieces: the message once over each link",
+            level_terms=lambda p, m, g: chain_and_tree(1, m, p, g),
+        ),
+        Algorithm(
+            name="binomial_of_nodes",
+            source="binomial tree (Thakur, Rabenseifner, Gropp 2005, section 4.6) whose near steps stay inside nodes",
+            level_terms=lambda p, m, g: binomial_of_nodes(m, p, g),
+        ),
+    ),
+)
+
+
+def _call(buffers: Buffers, rank: int, ranks: int, group: ProcessGroup | None) -> Work | None:
+    import torch.distributed as dist
+
+    work: Work | None = dist.reduce(buffers.output, group=group, group_dst=_ROOT, async_op=True)
+    return work
+
+
+def _correct(buffers: Buffers, rank: int, ranks: int) -> bool:
+    # What the other ranks' buffers hold then is not defined.
+    return rank != _ROOT or contents.holds_period(buffers.output, contents.sum_period(range(ranks)))
+
+
+ROUTINE = Routine(name=OPERATION.name, call=_call, correct=_correct)

@@ -1,0 +1,305 @@
+"""Forward and backward of a whole network on one role: what serial and data parallel iterations share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.tasks import (
+    Between,
+    Communication,
+    Compute,
+    ComputePhase,
+    Phase,
+    PlanSettings,
+    RoleBuilder,
+    Stream,
+    WeightUpdate,
+)
+
+INPUT = "input"
+"""What a network reads, among the inputs of its layers."""
+
+BeforeLayer = Callable[[int], tuple[int, ...]]
+
+
+class LayerShard(NamedTuple):
+    """What one rank runs of a layer, and what it communicates for it; all of that is waited for where it stands.
+
+    Attributes:
+        layer: with this rank's shapes and FLOPs. shard: which part of the layer it is; empty for all of it.
+        leader: index in the network of the layer whose ``after_bw`` does for this one too, where that is another one; a
+            stage of a pipeline without it communicates after the first layer of it that it leads.
+    """
+
+    layer: Layer
+    shard: str = ""
+    before_fw: tuple[Communication, ...] = ()
+    after_fw: tuple[Communication, ...] = ()
+    after_bw: tuple[Communication, ...] = ()
+    leader: int | None = None
+
+
+def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
+    """The layer whose output the rank then holds: the whole one where it communicates behind forward of its shard."""
+    return layer if shard is None or shard.after_fw else shard.layer
+
+
+def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) -> list[bool]:
+    """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote.
+
+    None is made of what was seen to have none, as behind ``detach``, under ``no_grad`` and of indices.
+
+    Args:
+        input_has_gradient: whether what the network reads needs a gradient too.
+    """
+    trained = {parameter.name for parameter in network.parameters}
+    found: dict[str, bool] = {INPUT: input_has_gradient}
+    layers = {layer.name: layer for layer in network.layers}
+    for layer in network.layers:
+        reads = any(name in trained for name in layer.parameters) or _reads_gradient(layer, layers, found)
+        found[layer.name] = reads and len(layer.without_gradient) < len(layer.output_shapes)
+    return [found[layer.name] for layer in network.layers]
+
+
+def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str, bool]) -> bool:
+    """Whether a layer reads a tensor whose gradient is made, given for the layers before it."""
+    values = {name for name, _ in layer.values_read}
+    passing = {
+        name for name, output in layer.values_read if name not in layers or output not in layers[name].without_gradient
+    }
+    # Operations that changed a part of what is read are among the inputs as well.
+    return any(made.get(name, False) for name in (*passing, *(name for name in layer.inputs if name not in values)))
+
+
+def input_needs_gradient(network: Network) -> list[bool]:
+    """Per layer that has a gradient, whether backward makes one of what it reads."""
+    made = layers_with_gradient(network)
+    found = dict(zip((layer.name for layer in network.layers), made, strict=True))
+    layers = {layer.name: layer for layer in network.layers}
+    return [own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True)]
+
+
+def operations_of_forward(network: Network) -> int:
+    """How many layers are the model's; the loss follows them."""
+    count = len(network.layers)
+    while count and network.layers[count - 1].name.startswith("loss."):
+        count -= 1
+    return count
+
+
+def backward_layers(network: Network, needs_gradient: Sequence[bool], outputs: Sequence[int] = ()) -> tuple[int, ...]:
+    """Layers that backward runs, in its order: those that a gradient of the outputs reaches.
+
+    Args:
+        outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
+    """
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    last = (len(network.layers) - 1,) if network.layers else ()
+    reached = set(outputs or last)
+    order = []
+    for i in reversed(range(len(network.layers))):
+        if i in reached and needs_gradient[i]:
+            order.append(i)
+            reached |= {index[name] for name in network.layers[i].inputs if name in index}
+    return tuple(order)
+
+
+def layers_behind_input(network: Network) -> list[bool]:
+    """Per layer, whether it reads what the network reads, or what such a layer wrote: backward of the input runs it."""
+    index = {layer.name: i for i, layer in enumerate(network.layers)}
+    found: list[bool] = []
+    for layer in network.layers:
+        found.append("input" in layer.inputs or any(found[index[name]] for name in layer.inputs if name in index))
+    return found
+
+
+class BackwardPart(NamedTuple):
+    """What one of backward's two parts runs: indices of layers in its order, and which share of each."""
+
+    layers: tuple[int, ...]
+    phases: tuple[ComputePhase, ...]
+
+
+def parts_of_backward(
+    network: Network, order: Sequence[int], *, input_has_gradient: bool
+) -> tuple[BackwardPart, BackwardPart]:
+    """Backward parted into that of what the network reads and that of its parameters, as torch's pipelines part it.
+
+    The first runs what lies between the outputs and the input; the second the parameters of those layers, and all of
+    the layers that lead to parameters alone. Where what is read has no gradient, the second runs everything.
+
+    Args:
+        order: layers that backward runs, in its order.
+    """
+    trained = {parameter.name for parameter in network.parameters}
+    behind = layers_behind_input(network) if input_has_gradient else [False] * len(network.layers)
+    splits = [on and not trained.isdisjoint(layer.parameters) for on, layer in zip(behind, network.layers, strict=True)]
+    of_input = tuple(i for i in order if behind[i])
+    of_weight = tuple(i for i in order if splits[i] or not behind[i])
+
+    def phases(layers: tuple[int, ...], of_split: ComputePhase) -> tuple[ComputePhase, ...]:
+        return tuple(of_split if splits[i] else "BW" for i in layers)
+
+    return (
+        BackwardPart(of_input, phases(of_input, "BW_input")),
+        BackwardPart(of_weight, phases(of_weight, "BW_weight")),
+    )
+
+
+class NetworkCompute:
+    """Adds a network's compute tasks to a role: per layer its operation and its share of the time between operations.
+
+    Backward runs the layers in reverse: autograd takes, of the nodes that are ready, the one that forward made last.
+    It passes over what no gradient reaches (operations on the input alone, heads that the loss does not read).
+
+    Args:
+        shards: what the rank runs of layers, by index, and communicates for them; layers that are missing run whole.
+        outputs: indices of the layers whose gradients are given; empty for the last layer, which is the loss.
+        input_has_gradient: whether what the network reads needs a gradient, as what a pipeline's stage receives does.
+        operations: keys of operations by the identity of their layers, which live as long as it does; it is added to.
+        recomputed: ranges of layers whose forward runs again when backward comes to the first of them.
+    """
+
+    def __init__(
+        self,
+        builder: RoleBuilder,
+        network: Network,
+        shards: Mapping[int, LayerShard] | None = None,
+        *,
+        outputs: Sequence[int] = (),
+        input_has_gradient: bool = False,
+        operations: dict[int, str] | None = None,
+        recomputed: Sequence[range] = (),
+    ) -> None:
+        self._builder = builder
+        self._layers = network.layers
+        of_layers = shards or {}
+        self._shards = [of_layers.get(i) or LayerShard(layer) for i, layer in enumerate(network.layers)]
+        known = {} if operations is None else operations
+        for layer in (shard.layer for shard in self._shards):
+            if id(layer) not in known:
+                known[id(layer)] = layer.operation
+        self._operations = [known[id(shard.layer)] for shard in self._shards]
+        index = {layer.name: i for i, layer in enumerate(network.layers)}
+        self._inputs = [tuple(index[name] for name in layer.inputs if name in index) for layer in network.layers]
+        needs_gradient = layers_with_gradient(network, input_has_gradient=input_has_gradient)
+        self.backward_layers = backward_layers(network, needs_gradient, outputs)
+        self._network, self._input_has_gradient = network, input_has_gradient
+        self._outputs = frozenset(outputs)
+        self._again: dict[int, range] = {}
+        for layers in recomputed:
+            first = next((layer for layer in self.backward_layers if layer in layers), None)
+            if first is not None:
+                self._again[first] = layers
+        self._forward: list[int] = []
+        self.backward_task = -1
+        """The task that ends what backward has done so far, communication included."""
+
+    def onto(self, builder: RoleBuilder) -> NetworkCompute:
+        """The same network, for another builder: what is known of its layers is not worked out again.
+
+        Forward that was added here counts as added there: that builder begins with a copy of this one, or adds it anew.
+        """
+        other = copy.copy(self)
+        other._builder, other.backward_task = builder, -1
+        return other
+
+    def add_forward(self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None) -> None:
+        """Append forward of all layers; those that read the network's input wait for ``after``.
+
+        Args:
+            before_layer: appends what comes right before a layer, and returns what that layer waits for.
+        """
+        self._forward = []
+        for index, inputs in enumerate(self._inputs):
+            before = before_layer(index) if before_layer else ()
+            waits = (tuple(self._forward[source] for source in inputs) or after) + before
+            self._forward.append(self._run(index, Phase.FW, waits))
+
+    def _run(self, index: int, phase: Phase, waits: tuple[int, ...]) -> int:
+        """Append forward of a layer, in the phase FW or again in BW; returns the task that its readers wait for."""
+        shard = self._shards[index]
+        work = Compute(layer=shard.layer.name, operation=self._operations[index], phase="FW", shard=shard.shard)
+        waits = self._communicate(shard.before_fw, phase, waits)
+        task = self._builder.add(work, phase, Stream.COMPUTE, waits)
+        made = self._communicate(shard.after_fw, phase, (task,))[-1]
+        self._builder.add(Between(phase="FW"), phase, Stream.COMPUTE, (made,))
+        return made
+
+    def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append forward of a segment in backward; returns what its backward waits for."""
+        made: dict[int, int] = {}
+        for index in layers:
+            waits = tuple(made[source] for source in self._inputs[index] if source in made) or after
+            made[index] = self._run(index, Phase.BW, waits)
+        return tuple(made.values())[-1:]
+
+    def _communicate(self, works: tuple[Communication, ...], phase: Phase, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append communication one after the other; returns what waits for the last waits for."""
+        for work in works:
+            after = (self._builder.add(work, phase, Stream.COMMUNICATION, after),)
+        return after
+
+    @property
+    def forward_tasks(self) -> tuple[int, ...]:
+        """Per layer, the task that its readers wait for."""
+        return tuple(self._forward)
+
+    def add_backward(
+        self, after: tuple[int, ...] = (), before_layer: BeforeLayer | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Append backward layer by layer; yields (layer index, task) after each, for what follows on its gradients.
+
+        Layers whose gradients are given wait for ``after``; ``before_layer`` as in :meth:`add_forward`.
+        """
+        whole = BackwardPart(self.backward_layers, tuple("BW" for _ in self.backward_layers))
+        return self._add_backward(whole, after, before_layer)
+
+    @property
+    def backward_parts(self) -> tuple[BackwardPart, BackwardPart]:
+        """That of the input and that of the parameters."""
+        return parts_of_backward(self._network, self.backward_layers, input_has_gradient=self._input_has_gradient)
+
+    def add_backward_part(self, part: BackwardPart, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+        """Append one of :attr:`backward_parts`, as :meth:`add_backward` does all of it."""
+        return self._add_backward(part, after, None)
+
+    def _add_backward(
+        self, part: BackwardPart, after: tuple[int, ...], before_layer: BeforeLayer | None
+    ) -> Iterator[tuple[int, int]]:
+        between = Between(phase="BW")
+        # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
+        waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
+        for layer in part.layers:
+            waits[layer] += after if layer in self._outputs else ()
+        for index, phase in zip(*part, strict=True):
+            shard = self._shards[index]
+            work = Compute(layer=shard.layer.name, operation=self._operations[index], phase=phase, shard=shard.shard)
+            before = before_layer(index) if before_layer else ()
+            if index in self._again:
+                before += self._run_again(self._again[index], tuple(waits[index]))
+            computed = self._builder.add(work, Phase.BW, Stream.COMPUTE, (*waits[index], *before))
+            # Autograd finishes the parameters' gradients before it goes on with the input's.
+            yield index, computed
+            communicated = () if phase == "BW_weight" else shard.after_bw
+            task = self.backward_task = self._communicate(communicated, Phase.BW, (computed,))[-1]
+            for source in self._inputs[index]:
+                if source in waits:
+                    waits[source].append(task)
+            self._builder.add(between, Phase.BW, Stream.COMPUTE, (task,))
+
+
+def weight_update(network: Network, settings: PlanSettings) -> WeightUpdate:
+    """The optimizer step over every parameter that gets a gradient; optimizers pass over the others."""
+    updated = set(gradient_order(network))
+    parameters = [parameter for parameter in network.parameters if parameter.name in updated]
+    elements = sum(parameter.elements for parameter in parameters)
+    return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
+
+
+def gradient_order(network: Network) -> tuple[str, ...]:
+    """Parameters in the order in which their gradients arrive; where none was seen, reverse registration order."""
+    return network.gradient_order or tuple(parameter.name for parameter in reversed(network.parameters))

@@ -1,0 +1,75 @@
+"""Ranks as a mesh whose axes are the strategy's, the outermost first, and the groups along them. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from paradl_bench.plan.strategy import AxisKind, Strategy
+from paradl_bench.plan.tasks import Collective, Communication
+
+REPLICATING: tuple[AxisKind, ...] = ("data", "spatial")
+"""Axes whose ranks hold the same parameters and see different samples, or parts of them: they exchange gradients."""
+
+
+def rank_at(strategy: Strategy, position: Sequence[int]) -> int:
+    """The rank at these coordinates."""
+    rank = 0
+    for axis, coordinate in zip(strategy.axes, position, strict=True):
+        rank = rank * axis.degree + coordinate
+    return rank
+
+
+def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The ranks that share all of a rank's coordinates but those along ``axes``, itself included, ascending."""
+    own = strategy.coordinates(rank)
+    members = [0]
+    for index, axis in enumerate(strategy.axes):
+        choices = range(axis.degree) if index in axes else (own[index],)
+        members = [member * axis.degree + choice for member in members for choice in choices]
+    return tuple(members)
+
+
+def members_of(strategy: Strategy, work: Communication, rank: int) -> tuple[int, ...]:
+    """The ranks among which a rank of a strategy communicates, itself included, ascending."""
+    members = group_of(strategy, work.axes, rank)
+    if not isinstance(work, Collective) or work.reach == "group":
+        return members
+    local = members.index(rank) % work.per_node
+    if work.reach == "between nodes":
+        return members[local :: work.per_node]
+    first = members.index(rank) - local
+    return members[first : first + work.per_node]
+
+
+def all_groups(strategy: Strategy, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Every group along ``axes``, in the order of their first ranks."""
+    choices = [(0,) if i in axes else range(axis.degree) for i, axis in enumerate(strategy.axes)]
+    first_ranks = (rank_at(strategy, position) for position in itertools.product(*choices))
+    return tuple(sorted(group_of(strategy, axes, rank) for rank in first_ranks))
+
+
+def group_axes(strategy: Strategy, *kinds: AxisKind) -> tuple[int, ...]:
+    """Indices of the axes of these kinds."""
+    return tuple(i for i, axis in enumerate(strategy.axes) if axis.kind in kinds)
+
+
+def place_of(strategy: Strategy, rank: int) -> int:
+    """Index of a rank's place in its replica, in :func:`positions`."""
+    place = 0
+    for axis, coordinate in zip(strategy.axes, strategy.coordinates(rank), strict=True):
+        if axis.kind != "data":
+            place = place * axis.degree + coordinate
+    return place
+
+
+def positions(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """Coordinates of one replica's ranks: all those along the axes other than data, in order; 0 along data."""
+    choices = [range(1 if axis.kind == "data" else axis.degree) for axis in strategy.axes]
+    return tuple(itertools.product(*choices))
+
+
+def degree_of(strategy: Strategy, *kinds: AxisKind) -> int:
+    """PEs along the axes of these kinds together."""
+    return math.prod(axis.degree for axis in strategy.axes if axis.kind in kinds)

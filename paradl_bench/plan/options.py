@@ -1,0 +1,248 @@
+"""Options that several commands take in the same words: a plan and a run are asked for alike. Imports little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+
+if TYPE_CHECKING:
+    from paradl_bench.plan.slow_rank import SlowRank
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*options: Decorator) -> Decorator:
+    """One decorator for several options, which help shows in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+sample_options = together(
+    click.option("--input-shape", metavar="CxHxW", help="Shape of one sample. Default: the model's own (3x224x224)."),
+    click.option(
+        "--sequence", metavar="N", type=click.IntRange(1), help="Tokens of one sample, of a model that reads token ids."
+    ),
+)
+"""What a sample is."""
+
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="bf16: by autocast round forward and loss; parameters, gradients and what is exchanged stay fp32.",
+)
+"""What is computed in."""
+
+kernel_options = together(
+    click.option(
+        "--channels-last/--no-channels-last",
+        default=None,
+        help="Images and volumes with their channels innermost.",
+    ),
+    click.option("--tf32/--no-tf32", default=None, help="On a GPU, products of fp32 in TensorFloat-32."),
+    click.option(
+        "--cudnn-benchmark/--no-cudnn-benchmark",
+        default=None,
+        help="On a GPU, cuDNN's fastest algorithm of each shape.",
+    ),
+    click.option(
+        "--compile/--no-compile",
+        default=None,
+        help="Kernels of torch.compile: of the whole model where it is trained, of each layer by itself where layers"
+        " are timed.",
+    ),
+)
+"""What changes a kernel besides the dtype. Measurements take what nobody gives as off."""
+
+hang_option = click.option(
+    "--hang-timeout",
+    "hang_timeout_s",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds that a rank may get nowhere, a long iteration included; then every rank's stack is printed and all"
+    " are ended.",
+)
+"""When ranks hang."""
+
+verify_option = click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Prove first, on a small mini-batch in fp64, that outputs and gradients are those of serial training; what"
+    " differs ends with exit code 3, before anything is timed. Default: where that takes a few seconds at most.",
+)
+"""Whether strategies are proved on the model at hand."""
+
+nodes_option = click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Emulate N nodes on this host, as root: network namespaces, each with a link of --link-bandwidth.",
+)
+link_option = click.option(
+    "--link-bandwidth",
+    metavar="RATE",
+    help="Of each emulated node's link, in either direction: 1Gbit/s, 125MB/s. Needed with --nodes.",
+)
+ranks_per_node_option = click.option(
+    "--ranks-per-node",
+    metavar="R",
+    type=click.IntRange(1),
+    help="On each emulated node. Default: all ranks, shared out.",
+)
+"""Nodes that are emulated."""
+
+bucket_option = click.option(
+    "--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1)."
+)
+
+batch_norm_option = click.option(
+    "--batch-norm",
+    type=click.Choice(["local", "sync"]),
+    default="local",
+    show_default=True,
+    help="Statistics of each rank's own samples and positions, or of the whole mini-batch.",
+)
+
+accumulate_option = click.option(
+    "--accumulate",
+    metavar="K",
+    type=click.IntRange(1, MOST_MICRO_BATCHES),
+    default=1,
+    show_default=True,
+    help="Micro-batches whose gradients a rank adds up before they are exchanged and weights updated, one after the"
+    " other.",
+)
+
+recompute_option = click.option(
+    "--recompute",
+    metavar="none|all|MODULE[,...]",
+    help="Activations that are not kept but computed again in backward: of all blocks, or of modules by name, pattern"
+    " (layer1.*) or run of a sequence (features.3:8). Default: none.",
+)
+
+sharing_options = together(
+    click.option(
+        "--split",
+        metavar="all|LAYER[,LAYER...]",
+        help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can"
+        " be.",
+    ),
+    click.option(
+        "--filter-backward",
+        type=click.Choice(["all-reduce", "reduce-scatter"]),
+        default="all-reduce",
+        show_default=True,
+        help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part"
+        " alone.",
+    ),
+    click.option(
+        "--spatial-until",
+        metavar="LAYER",
+        help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
+    ),
+)
+"""How layers are shared out."""
+
+
+def exchange_options(node: str) -> Decorator:
+    """How gradients are exchanged.
+
+    Args:
+        node: which ranks count as a node where nobody says.
+    """
+    return together(
+        click.option(
+            "--exchange",
+            default="flat",
+            show_default=True,
+            metavar="flat|leader|leaders:K|segmented",
+            help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a"
+            " rank.",
+        ),
+        click.option(
+            "--ranks-per-node",
+            metavar="R",
+            type=click.IntRange(1),
+            help=f"Ranks that count as a node in --exchange. Default: {node}.",
+        ),
+    )
+
+
+schedule_options = together(
+    click.option(
+        "--micro-batches",
+        type=click.IntRange(1, MOST_MICRO_BATCHES),
+        help="Of a pipeline. Default: as many as it has ranks.",
+    ),
+    click.option(
+        "--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b, interleaved or zb."
+    ),
+)
+"""How a pipeline takes turns."""
+
+
+def _read_slow_rank(_context: click.Context, _option: click.Parameter, text: str | None) -> SlowRank | None:
+    from paradl_bench.plan.slow_rank import parse_slow_rank
+
+    return None if text is None else parse_slow_rank(text)
+
+
+emulation_options = together(
+    click.option(
+        "--emulate",
+        metavar="PROFILE",
+        help="Let layers sleep for the seconds of a profile instead of computing; parameters, gradients and messages"
+        " are the real run's.",
+    ),
+    click.option(
+        "--dilate",
+        metavar="K",
+        type=float,
+        help="Of --emulate: sleep K times as long, so that the host's own time is small beside it. Default: 1.",
+    ),
+    click.option(
+        "--slow-rank",
+        metavar="FACTOR[@RANK]",
+        callback=_read_slow_rank,
+        help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
+    ),
+    click.option(
+        "--spread",
+        is_flag=True,
+        help="Of --emulate: draw every sleep as iterations and layers of the profile spread. Default: all as long.",
+    ),
+    click.option("--seed", metavar="N", type=click.IntRange(0), help="Of what --spread draws. Default: 0."),
+)
+"""How a run is emulated."""
+
+input_options = together(
+    click.option(
+        "--preset",
+        metavar="P",
+        help="Of --evaluator simulate and dag, how a framework reads and copies: naive, caffe-mpi, mxnet, tensorflow,"
+        " cntk, pytorch (the default).",
+    ),
+    click.option(
+        "--prefetch",
+        metavar="N",
+        type=click.IntRange(0),
+        help="Mini-batches fetched ahead. Default: 1, as the preset does; none with naive or a loader without workers.",
+    ),
+    click.option("--io-seconds", type=float, help="Reading one rank's mini-batch. Default: the profile."),
+    click.option("--h2d-seconds", type=float, help="Copying it to its device. Default: the profile."),
+    click.option("--io-workers", type=click.IntRange(0), help="Loading for all ranks of a host. Default: the fastest."),
+    click.option("--from-disk", is_flag=True, help="Files are read from disk, not from the page cache."),
+    click.option("--input", "input_source", metavar="SOURCE", help="Which input, where the profile holds several."),
+)
+"""How the model is fed."""

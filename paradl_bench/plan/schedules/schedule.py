@@ -1,0 +1,110 @@
+"""What a pipeline schedule is: the order in which a rank computes forward and backward of micro-batches on its stages.
+
+Backward is one action, or two: of the input, whose gradient is sent on, and later of the weights.
+
+A stage is a contiguous range of layers. With several stages a rank, stage i is on rank i mod p, as torch places them.
+A schedule orders computation alone; what is sent follows from it (:meth:`Schedule.neighbours`). Torch-free.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from paradl_bench.core.errors import UserError
+
+Direction = Literal["FW", "BW", "BW_input", "BW_weight"]
+Way = Literal["FW", "BW"]
+
+
+class Action(NamedTuple):
+    """Forward, backward or a part of backward of one micro-batch on one stage."""
+
+    direction: Direction
+    stage: int
+    micro_batch: int
+
+    @property
+    def way(self) -> Way:
+        """Forward or backward, whichever part of it."""
+        return "FW" if self.direction == "FW" else "BW"
+
+    @property
+    def completes(self) -> bool:
+        """Whether the micro-batch is done on its stage then: its weights have all of their gradients."""
+        return self.direction in ("BW", "BW_weight")
+
+
+# Long pipelines have a hundred thousand actions, and the tuple's own constructor takes half the time of the named one.
+_action_of = partial(tuple.__new__, Action)
+
+
+def in_turn(direction: Direction, stage: int, micro_batches: Iterable[int]) -> Iterator[Action]:
+    """The same action on a stage for one micro-batch after the other."""
+    return map(_action_of, zip(itertools.repeat(direction), itertools.repeat(stage), micro_batches, strict=False))
+
+
+class Neighbours(NamedTuple):
+    """Stages on other ranks that an action waits for and then feeds; None where there are none."""
+
+    source: int | None
+    target: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One pipeline schedule.
+
+    Attributes:
+        name: as ``--schedule`` takes it.
+        torch_name: of the class in ``torch.distributed.pipelining``.
+        stages_per_rank: how many stages each rank holds.
+        order: called as ``order(rank, ranks, micro_batches)``.
+        refusal: called as ``refusal(ranks, micro_batches)``; why so many micro-batches can't be scheduled, else empty.
+        source: where it is from.
+        drops_messages: whether torch lets go of a message once the next one in its direction is there; else it holds
+            all of them to the end of the iteration.
+        splits_backward: whether backward is two actions.
+    """
+
+    name: str
+    torch_name: str
+    stages_per_rank: int
+    order: Callable[[int, int, int], tuple[Action, ...]]
+    refusal: Callable[[int, int], str]
+    source: str
+    drops_messages: bool = False
+    splits_backward: bool = False
+
+    def stages(self, ranks: int) -> int:
+        """Stages in all."""
+        return ranks * self.stages_per_rank
+
+    def check(self, ranks: int, micro_batches: int) -> None:
+        """Raises:
+        UserError: so many micro-batches cannot be scheduled over so many ranks.
+        """
+        refused = self.refusal(ranks, micro_batches)
+        if refused:
+            raise UserError(f"--micro-batches {micro_batches} with --schedule {self.name}: {refused}")
+
+    def neighbours(self, action: Action, ranks: int) -> Neighbours:
+        """The stages on other ranks that the action receives from and sends to."""
+        if action.direction == "BW_weight":
+            return Neighbours(None, None)
+        step = 1 if action.direction == "FW" else -1
+        last = self.stages(ranks) - 1
+
+        def elsewhere(stage: int) -> int | None:
+            inside = 0 <= stage <= last
+            return stage if inside and stage % ranks != action.stage % ranks else None
+
+        return Neighbours(elsewhere(action.stage - step), elsewhere(action.stage + step))
+
+
+def any_number(ranks: int, micro_batches: int) -> str:
+    """Refuses no number of micro-batches."""
+    return ""

@@ -1,0 +1,494 @@
+"""Plans: the tasks of one iteration on each distinct role, as arrays.
+
+A strategy turns (network, ranks, settings) into a plan; the closed forms, the simulator, the memory model and the
+comparison with a real run all read the same one. A plan holds no durations: it names work, and a cost model gives
+each *distinct* work its seconds. It is symbolic in the batch: the local batch is a number beside it, used by the cost
+model alone.
+
+Ranks that do the same are one role with a multiplicity, so that cost does not grow with the number of replicas.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, TypeGuard
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.core.bounds import MOST_BYTES, MOST_MICRO_BATCHES, Bytes, MicroBatches, PositiveCount, Ranks
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer
+from paradl_bench.plan.strategy import Strategy
+
+Ints = NDArray[np.int32]
+
+RECOMPUTE_ALL = ("all",)
+"""``PlanSettings.recompute`` of every block that the network's names tell."""
+
+_EXCHANGES = re.compile("flat|leader|leaders:[1-9][0-9]{0,5}|segmented")
+
+
+class Phase(IntEnum):
+    """Phases of an iteration (DESIGN.md)."""
+
+    FW = 0
+    BW = 1
+    GE = 2
+    WU = 3
+    IO = 4
+    H2D = 5
+
+
+class Stream(IntEnum):
+    """What a task occupies on its role; tasks of one stream run one at a time, in the plan's order."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    INPUT = 3
+    COPY_ENGINE = 4
+
+
+CopyDirection = Literal["into", "out", "add"]
+"""Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
+
+ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
+    """A layer's forward or backward on the local batch, or the part of backward that a schedule runs by itself: of the
+    layer's input, or of its parameters.
+    """
+
+    layer: str
+    operation: str
+    phase: ComputePhase
+    shard: str = ""
+
+    @property
+    def way(self) -> Literal["FW", "BW"]:
+        """Forward or backward, whichever part of it."""
+        return "FW" if self.phase == "FW" else "BW"
+
+
+class Between(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
+    """One operation's share of the time between operations: framework, engine, allocator."""
+
+    phase: Literal["FW", "BW"]
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="weight_update"):
+    """The optimizer step over ``elements`` parameters in ``tensors`` tensors."""
+
+    optimizer: str
+    elements: int
+    tensors: int
+
+
+class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
+    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
+
+    direction: CopyDirection
+    bytes: int
+    tensors: int
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
+    """A timer of so many seconds, that computes nothing: how long a buffer waits for another gradient."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds has to be finite and not negative, not {self.seconds}")
+
+
+class InputRead(msgspec.Struct, frozen=True, kw_only=True, tag="input_read"):
+    """Samples read, decoded and collated by the host, for all of its ranks that read."""
+
+    samples: int
+
+
+class InputCopy(msgspec.Struct, frozen=True, kw_only=True, tag="input_copy"):
+    """A rank's mini-batch copied from the host to its device."""
+
+    bytes: int
+
+
+Reach = Literal["group", "node", "between nodes"]
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
+    """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
+
+    Attributes:
+        message_bytes: as the operation defines it (MODELS.md, "Collectives").
+        axes: indices of the strategy's axes that the group lies along; 0 is the outermost.
+        reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
+        per_node: ranks along the axes on a node, where ``reach`` is not the whole group.
+    """
+
+    operation: str
+    message_bytes: int
+    ranks: int
+    axes: tuple[int, ...] = (0,)
+    reach: Reach = "group"
+    per_node: int = 0
+
+
+class HaloExchange(msgspec.Struct, frozen=True, kw_only=True, tag="halo_exchange"):
+    """Messages between ranks that own neighbouring positions, all under way at once.
+
+    Attributes:
+        sends_bytes, receives_bytes: of each message that this role sends and receives.
+        axes: as a collective's.
+    """
+
+    sends_bytes: tuple[int, ...]
+    receives_bytes: tuple[int, ...]
+    axes: tuple[int, ...] = (0,)
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
+    """What crosses one cut of a pipeline for one micro-batch: activations forward, their gradients backward.
+
+    The sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is
+    done: the n-th receive of a cut and a phase matches its n-th send.
+
+    Attributes:
+        cut: index of the stage in front of the cut.
+        message_bytes: of each value that crosses.
+        axes: as a collective's.
+    """
+
+    direction: Literal["send", "receive"]
+    phase: Literal["FW", "BW"]
+    cut: int
+    message_bytes: tuple[int, ...]
+    axes: tuple[int, ...] = (0,)
+
+
+Work = (
+    Compute | Between | WeightUpdate | BucketCopy | Wait | InputRead | InputCopy | Collective | HaloExchange | Transfer
+)
+Communication = Collective | HaloExchange | Transfer
+
+
+def is_of_layer(work: Work) -> TypeGuard[Communication]:
+    """Whether a work of forward or backward is communication for a layer; the broadcast of buffers is none."""
+    return isinstance(work, HaloExchange | Transfer) or (isinstance(work, Collective) and work.operation != "broadcast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What ``multiplicity`` ranks each do in one iteration.
+
+    Attributes:
+        phase, stream, work: per task; ``work`` indexes the plan's distinct works.
+        dependency_start, dependencies: compressed rows: task i waits for
+            ``dependencies[dependency_start[i]:dependency_start[i + 1]]``, all of them earlier tasks.
+        setup: collectives issued before the steady state that the tasks show and not in it, as (when, operation,
+            message_bytes, count); ``when`` as in
+            :class:`~paradl_bench.records.training.training_record.IssuedCollective`.
+        handshake: communication of the first iteration alone.
+        exchanged_before: collectives within and between nodes of the first two iterations, and not of later ones, as
+            (when, collective).
+        action: of a pipeline, per task the number of the schedule's action that it belongs to; -1 for none.
+    """
+
+    name: str
+    multiplicity: int
+    phase: Ints
+    stream: Ints
+    work: Ints
+    dependency_start: Ints
+    dependencies: Ints
+    action: Ints | None = None
+    setup: tuple[tuple[str, str, int, int], ...] = ()
+    handshake: tuple[Communication, ...] = ()
+    exchanged_before: tuple[tuple[str, Collective], ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.phase)
+        if not len(self.stream) == len(self.work) == count or len(self.dependency_start) != count + 1:
+            raise ValueError(f"role {self.name!r}: the task arrays differ in length")
+        if self.action is not None and len(self.action) != count:
+            raise ValueError(f"role {self.name!r}: {len(self.action)} tasks of actions, {count} in all")
+        if self.multiplicity < 1:
+            raise ValueError(f"role {self.name!r} stands for {self.multiplicity} ranks")
+        lengths = np.diff(self.dependency_start)
+        if self.dependency_start[0] != 0 or np.any(lengths < 0) or lengths.sum() != len(self.dependencies):
+            raise ValueError(f"role {self.name!r}: dependency_start does not part the dependencies into rows")
+        rows = np.repeat(np.arange(count), lengths)
+        if np.any(self.dependencies >= rows) or np.any(self.dependencies < 0):
+            raise ValueError(f"role {self.name!r}: a task waits for a later one")
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The tasks of one iteration of a strategy.
+
+    Attributes:
+        works: distinct works that the roles' tasks point at.
+        local_batch: samples a rank computes in an iteration.
+        micro_batches: into how many parts it computes them, one after the other.
+        recomputes: whether some of forward is computed again in backward.
+        notes: what the plan leaves out, in words, for reports.
+        positions: per position along the axes that share layers (the last one counting fastest), the index of the role
+            that stands there.
+        per_node: ranks that exchange gradients on a node, where their roles differ by their place on it: ``positions``
+            then has all positions once a place; 1 where they do not.
+        exchange_axes: indices of the axes over which gradients are exchanged, as are the collectives of ``Role.setup``.
+        sharded: layers with the shapes that ranks run in the place of the network's, each operation once, and the bytes
+            of the parameters that a rank holds of it.
+    """
+
+    strategy: Strategy
+    network: str
+    local_batch: int
+    works: tuple[Work, ...]
+    roles: tuple[Role, ...]
+    notes: tuple[str, ...] = ()
+    positions: tuple[int, ...] = (0,)
+    exchange_axes: tuple[int, ...] = ()
+    sharded: tuple[tuple[Layer, int], ...] = ()
+    micro_batches: int = 1
+    per_node: int = 1
+    recomputes: bool = False
+
+    def __post_init__(self) -> None:
+        if sum(role.multiplicity for role in self.roles) != self.strategy.ranks:
+            raise ValueError(f"the roles of {self.strategy} do not add up to {self.strategy.ranks} ranks")
+        for role in self.roles:
+            if role.tasks and not 0 <= role.work.min() <= role.work.max() < len(self.works):
+                raise ValueError(f"role {role.name!r}: a task points at no work of the plan")
+
+    def collectives(self, role: int = 0) -> Counter[tuple[str, int, int]]:
+        """How often one iteration issues each (operation, message_bytes, group size), on a rank of a role."""
+        counts: Counter[tuple[str, int, int]] = Counter()
+        for work in self.communication(role):
+            if isinstance(work, Collective):
+                counts[work.operation, work.message_bytes, work.ranks] += 1
+        return counts
+
+    def role_of(self, rank: int) -> int:
+        """Index of the role that a rank plays."""
+        place = exchanging = 0
+        for index, (axis, at) in enumerate(zip(self.strategy.axes, self.strategy.coordinates(rank), strict=True)):
+            if axis.kind != "data":
+                place = place * axis.degree + at
+            if index in self.exchange_axes:
+                exchanging = exchanging * axis.degree + at
+        local = exchanging % self.per_node
+        return self.positions[local * (len(self.positions) // self.per_node) + place]
+
+    def of_layers(self, role: int = 0) -> list[Communication]:
+        """Communication for layers, in every iteration alike: all of FW and BW but the broadcasts of buffers."""
+        return [work for work in self.communication(role, phases=(Phase.FW, Phase.BW)) if is_of_layer(work)]
+
+    def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
+        """Collectives and messages that a rank of a role issues in one iteration, in the plan's order."""
+        own = self.roles[role]
+        works = (self.works[index] for index, phase in zip(own.work, own.phase, strict=True) if phase in phases)
+        return [work for work in works if isinstance(work, Communication)]
+
+
+@dataclass(slots=True)
+class RoleBuilder:
+    """Appends the tasks of one role in order and ends in arrays; equal works are stored once in ``works``.
+
+    A plan of several roles starts a builder a role, over one ``works``.
+    """
+
+    works: dict[Work, int] = field(default_factory=dict)
+    phase: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    work: list[int] = field(default_factory=list)
+    dependency_start: list[int] = field(default_factory=lambda: [0])
+    dependencies: list[int] = field(default_factory=list)
+
+    def add(self, work: Work, phase: Phase, stream: Stream, after: tuple[int, ...] = ()) -> int:
+        """Append a task that waits for the tasks ``after``; returns its index."""
+        self.phase.append(phase)
+        self.stream.append(stream)
+        self.work.append(self.works.setdefault(work, len(self.works)))
+        self.dependencies.extend(after)
+        self.dependency_start.append(len(self.dependencies))
+        return len(self.phase) - 1
+
+    def copy(self) -> RoleBuilder:
+        """One that goes on from here by itself, over the same works."""
+        return RoleBuilder(
+            self.works,
+            self.phase.copy(),
+            self.stream.copy(),
+            self.work.copy(),
+            self.dependency_start.copy(),
+            self.dependencies.copy(),
+        )
+
+    @property
+    def tasks(self) -> int:
+        """Tasks so far."""
+        return len(self.phase)
+
+    def build(
+        self,
+        name: str,
+        multiplicity: int,
+        setup: tuple[tuple[str, str, int, int], ...] = (),
+        handshake: tuple[Communication, ...] = (),
+        exchanged_before: tuple[tuple[str, Collective], ...] = (),
+    ) -> Role:
+        """The role."""
+        return Role(
+            setup=setup,
+            exchanged_before=exchanged_before,
+            handshake=handshake,
+            name=name,
+            multiplicity=multiplicity,
+            phase=np.array(self.phase, np.int32),
+            stream=np.array(self.stream, np.int32),
+            work=np.array(self.work, np.int32),
+            dependency_start=np.array(self.dependency_start, np.int32),
+            dependencies=np.array(self.dependencies, np.int32),
+        )
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What, besides the network and the strategy, decides a plan.
+
+    Attributes:
+        batch: global mini-batch.
+        optimizer: ``sgd`` (with momentum) or ``adam``.
+        first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits (torch's defaults).
+        batch_norm: statistics of each rank's own samples and positions, or synchronised over all ranks.
+        micro_batches: of a pipeline; None for as many as it has ranks.
+        schedule: of a pipeline, by name.
+        stages: the first layer of every stage of a pipeline but the first; empty for a cut that balances FLOPs.
+        cut_by: what ``stages`` balance where they were found and not given, in words.
+        accumulate: micro-batches that a rank goes through before gradients are exchanged and weights updated, where
+            there is no pipeline.
+        recompute: modules, patterns of them or slices of sequences whose activations are not kept but computed again in
+            backward (:mod:`~paradl_bench.strategies.passes.recomputation`); :data:`RECOMPUTE_ALL` for all blocks, empty
+            for none.
+        split: names or patterns (``features.*``) of the layers that filter, channel and tensor parallelism split; empty
+            for all that can be.
+        filter_backward: how filter parallelism sums the gradients of layers' inputs: all of them on each rank, or its
+            part where it needs no more.
+        spatial_until: name of the layer before which blocks of positions are gathered; None for as late as possible.
+        exchange: of gradients: ``flat``, as DDP's; by a ``leader`` of each node, by ``leaders:K``, or ``segmented``
+            (:mod:`~paradl_bench.strategies.data.node_groups`).
+        ranks_per_node: that the launcher or the user tells of, for an exchange that is not flat; else None.
+        blocking: whether a process waits for a collective of ZeRO stages 2 and 3 where it calls it, as on a CPU; else
+            these run on streams of their own.
+    """
+
+    batch: PositiveCount
+    optimizer: str = "sgd"
+    batch_norm: Literal["local", "sync"] = "local"
+    first_bucket_bytes: Bytes = 1024 * 1024
+    bucket_cap_bytes: Bytes = 25 * 1024 * 1024
+    micro_batches: MicroBatches | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
+    cut_by: str = ""
+    accumulate: MicroBatches = 1
+    recompute: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
+    spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: Ranks | None = None
+    blocking: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch has to be at least 1, not {self.batch}")
+        if min(self.first_bucket_bytes, self.bucket_cap_bytes) < 0:
+            raise ValueError("limits of buckets have to be 0 bytes or more")
+        for name, count in (("micro_batches", self.micro_batches), ("accumulate", self.accumulate)):
+            if count is not None and not 1 <= count <= MOST_MICRO_BATCHES:
+                raise ValueError(f"{name} has to be from 1 to {MOST_MICRO_BATCHES}, not {count}")
+        if not _EXCHANGES.fullmatch(self.exchange):
+            raise ValueError(f"exchange has to be flat, leader, leaders:K or segmented, not {self.exchange!r}")
+        if self.ranks_per_node is not None and self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node has to be at least 1, not {self.ranks_per_node}")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Settings other than batch, optimizer, bucket limits and what follows from the library that are not the
+        defaults, in words.
+        """
+        apart = ("batch", "optimizer", "first_bucket_bytes", "bucket_cap_bytes", "blocking")
+        defaults = PlanSettings(batch=1)
+        chosen = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in apart}
+        return {
+            name: ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in chosen.items()
+            if value != getattr(defaults, name)
+        }
+
+
+def ranks_per_node(exchange: str, given: int | None, known: int | None) -> int | None:
+    """What ``--exchange`` and ``--ranks-per-node`` make of ranks on a node; None where the exchange is flat.
+
+    Args:
+        known: what the launcher or the cluster says.
+
+    Raises:
+        UserError: an exchange that there is none of, or ranks on a node where none are asked for.
+    """
+    if not _EXCHANGES.fullmatch(exchange):
+        raise UserError(f"--exchange {exchange}: give flat, leader, leaders:K (as leaders:2) or segmented")
+    if exchange != "flat":
+        return known if given is None else given
+    if given is not None:
+        raise UserError("--ranks-per-node is for --exchange leader, leaders:K or segmented; a flat one knows no nodes")
+    return None
+
+
+def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
+    """Bytes of DDP's first bucket and of all others, from ``--bucket-cap-mb`` (MiB; None for torch's default).
+
+    torch makes the first bucket smaller only where the cap is its default: a cap that is given holds for all.
+
+    Raises:
+        UserError: not positive, or more than any memory.
+    """
+    if bucket_cap_mb is None:
+        default = PlanSettings(batch=1)
+        return default.first_bucket_bytes, default.bucket_cap_bytes
+    if not 1 <= bucket_cap_mb * 1024 * 1024 <= MOST_BYTES:
+        raise UserError(
+            f"--bucket-cap-mb {bucket_cap_mb:g} has to be a positive number of MiB, up to {MOST_BYTES >> 20}"
+        )
+    cap_bytes = int(bucket_cap_mb * 1024 * 1024)
+    return cap_bytes, cap_bytes
+
+
+def library_blocks(backend: str) -> bool:
+    """Whether a collective that is not asked to be asynchronous keeps its process waiting: NCCL's run on streams."""
+    return backend != "nccl"
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest number of PEs along an axis, and what sets it (``p <= 64: fewest filters, layer conv1``)."""
+
+    axis: str
+    ranks: Ranks
+    reason: str
+
+    def __str__(self) -> str:
+        return f"p <= {self.ranks}: {self.reason}"

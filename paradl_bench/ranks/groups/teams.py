@@ -1,0 +1,100 @@
+"""Disjoint groups of ranks that run a collective at once, so that their contention for links is seen.
+
+Rank r is in group r modulo the number of groups, which is what nccl-tests calls ``NCCL_TESTS_SPLIT="MOD K"``: on
+several nodes every group reaches over all of them and shares each node's link with the others, as the data groups of
+replicas do whose layers are shared inside a node. Or groups are of ranks side by side, as such replicas are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paradl_bench.ranks.groups.agreement import everyones
+from paradl_bench.ranks.groups.process_group import make_group
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.ranks.rank_place import node_name
+from paradl_bench.records.cluster import NODE
+
+if TYPE_CHECKING:
+    import torch
+
+SYSTEM = "system"
+"""Level of a group whose ranks are on several hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The group that this rank is in.
+
+    Attributes:
+        index: of the group; groups: the ranks of each.
+        rank: of this rank in it.
+        process_group: the context's where there is one group, and None for the default one.
+        level: that the group spans. ranks_per_node: the most of its ranks that share a host.
+    """
+
+    index: int
+    groups: tuple[range, ...]
+    rank: int
+    process_group: torch.distributed.ProcessGroup | None
+    level: str
+    ranks_per_node: int
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return len(self.groups)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the group has."""
+        return len(self.groups[self.index])
+
+    def first_rank(self, members: range) -> int:
+        """Of all ranks, the first of a group whose ranks are side by side; 0 of every other."""
+        return members[0] if members.step == 1 else 0
+
+
+def form_teams(context: RankContext, count: int, *, side_by_side: bool = False) -> Team:
+    """Part all ranks into ``count`` groups, equally large; every rank calls this.
+
+    Args:
+        side_by_side: groups of ranks that follow each other, instead of every ``count``-th.
+    """
+    hosts = _hosts(context)
+    size = context.ranks // count
+    groups = tuple(
+        range(index * size, (index + 1) * size) if side_by_side else range(index, context.ranks, count)
+        for index in range(count)
+    )
+    # Every rank has to make every group, in the same order.
+    made = [make_group(members) for members in groups] if count > 1 else [context.group]
+    index = next(number for number, members in enumerate(groups) if context.rank in members)
+    on_host = Counter(hosts[rank] for rank in groups[index])
+    return Team(
+        index=index,
+        groups=groups,
+        rank=groups[index].index(context.rank),
+        process_group=made[index],
+        level=NODE if len(on_host) == 1 else SYSTEM,
+        ranks_per_node=max(on_host.values()),
+    )
+
+
+def leave_team(context: RankContext, team: Team) -> None:
+    """Let a team's process group go, which keeps threads: ranks may go on to measure something else. A collective."""
+    import torch.distributed as dist
+
+    context.barrier()
+    if team.count > 1:
+        dist.destroy_process_group(team.process_group)
+
+
+def _hosts(context: RankContext) -> list[float]:
+    """A number for the host of every rank, in the order of ranks."""
+    digest = hashlib.sha256(node_name().encode()).digest()
+    # 48 bits pass unchanged through the float64 that ranks exchange.
+    return [float(own[0]) for own in everyones(context, [float(int.from_bytes(digest[:6], "big"))])]

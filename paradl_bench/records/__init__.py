@@ -1,0 +1,1 @@
+"""What files hold: measurements, environments, clusters, runs, hosts; each checks its own numbers."""

@@ -1,0 +1,1 @@
+"""Records of collectives that follow compute or run beside another collective."""

@@ -1,0 +1,1 @@
+"""Records of training runs: configuration, iterations, compilation, the proof, and ghost layers."""

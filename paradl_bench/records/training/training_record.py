@@ -1,0 +1,266 @@
+"""What a real training run leaves in its measurement directory: its configuration, collectives, memory and iterations.
+
+The format's version and history are those of :mod:`paradl_bench.records.measurement`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from paradl_bench.core.bounds import (
+    AnyFloat,
+    Bytes,
+    ClockSeconds,
+    Count,
+    Extent,
+    Index,
+    MicroBatches,
+    PositiveCount,
+    RankIndex,
+    Ranks,
+    Seconds,
+)
+from paradl_bench.core.checks import check_aligned, check_counts, check_finite, check_samples
+from paradl_bench.core.files.storage import read_json
+from paradl_bench.plan.tasks import PlanSettings, library_blocks
+from paradl_bench.records.kernel_settings import settings_of_label
+from paradl_bench.records.training.compile_record import CompileRecord
+from paradl_bench.records.training.ghost_record import GhostRun
+from paradl_bench.records.training.verification import Verification
+
+TRAINING_FILE = "training.jsonl"
+RUN_NAME = "run.json"
+
+
+class IssuedCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A collective that a run issued, or that a plan holds: operation, bytes, group and how many of them.
+
+    Attributes:
+        when: ``setup`` (once, before the first iteration), ``first`` (the first iteration), ``rebuild`` (the second, in
+            which DDP rebuilds its buckets), ``iteration`` (every later one).
+        group: ranks of the group, in order.
+    """
+
+    when: Literal["setup", "first", "rebuild", "iteration"]
+    operation: str
+    message_bytes: Bytes
+    group: tuple[RankIndex, ...]
+    count: PositiveCount
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A turn at forward or backward, in every iteration: of a micro-batch, or of a stage of a pipeline.
+
+    Attributes:
+        begin_s, end_s: from the start of the iteration on its rank.
+    """
+
+    way: Literal["FW", "BW"]
+    begin_s: tuple[Seconds, ...]
+    end_s: tuple[Seconds, ...]
+
+    def __post_init__(self) -> None:
+        check_samples(self.begin_s, "begin_s")
+        check_samples(self.end_s, "end_s")
+        check_aligned(self, "begin_s", "end_s")
+
+
+class TrainingIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Timed iterations of a real run on one rank (file ``training.jsonl``), warm-up excluded.
+
+    Attributes:
+        first_iteration: index, within the run, of the first one here.
+        iteration_s: from the start of forward to the end of the weight update; the sum of the phases.
+        fw_s: to the loss, what precedes forward (the broadcast of buffers) included.
+        bw_s: to the readiness of the last gradient.
+        exposed_ge_s: from there to the end of backward's call: what the exchange adds; 0 for serial.
+        wu_s: optimizer step and zero_grad.
+        pipeline_idle_s: where stages of a pipeline compute forward and backward in turns, what is neither: waiting for
+            other stages; empty elsewhere.
+        fw_communication_s, bw_communication_s: by kind (``halo``, or the collective), what layer-wise communication
+            took of ``fw_s`` and ``bw_s``, waiting for other ranks included; empty where layers are not shared.
+        collectives_issued: how many collectives the process group counted in each iteration, to show that each timed
+            one issued as many as the recorded one; empty where the backend does not count.
+        losses: of this rank's samples; empty where another stage computes them.
+        host_begin_s: when each iteration began, on the monotonic clock of the rank's host; empty on GPUs, whose stamps
+            are of no host's clock, and in runs of before.
+        attempt: at the run, as ``hosts.jsonl`` counts them.
+        turns: where there are several at forward or backward, in their order; a loss that a stage computes is one by
+            itself, behind its forward. Empty where phases tell as much, and in runs of before.
+    """
+
+    rank: RankIndex
+    first_iteration: Index
+    iteration_s: tuple[Seconds, ...]
+    fw_s: tuple[Seconds, ...]
+    bw_s: tuple[Seconds, ...]
+    exposed_ge_s: tuple[Seconds, ...]
+    wu_s: tuple[Seconds, ...]
+    pipeline_idle_s: tuple[Seconds, ...] = ()
+    fw_communication_s: dict[str, tuple[Seconds, ...]] = {}
+    bw_communication_s: dict[str, tuple[Seconds, ...]] = {}
+    collectives_issued: tuple[Count, ...] = ()
+    losses: tuple[AnyFloat, ...] = ()
+    host_begin_s: tuple[ClockSeconds, ...] = ()
+    attempt: Index = 0
+    turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        labels = ("iteration_s", "fw_s", "bw_s", "exposed_ge_s", "wu_s")
+        for label in labels:
+            check_samples(getattr(self, label), label)
+        if self.pipeline_idle_s:
+            check_samples(self.pipeline_idle_s, "pipeline_idle_s")
+        check_aligned(self, *labels, "pipeline_idle_s", "collectives_issued", "losses", "host_begin_s")
+        check_finite(self, "host_begin_s")
+        check_counts(self, "attempt", least=0)
+        for kind, values in (*self.fw_communication_s.items(), *self.bw_communication_s.items()):
+            check_samples(values, kind)
+            if len(values) != len(self.iteration_s):
+                raise ValueError(f"{kind} has {len(values)} values for {len(self.iteration_s)} iterations")
+        if any(len(turn.begin_s) != len(self.iteration_s) for turn in self.turns):
+            raise ValueError(f"turns have to have a begin and an end for each of {len(self.iteration_s)} iterations")
+
+
+class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most memory that one rank held at a time in an iteration.
+
+    Attributes:
+        tracked_bytes: of the tensors that torch's tracker saw; the sum of ``parts_bytes``.
+        allocator_bytes: the CUDA allocator's own peak, which holds rounding and workspaces; reserved_bytes: what it
+            had taken of the device for that, fragments included; device_bytes: all that was taken of the device after
+            it, by the context and the communication library too, and by other processes. None on a CPU, and in runs of
+            before.
+        parts_bytes: parameters, buffers, gradients, optimizer, activations, communication, temporary, input, other.
+    """
+
+    rank: RankIndex
+    tracked_bytes: Bytes
+    parts_bytes: dict[str, Bytes]
+    allocator_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    device_bytes: Bytes | None = None
+
+
+class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory that ran out on one rank.
+
+    Attributes:
+        phase: what the rank was doing, in words.
+        requested_bytes: that were asked for at that moment; 0 where the error did not say.
+        needed_bytes: what the rank held by then, and that. had_bytes: the device's memory, or the process's limit.
+    """
+
+    rank: RankIndex
+    phase: str
+    requested_bytes: Bytes
+    needed_bytes: Bytes
+    had_bytes: Bytes
+
+
+class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
+
+    Attributes:
+        batch: global mini-batch.
+        first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
+        batch_norm: statistics, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        network_digest: digest of the traced network.
+        cores: the core that each rank was pinned to; empty on GPUs.
+        issued: collectives that rank 0 issued, by when; planned: what the plan holds.
+        issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
+        differences: what does not agree, in words.
+        micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.plan.tasks.PlanSettings`;
+            stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
+        accumulate: micro-batches between two updates. recompute: what was computed again in backward. As there.
+        split, filter_backward, spatial_until: of layers that are shared out, as there.
+        exchange, ranks_per_node: of gradients, as there.
+        losses: of the first rank that computes them, one a timed iteration.
+        memory: of every rank, in an iteration that was not timed.
+        ghost: of an emulated run, whose layers slept; None where they computed. Its losses and memory mean nothing, and
+            are left out.
+        kernel_settings: label of :class:`~paradl_bench.records.kernel_settings.KernelSettings`; empty for none.
+        compiled: what every rank compiled before it timed anything; empty where nothing was.
+        did_not_fit: ranks whose memory ran out, which ended the run; empty where none did.
+        verified: whether the strategy was proved on the model before anything was timed; None for serial training, for
+            layers that slept, and in runs of before.
+    """
+
+    model: str
+    input_shape: tuple[Extent, ...]
+    strategy: str
+    ranks: Ranks
+    batch: PositiveCount
+    dtype: str
+    optimizer: str
+    backend: str
+    launcher: str
+    iterations: Count
+    warmup: Count
+    bucket_cap_bytes: Bytes
+    first_bucket_bytes: Bytes
+    network_digest: str
+    batch_norm: Literal["local", "sync"] = "local"
+    micro_batches: MicroBatches | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
+    cut_by: str = ""
+    accumulate: MicroBatches = 1
+    recompute: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
+    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
+    spatial_until: str | None = None
+    exchange: str = "flat"
+    ranks_per_node: Ranks | None = None
+    cores: tuple[Index, ...] = ()
+    issued: tuple[IssuedCollective, ...] = ()
+    planned: tuple[IssuedCollective, ...] = ()
+    issued_equals_plan: bool | None = None
+    differences: tuple[str, ...] = ()
+    losses: tuple[AnyFloat, ...] = ()
+    memory: tuple[MemoryPeak, ...] = ()
+    did_not_fit: tuple[MemoryShortage, ...] = ()
+    ghost: GhostRun | None = None
+    kernel_settings: str = ""
+    compiled: tuple[CompileRecord, ...] = ()
+    verified: Verification | None = None
+
+    def __post_init__(self) -> None:
+        settings_of_label(self.kernel_settings)
+        # Raises where they don't go together.
+        self.settings  # noqa: B018
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What a plan of this run needs."""
+        return PlanSettings(
+            batch=self.batch,
+            optimizer=self.optimizer,
+            first_bucket_bytes=self.first_bucket_bytes,
+            bucket_cap_bytes=self.bucket_cap_bytes,
+            batch_norm=self.batch_norm,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            stages=self.stages,
+            cut_by=self.cut_by,
+            accumulate=self.accumulate,
+            recompute=self.recompute,
+            blocking=library_blocks(self.backend),
+            split=self.split,
+            filter_backward=self.filter_backward,
+            spatial_until=self.spatial_until,
+            exchange=self.exchange,
+            ranks_per_node=self.ranks_per_node,
+        )
+
+
+def read_run(directory: Path) -> TrainingRun:
+    """Read and validate the description of a training run.
+
+    Raises:
+        UserError: unreadable, or a wrong field (named by its path).
+    """
+    return read_json(directory / RUN_NAME, TrainingRun)

@@ -1,0 +1,159 @@
+"""What is to be calibrated, apart from where: models, node counts, strategies, batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from paradl_bench.core.bounds import Count, PositiveCount, PositiveSeconds, Ranks
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_size_sweep
+from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.kernel_settings import flags_of_label, settings_of_label
+from paradl_bench.slurm.jobs.site import Site
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+HALOS = "exchange"
+"""What ranks send their neighbours, and receive of them, at once."""
+
+
+def operations_of(strategies: Iterable[str]) -> str:
+    """Operations of sweeps by which strategies are predicted; texts that do not parse ask for nothing."""
+    kinds = {kind for text in strategies for kind in _kinds_of(text)}
+    return ",".join((*OPERATIONS, HALOS) if "spatial" in kinds else OPERATIONS)
+
+
+def _kinds_of(text: str) -> Iterable[AxisKind]:
+    kinds = parse_strategy_kinds(text)
+    if kinds is not None:
+        return kinds
+    with contextlib.suppress(UserError):
+        return [axis.kind for axis in parse_strategy(text).axes]
+    return ()
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy on some nodes with its global mini-batch."""
+
+    strategy: str
+    ranks: int
+    nodes: int
+    batch: int
+
+    @property
+    def waits_beside_exchange(self) -> bool:
+        """Whether layers wait for communication while gradients are exchanged beside backward."""
+        degrees = Counter[str]()
+        for axis in parse_strategy(self.strategy).axes:
+            degrees[axis.kind] += axis.degree - 1
+        of_layers = any(degrees[kind] for kind in ("filter", "channel", "tensor"))
+        return not degrees["pipeline"] and bool(degrees["spatial"] or (degrees["data"] and of_layers))
+
+
+class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chain of jobs measures.
+
+    Attributes:
+        nodes: how many, ascending. strategies: kinds, which take all ranks of the nodes, or with their degrees.
+        batch: samples of a replica; the global mini-batch is that times the degree of data parallelism.
+        input_shape, sequence: as in ``train``; empty for the model's own.
+        dtype, kernel_settings: of layers and runs; the settings by their label, as records have them.
+        iterations, warmup: of runs. blocks: of layers and sweeps.
+        operations, sizes: of sweeps, as ``collectives`` takes them.
+
+    Raises:
+        UserError: a part does not parse or fit.
+    """
+
+    models: tuple[str, ...]
+    nodes: tuple[Ranks, ...]
+    strategies: tuple[str, ...]
+    batch: PositiveCount
+    input_shape: str = ""
+    sequence: Count = 0
+    dtype: str = "fp32"
+    kernel_settings: str = ""
+    optimizer: str = "sgd"
+    iterations: PositiveCount = 30
+    warmup: Count = 5
+    blocks: PositiveCount = 5
+    operations: str
+    sizes: str
+    point_s: PositiveSeconds = 0.1
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            if not name or not name.isprintable() or name.startswith("-") or any(mark in name for mark in " /'\"\\$"):
+                raise UserError(f"--models: {name!r} is no name of a model; part names by single commas")
+        parse_size_sweep(self.sizes)
+        for text in self.strategies:
+            if parse_strategy_kinds(text) is None:
+                parse_strategy(text)
+
+    def check_numerics(self, site: Site) -> None:
+        """Refuse, before an allocation is asked for, a dtype or settings that a rank of the site would refuse.
+
+        Raises:
+            UserError: the device has no such mode, or a strategy does not go with it.
+        """
+        settings_of_label(self.kernel_settings).check(site.device)
+        for each in self.configurations(site.on_node):
+            strategy, planned = parse_strategy(each.strategy), PlanSettings(batch=each.batch)
+            check_dtype(strategy, planned, self.dtype)
+            check_kernel_settings(strategy, planned, self.kernel_settings)
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """Options of what is computed in, of ``layers`` and ``train``; none for fp32 without settings."""
+        dtype = () if self.dtype == "fp32" else ("--dtype", self.dtype)
+        return (*dtype, *flags_of_label(self.kernel_settings).split())
+
+    def configurations(self, on_node: int) -> tuple[Configuration, ...]:
+        """What is run, fewest nodes first.
+
+        Args:
+            on_node: ranks of a full node.
+
+        Raises:
+            UserError: a strategy takes a number of nodes that was not asked for, or several kinds at once.
+        """
+        found: list[Configuration] = []
+        for text in self.strategies:
+            kinds = parse_strategy_kinds(text)
+            if kinds is None or not kinds:
+                found.append(self._fixed(parse_strategy(text), on_node))
+                continue
+            for nodes in self.nodes:
+                if nodes * on_node > 1:
+                    found.append(self._placed(_grown(kinds, text, nodes * on_node), nodes))
+        return tuple(sorted(dict.fromkeys(found), key=lambda each: each.nodes))
+
+    def _fixed(self, strategy: Strategy, on_node: int) -> Configuration:
+        nodes = -(-strategy.ranks // on_node)
+        if nodes > 1 and strategy.ranks % on_node:
+            raise UserError(f"--strategies {strategy}: {strategy.ranks} ranks do not fill nodes of {on_node}")
+        if nodes > 1 and nodes not in self.nodes:
+            raise UserError(f"--strategies {strategy} takes {nodes} nodes of {on_node} ranks: add {nodes} to --nodes")
+        return self._placed(strategy, nodes)
+
+    def _placed(self, strategy: Strategy, nodes: int) -> Configuration:
+        replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+        return Configuration(strategy=str(strategy), ranks=strategy.ranks, nodes=nodes, batch=self.batch * replicas)
+
+    @property
+    def sample(self) -> tuple[str, ...]:
+        """Options that choose the sample's shape."""
+        if self.input_shape:
+            return ("--input-shape", self.input_shape)
+        return ("--sequence", str(self.sequence)) if self.sequence else ()
+
+
+def _grown(kinds: tuple[AxisKind, ...], text: str, ranks: int) -> Strategy:
+    if len(kinds) > 1:
+        raise UserError(f"--strategies {text}: the nodes set one axis; write the degrees of both, as d{ranks // 2}f2")
+    return Strategy(axes=(Axis(kind=kinds[0], extents=(ranks,)),))

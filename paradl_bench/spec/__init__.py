@@ -1,1 +1,0 @@
-"""The vocabulary of the project: torch-free, frozen, self-validating."""

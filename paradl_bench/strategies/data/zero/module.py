@@ -1,0 +1,136 @@
+"""ZeRO stages 2 and 3 by torch's ``fully_shard`` (FSDP2), unit by unit as the plan has them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.strategies.data.zero.units import Unit, units_of
+from paradl_bench.strategies.running.group_functions import Group
+
+
+def shard_parameters(module: torch.nn.Module, network: Network, stage: int, device: torch.device, group: Group) -> None:
+    """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
+
+    Collectives are stamped where they are called, if anything is. Where the backend knows no average (gloo), gradients
+    are summed and then divided.
+
+    Args:
+        stage: 3 frees the parameters of a unit after its forward, 2 keeps them for backward.
+
+    Raises:
+        UserError: a unit whose module is no function of its own, as of a ``ModuleDict``; a parameter that is in
+            two units, since one module stands under two names or two modules hold it.
+    """
+    mesh = DeviceMesh.from_group(group.process_group, device.type)
+    # What is gathered for the whole model's own parameters, the last unit, would be gathered again at once.
+    for unit in units_of(network):
+        try:
+            part = module.get_submodule(unit.name)
+            fully_shard(
+                [part, *other_holders(module, unit, part)],
+                mesh=mesh,
+                reshard_after_forward=stage == 3 and part is not module,
+            )
+        except ValueError as error:
+            what = unit.name or "what is in no other unit"
+            raise UserError(f"model {network.name}: ZeRO stage {stage} cannot shard {what}: {error}") from error
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(device.type != "cuda")
+            part.set_custom_all_gather(_AllGather(group))
+            part.set_custom_reduce_scatter(_ReduceScatter(group))
+        _hide_hooks(part)
+    # DTensor's cache of operations keeps the mesh for good; the group has to be gone when the rank leaves.
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
+def _hide_hooks(part: torch.nn.Module) -> None:
+    """Have no torch-function mode see what ``fully_shard`` does round a forward: it is no layer of the model."""
+    for hooks in (part._forward_pre_hooks, part._forward_hooks):
+        for number, hook in hooks.items():
+            if "fsdp" in (getattr(hook, "__module__", None) or ""):
+                hooks[number] = _unseen(hook)
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return hook(*args, **kwargs)
+
+    return called
+
+
+def other_holders(module: torch.nn.Module, unit: Unit, part: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules outside of a unit that hold parameters of it too, which none of their operations reads.
+
+    torch takes a parameter in one group of modules alone, and frees a group when all of them have run: a module that
+    runs can't be in one with a module that never does.
+
+    Raises:
+        ValueError: the unit runs, or the other module has parameters that the unit has not.
+    """
+    inside = set(part.modules())
+    own = {id(parameter): name for name, parameter in part.named_parameters()}
+    found = []
+    for name, other in module.named_modules():
+        held = {id(parameter) for parameter in other.parameters(recurse=False)}
+        shared = held & own.keys()
+        if other in inside or not shared:
+            continue
+        if unit.layers or not held <= own.keys():
+            raise ValueError(
+                f"its {own[min(shared)]} is held by {name} too, which torch would shard a second time;"
+                " give that a parameter of its own, or none, or take z1 or d"
+            )
+        found.append(other)
+    return found
+
+
+class _Buffers(Comm):
+    """Collectives of a group on memory of the allocator's: what ``fully_shard``'s two interfaces have in common."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """As ``fully_shard``'s own, which then copies into it."""
+        self._group.spans.work()
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class _AllGather(_Buffers, AllGather):
+    """What ``fully_shard`` gathers by."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Called on the stream of gathers."""
+        self._group.all_gather(output_tensor, input_tensor)
+        # What was gathered is copied to where layers read it.
+        self._group.spans.work()
+
+
+class _ReduceScatter(_Buffers, ReduceScatter):
+    """What ``fully_shard`` reduces by."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Called on the stream of reductions."""
+        self._group.reduce_scatter(output_tensor, input_tensor, op)

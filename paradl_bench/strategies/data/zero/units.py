@@ -1,0 +1,124 @@
+"""Which parameters are sharded, gathered and reduced together: the units of torch's ``fully_shard``.
+
+The rule reads a network's names alone, so that a plan knows the units without the module:
+
+- From the model down, a module is a unit if it has parameters of its own, or holds at most an eighth of all
+  parameters, or at most half of them where a number names it (``layer4.1``, ``h.7``: a block of a sequence). Others are
+  parted into their children. So is what has numbered children alone (Sequential, ModuleList); a module with parameters
+  that several operations read, or one outside of it, and one whose operations read parameters from outside (tied
+  weights, which torch takes in one group alone); one that runs in several pieces; and one that changes in place what
+  it is given, which torch refuses.
+- The whole model is the last unit, with the parameters that are then in no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paradl_bench.network.graph import DTYPE_BYTES, Network, Tensor
+from paradl_bench.plan.axis_planner import Latest
+
+_SMALL = 1 / 8
+_BLOCK = 1 / 2
+
+
+class Unit(NamedTuple):
+    """Parameters that are communicated together.
+
+    Attributes:
+        name: of the module; empty for the whole model.
+        layers: indices of the operations inside of it; of the whole model's, those in none of the others.
+    """
+
+    name: str
+    parameters: tuple[Tensor, ...]
+    layers: tuple[int, ...]
+
+
+_LATEST: Latest[tuple[Unit, ...]] = Latest()
+"""The plan and the memory model ask for the units of one network, with every number of micro-batches."""
+
+
+def units_of(network: Network) -> tuple[Unit, ...]:
+    """The units in registration order, the whole model last; that one may have no parameters."""
+    return _LATEST.get(network, None, lambda: _find_units(network))
+
+
+def _find_units(network: Network) -> tuple[Unit, ...]:
+    found = list(_units_below(network, ""))
+    taken = {parameter.name for unit in found for parameter in unit.parameters}
+    inside = {layer for unit in found for layer in unit.layers}
+    rest = tuple(parameter for parameter in network.parameters if parameter.name not in taken)
+    outside = tuple(i for i in range(len(network.layers)) if i not in inside)
+    return (*found, Unit("", rest, outside))
+
+
+def _inside(name: str, module: str) -> bool:
+    """Whether a parameter, or an operation, belongs to a module; ``#2`` marks an operation's second call."""
+    return name == module or name.startswith((f"{module}.", f"{module}#"))
+
+
+def _units_below(network: Network, module: str) -> Iterator[Unit]:
+    for child in _children(network, module):
+        unit = _unit(network, child) if _has_right_size(network, child) else None
+        if unit is None:
+            yield from _units_below(network, child)
+        else:
+            yield unit
+
+
+def _has_right_size(network: Network, module: str) -> bool:
+    """Whether sizes and parameters of its own make a module a unit."""
+    below = [parameter for parameter in network.parameters if _inside(parameter.name, module)]
+    if any(parameter.name.rpartition(".")[0] == module for parameter in below):
+        return True
+    numbered = module.rpartition(".")[2].isdigit()
+    small = sum(parameter.bytes for parameter in below) <= (_BLOCK if numbered else _SMALL) * network.parameter_bytes
+    return small and not all(name.rpartition(".")[2].isdigit() for name in _children(network, module))
+
+
+def _unit(network: Network, module: str) -> Unit | None:
+    """The module as a unit; None where its operations are not one piece, or share parameters or memory with others."""
+    parameters = tuple(parameter for parameter in network.parameters if _inside(parameter.name, module))
+    layers = tuple(i for i, layer in enumerate(network.layers) if _inside(layer.name, module))
+    inside = {network.layers[i].name for i in layers}
+    own = {parameter.name for parameter in parameters}
+    reads = [(i, name) for i, layer in enumerate(network.layers) for name in set(layer.parameters) & own]
+    in_one_piece = not layers or layers[-1] - layers[0] + 1 == len(layers)
+    tied = not own.issuperset(name for i in layers for name in network.layers[i].parameters)
+    alone = not tied and len({name for _, name in reads}) == len(reads) and {i for i, _ in reads} <= set(layers)
+    changes_given = not inside.issuperset(name for i in layers for name, _ in network.layers[i].values_written)
+    return Unit(module, parameters, layers) if in_one_piece and alone and not changes_given else None
+
+
+def _children(network: Network, module: str) -> list[str]:
+    """Modules with parameters right below one, in registration order."""
+    prefix = f"{module}." if module else ""
+    paths = (p.name.removeprefix(prefix).split(".") for p in network.parameters if p.name.startswith(prefix))
+    return list(dict.fromkeys(prefix + path[0] for path in paths if len(path) > 1))
+
+
+def shard_elements(parameter: Tensor, ranks: int) -> int:
+    """Elements of a parameter that each rank sends: rows of its first dim, as many as the rank with most has."""
+    rows = -(-parameter.shape[0] // ranks)
+    return rows * (parameter.elements // max(parameter.shape[0], 1))
+
+
+def shard_bytes(parameters: tuple[Tensor, ...], ranks: int) -> int:
+    """Bytes of the ranks' equal, padded shards of parameters."""
+    return sum(shard_elements(parameter, ranks) * DTYPE_BYTES[parameter.dtype] for parameter in parameters)
+
+
+def optimizer_parts(network: Network, ranks: int) -> tuple[tuple[Tensor, ...], ...]:
+    """Whose optimizer state each rank keeps under stage 1, in registration order.
+
+    Largest first, each to the rank with fewest elements (torch's ZeroRedundancyOptimizer, ``_partition_parameters``).
+    """
+    parts: list[list[Tensor]] = [[] for _ in range(ranks)]
+    elements = [0] * ranks
+    for parameter in sorted(network.parameters, key=lambda p: p.elements, reverse=True):
+        rank = elements.index(min(elements))
+        parts[rank].append(parameter)
+        elements[rank] += parameter.elements
+    return tuple(map(tuple, parts))

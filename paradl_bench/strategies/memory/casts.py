@@ -1,0 +1,106 @@
+"""What autocast makes beside the tensors of an operation: copies of its inputs, of parameters, and of their gradients.
+
+An input of another dtype is converted for each operation that reads it; autograd keeps the copy where it would keep
+the input. A parameter is converted once a forward, when the first operation reads it, and autocast keeps that copy
+until forward is over; the weight among them (a bias has one dim) is kept for the operation's backward too. Backward
+makes the parameters' gradients in the lower dtype, then their fp32 gradients from the last parameter to the first, and
+the inputs' at the end: autograd runs what was made last first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
+from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
+
+
+class Casts:
+    """Conversions of one walk; of a dtype that is not trained in by autocast there are none.
+
+    Args:
+        device: kind of the device: ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, ledger: Ledger, network: Network, dtype: str, device: str) -> None:
+        self._ledger, self._layers = ledger, network.layers
+        self._widths = widths_of(network, dtype, device)
+        self.runs = {layer.name: width.runs for layer, width in zip(network.layers, self._widths, strict=True)}
+        self._lower, self._kept_width = DTYPE_BYTES[dtype], DTYPE_BYTES[kept_dtype(dtype)]
+        self._shapes = {parameter.name: parameter.shape for parameter in network.parameters}
+        self._copies: dict[str, Storage] = {}
+
+    def run_width(self, i: int) -> int:
+        """Bytes of an element of what a layer's operation makes."""
+        return self._widths[i].runs
+
+    def read_width(self, i: int, position: int) -> int:
+        """Bytes of an element of an input as it is."""
+        reads = self._widths[i].reads
+        return reads[position] if position < len(reads) else self._widths[i].runs
+
+    def in_run_width(self, i: int, position: int, size: int) -> int:
+        """Bytes that an input of ``size`` bytes has in the dtype that the operation runs in."""
+        width = self._widths[i]
+        if position >= len(width.reads) or width.reads[position] == width.runs:
+            return size
+        return size // width.reads[position] * width.runs
+
+    def inputs(
+        self, i: int, read: Sequence[Storage], size_of: Callable[[int], int]
+    ) -> tuple[Sequence[Storage], list[Storage]]:
+        """What the operation reads in the place of its inputs, and those among it that were made for that.
+
+        Args:
+            size_of: bytes of an input, by its position, as it is.
+        """
+        width = self._widths[i]
+        places = [place for place, of in enumerate(width.reads) if of != width.runs] if width.converts else []
+        if not places:
+            return read, []
+        found = list(read)
+        for place in places:
+            found[place] = self._ledger.allocate(self.in_run_width(i, place, size_of(place)))
+        self._ledger.mark()
+        return found, [found[place] for place in places]
+
+    def parameters(self, i: int) -> list[Storage]:
+        """Copies of a layer's parameters that its backward needs, each held for it."""
+        if not self._widths[i].lowers_parameters:
+            return []
+        names = [name for name in self._layers[i].parameters if name in self._shapes]
+        for name in names:
+            if name not in self._copies:
+                self._copies[name] = self._ledger.allocate(math.prod(self._shapes[name]) * self._lower)
+        return [hold(self._copies[name]) for name in names if len(self._shapes[name]) > 1]
+
+    def end_forward(self) -> None:
+        """Autocast lets go of its copies of parameters."""
+        for storage in self._copies.values():
+            self._ledger.release(storage)
+        self._copies.clear()
+
+    def lowered_gradients(self, i: int) -> list[tuple[int, int]]:
+        """Of a layer's parameters in the order of backward, bytes of their gradients in the lower dtype and in fp32."""
+        if not self._widths[i].lowers_parameters:
+            return []
+        names = [name for name in self._layers[i].parameters if name in self._shapes]
+        elements = [math.prod(self._shapes[name]) for name in reversed(names)]
+        return [(count * self._lower, count * self._kept_width) for count in elements]
+
+    def gradient(self, i: int, source: int, gradient: Gradient) -> Gradient:
+        """The gradient of a layer's input in the dtype of that.
+
+        Args:
+            source: index of the layer that made the input; below 0 for what the network reads.
+        """
+        runs, wanted = self._widths[i].runs, self._widths[source].runs if source >= 0 else self._kept_width
+        if wanted == runs:
+            return gradient
+        size = gradient.size // runs * wanted
+        made = Gradient(self._ledger.allocate(size), size)
+        self._ledger.mark()
+        self._ledger.release(gradient.storage)
+        return made

@@ -1,0 +1,292 @@
+"""Which tensors a rank holds while it runs forward and backward of a network, operation by operation.
+
+A walk over the layers in the order of forward, then of backward, as torch's autograd runs them. Forward makes the
+output of an operation, unless it is a view or works in place, and what autograd keeps beside it (``LayerKind.saves``);
+an output lives until its last reader has run, or until backward of whoever saved it. Backward of an operation makes a
+gradient for each input that needs one, unless it hands its own on, and for its parameters; then it lets go of the
+output's gradient and of what was saved. Where branches meet their gradients are added: in place where nobody else holds
+the first, else into a third tensor.
+
+Layers that a rank shares with others hold what their communication does as well: the part and the buffer beside
+gathered activations, the slice of the input that a channel shard reads, the block with its halo and the messages, the
+copy of a gradient that is summed.
+
+An output also lives as long as the model's own variables hold it (``Layer.held_until``).
+
+Not seen: workspaces inside of kernels, the allocator's rounding and fragments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paradl_bench.network.graph import NEXT_FORWARD, Network
+from paradl_bench.network.kinds.kind import Saved
+from paradl_bench.plan.compute import LayerShard
+from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
+from paradl_bench.strategies.memory.rank_operations import RECEIVED, shares_input
+from paradl_bench.strategies.memory.shared_layers import SharedLayers
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one forward left for its backward.
+
+    Attributes:
+        saved: per layer. outputs: that the caller keeps until backward is done.
+        given: per segment that is computed again, what it read of other layers, by layer, and of what is gathered.
+        waiting: per layer, gradients that the input's part of backward keeps for the parameters' part.
+    """
+
+    saved: list[list[Storage]]
+    outputs: list[Storage] = field(default_factory=list)
+    given: list[tuple[dict[int, Storage], dict[int, Storage]]] = field(default_factory=list)
+    waiting: dict[int, list[Gradient]] = field(default_factory=dict)
+
+
+class Liveness(SharedLayers):
+    """Walks a rank's network, or one stage of it, as often as micro-batches pass.
+
+    Args:
+        network: with the shapes that parameters have on the rank.
+        samples: that pass at a time.
+        shards: what the rank runs of layers, by index; all of those that are missing.
+        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
+        kept_outputs: indices of the layers whose outputs the caller keeps until backward is done.
+        input_has_gradient: whether backward makes a gradient of what the network reads.
+        device: kind of the device: ``cpu`` or ``cuda``.
+        mask_bytes: of an element of a mask; None for as many as any other element has.
+        recomputed: ranges of layers that keep what they read of others and nothing else, and run forward again in
+            backward.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        network: Network,
+        samples: int,
+        *,
+        dtype: str = "fp32",
+        device: str = "cpu",
+        shards: Mapping[int, LayerShard] | None = None,
+        outputs: Sequence[int] = (),
+        kept_outputs: Sequence[int] = (),
+        input_has_gradient: bool = False,
+        mask_bytes: int | None = None,
+        recomputed: Sequence[range] = (),
+    ) -> None:
+        super().__init__(
+            ledger,
+            network,
+            samples,
+            dtype=dtype,
+            device=device,
+            shards=shards,
+            outputs=outputs,
+            input_has_gradient=input_has_gradient,
+            mask_bytes=mask_bytes,
+        )
+        self._kept_outputs = frozenset(kept_outputs)
+        self._parameter_bytes = {parameter.name: parameter.bytes for parameter in network.parameters}
+        self._finished: set[str] = set()
+        self._recomputed = tuple(recomputed)
+        self._keeping = [
+            [i for i in self._order if i in layers and self._keeps(i) != Saved()] for layers in self._recomputed
+        ]
+
+    def forward(self, received: Storage) -> Pass:
+        """Run forward on what the network reads."""
+        ledger = self._ledger
+        made: dict[int, Storage] = {}
+        wholes: dict[int, Storage] = {}
+        left = Pass([[] for _ in self._layers])
+        again = {i for layers in self._recomputed for i in layers}
+        begins = {layers.start: layers for layers in self._recomputed}
+        for i in range(len(self._layers)):
+            if i in begins:
+                left.given.append(self._hold_given(begins[i], {RECEIVED: received} | made, wholes))
+            made[i] = self._run_on(i, made, wholes, received, left.saved[i])
+            if i in again:
+                # What autograd would keep is not kept.
+                self._release_all(left.saved[i])
+            if i in self._kept_outputs:
+                left.outputs.append(hold(made[i]))
+            if self._layers[i].held_until == NEXT_FORWARD and self._order:
+                # To the end of backward: its last operation lets go of it.
+                left.saved[self._order[-1]].append(hold(made[i]))
+            for source in self._last_reader[i]:
+                ledger.release(made[source])
+                if source in wholes:
+                    ledger.release(wholes[source])
+            for forgotten in self._forgotten[i]:
+                self._release_all(left.saved[forgotten])
+        if RECEIVED in wholes:
+            ledger.release(wholes[RECEIVED])
+        self._casts.end_forward()
+        return left
+
+    def _run_on(
+        self,
+        i: int,
+        made: Mapping[int, Storage],
+        wholes: dict[int, Storage],
+        received: Storage | None,
+        saved: list[Storage],
+    ) -> Storage:
+        """Run one operation on what others made."""
+        self._gather_inputs(i, made, wholes)
+        sources = [self._index.get(name, RECEIVED) for name in self._layers[i].inputs]
+        gathered = {} if self._is_cut(i) else wholes
+        found = (gathered.get(source) or made.get(source, received) for source in sources)
+        return self._run(i, [storage for storage in found if storage is not None], saved)
+
+    def _release_all(self, storages: list[Storage]) -> None:
+        for storage in storages:
+            self._ledger.release(storage)
+        storages.clear()
+
+    def _hold_given(
+        self, layers: range, made: Mapping[int, Storage], wholes: Mapping[int, Storage]
+    ) -> tuple[dict[int, Storage], dict[int, Storage]]:
+        """Hold what a segment reads of earlier layers, and what was gathered of it before."""
+        read = {self._index.get(name, RECEIVED) for i in layers for name in self._layers[i].inputs}
+        given = {source: hold(made[source]) for source in read if source < layers.start and source in made}
+        return given, {source: hold(wholes[source]) for source in read if source in wholes}
+
+    def _compute_again(self, layers: range, left: Pass, which: int) -> None:
+        """Forward of a segment in backward; what autograd keeps of it is there from then on."""
+        ledger = self._ledger
+        given, gathered = left.given[which]
+        made, wholes = dict(given), dict(gathered)
+        for i in layers:
+            made[i] = self._run_on(i, made, wholes, None, left.saved[i])
+            for source in self._last_reader[i]:
+                if source in layers:
+                    ledger.release(made.pop(source))
+                    if source in wholes:
+                        ledger.release(wholes.pop(source))
+        own = [storage for i, storage in made.items() if i not in given]
+        self._release_all(own + [storage for i, storage in wholes.items() if i not in gathered])
+
+    def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
+        """Run one operation on storages; ``saved`` takes what autograd keeps."""
+        ledger, layer, shard, kind = self._ledger, self._layers[i], self._shards[i], self._kinds[i]
+        copied = self._copy_of_input(i, read)
+        read = [copied] if copied is not None else read
+        keeps = self._keeps(i)
+        read, converted = self._casts.inputs(i, read, functools.partial(self._read_bytes, i))
+        parameters = self._casts.parameters(i)
+        own = ledger.allocate(self._beside(keeps, self._casts.run_width(i)) + self._watched(i, "kept"))
+        aliases = shares_input(layer, kind) and bool(read)
+        output = hold(read[0]) if aliases else ledger.allocate(self._output_bytes(shard.layer))
+        ledger.mark(self._watched(i, "forward"))
+        if self._differentiated[i]:
+            saved += [hold(own), *map(hold, self._kept_inputs(i, keeps, read))]
+            saved += [hold(output)] if keeps.output else []
+            saved += map(hold, parameters)
+        self._release_all([own, *parameters, *converted])
+        if copied is not None:
+            ledger.release(copied)
+        return self._combine(i, output)
+
+    def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
+        """Run backward of a pass; returns the gradients of what the network read, which the caller holds.
+
+        Args:
+            given: gradients of the outputs.
+        """
+        # What was gathered gets gradients of the whole, and takes its block.
+        pending: dict[int, list[Gradient]] = dict(zip(self._outputs, ([gradient] for gradient in given), strict=False))
+        of_wholes: dict[int, list[Gradient]] = {}
+        due = {own[0]: which for which, own in enumerate(self._keeping) if own}
+        done = {own[-1]: which for which, own in enumerate(self._keeping) if own}
+        for i in self._order:
+            if i in due:
+                self._compute_again(self._recomputed[due[i]], left, due[i])
+            for whole in of_wholes.pop(i, ()):
+                self._push(pending, i, self._cut_gradient(i, whole))
+            for source, gradient in self._differentiate(i, pending.pop(i, []), left.saved[i]):
+                gathered = self._is_cut(source) and not self._is_cut(i)
+                self._push(of_wholes if gathered else pending, source, gradient)
+            if i in done:
+                for held in left.given[done[i]]:
+                    self._release_all(list(held.values()))
+        for output in left.outputs:
+            self._ledger.release(output)
+        return [gradient.storage for gradient in pending.pop(RECEIVED, [])]
+
+    def _push(self, pending: dict[int, list[Gradient]], source: int, gradient: Gradient) -> None:
+        """Hand a gradient to a layer, which adds it to what other readers have sent."""
+        ledger, queue = self._ledger, pending.setdefault(source, [])
+        first = (
+            None
+            if self._returns_parts(source)
+            else next((other for other in queue if other.size == gradient.size), None)
+        )
+        if first is None:
+            queue.append(gradient)
+            return
+        if first.storage.holders > 1 or first.size != first.storage.size:
+            total = ledger.allocate(first.size)
+            ledger.mark()
+            ledger.release(first.storage)
+            first.storage = total
+        ledger.release(gradient.storage)
+
+    def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
+        """Backward of one operation; returns (layer that it read, gradient)."""
+        ledger = self._ledger
+        upstream = self._part_of_gradient(i, arrived)
+        made = self._input_gradients(i, upstream, self._reached)
+        made_of_parameters, kept = self._parameter_gradients(i)
+        lowered = self._casts.lowered_gradients(i)
+        if lowered:
+            ledger.mark(sum(size for size, _ in lowered))
+        else:
+            shared = any(gradient.storage.holders > 1 for gradient in upstream)
+            inside = self._watched(i, "backward_if_held" if shared else "backward")
+            ledger.mark(self._inside_norm(i) + inside, made_of_parameters)
+            ledger.gradients += kept
+        for gradient in upstream:
+            ledger.release(gradient.storage)
+        self._release_all(saved)
+        if lowered:
+            self._gradients_of_lowered(i, lowered, kept)
+        made = [(source, self._casts.gradient(i, source, gradient)) for source, gradient in made]
+        return [(source, self._after_backward(i, source, gradient)) for source, gradient in made]
+
+    def _gradients_of_lowered(self, i: int, lowered: Sequence[tuple[int, int]], kept: int) -> None:
+        """fp32 gradients of parameters, one after the other, of those in the lower dtype."""
+        waiting, done = sum(size for size, _ in lowered), 0
+        for low, size in lowered:
+            done += size
+            self._ledger.mark(waiting, done)
+            waiting -= low
+        self._ledger.gradients += kept
+
+    def _input_gradients(
+        self, i: int, upstream: Sequence[Gradient], wanted: frozenset[int]
+    ) -> list[tuple[int, Gradient]]:
+        """(layer that it read, gradient) for those of its inputs that are wanted, or received with a gradient."""
+        sources = self._reads[i]
+        positions = [p for p, s in enumerate(sources) if s in wanted or (s < 0 and self._input_has_gradient)]
+        return [(sources[p], self._input_gradient(i, p, upstream)) for p in positions]
+
+    def _input_gradient(self, i: int, position: int, upstream: Sequence[Gradient]) -> Gradient:
+        layer, kind, size = self._layers[i], self._kinds[i], self._read_bytes(i, position)
+        size = self._casts.in_run_width(i, position, size)
+        passes = kind is not None and kind.passes_gradient(layer)
+        if layer.memory is not None:
+            passes = layer.memory.passes_gradient
+        if passes and upstream:
+            return Gradient(hold(upstream[0].storage), size)
+        return Gradient(self._ledger.allocate(size), size)
+
+    def _parameter_gradients(self, i: int) -> tuple[int, int]:
+        """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones."""
+        made = {name: self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters}
+        kept = sum(size for name, size in made.items() if name not in self._finished)
+        self._finished |= made.keys()
+        return sum(made.values()), kept

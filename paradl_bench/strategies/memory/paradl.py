@@ -1,0 +1,90 @@
+"""Memory by the paper's formula (MODELS.md, "ParaDL", memory).
+
+rho e times the sum over layers of
+
+    serial, pipeline         2 B (x + y)        + 2 w       + bias
+    data, data+spatial       2 (B/p) (x + y)    + 2 w       + bias
+    spatial                  2 B (x + y) / p    + 2 w       + bias
+    filter, channel          2 B (x + y)        + 2 w / p   + bias
+    data+filter, +channel    2 (B/p1) (x + y)   + 2 w / p2  + bias
+
+Every tensor counts twice, and the bias once, as printed; of filter and channel parallelism the weights of layers that
+are split. Views are no layers to the paper. Optimizer state is not in it.
+"""
+
+from __future__ import annotations
+
+from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.memory.peak import MemoryUse, memory_use
+from paradl_bench.strategies.splitting.channel_shards import splittable
+
+_SHARING = {"filter", "channel", "spatial"}
+
+
+def paradl_memory(
+    network: Network,
+    local_batch: int,
+    *,
+    dtype: str = "fp32",
+    positions: int = 1,
+    weights: int = 1,
+    split: tuple[str, ...] = (),
+    rho: float = 1.0,
+) -> MemoryUse:
+    """The paper's sum for one rank.
+
+    Args:
+        positions: parts in which activations are cut. weights: parts in which weights of split layers are.
+        split: patterns of the layers that are split, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        rho: the paper's reuse factor (its gamma), in (0, 1].
+
+    Raises:
+        ValueError: rho is outside of that.
+    """
+    if not 0 < rho <= 1:
+        raise ValueError(f"the reuse factor has to be in (0, 1], not {rho}")
+    element = DTYPE_BYTES[dtype]
+    views = {name for name, kind in layer_kinds().items() if kind.view}
+    layers = [layer for layer in network.layers if layer.kind not in views]
+    elements = sum(x.input_elements_of(local_batch) + x.output_elements_of(local_batch) for x in layers)
+    bias = sum(parameter.bytes for parameter in network.parameters if _is_bias(parameter.name))
+    of_split = {name for layer in (splittable(network, split) if weights > 1 else ()) for name in layer.parameters}
+    shared = sum(p.bytes for p in network.parameters if p.name in of_split and not _is_bias(p.name))
+    parts = {
+        "activations": 2 * element * elements / positions,
+        "weights": 2 * (network.parameter_bytes - bias - shared + shared / weights),
+        "bias": float(bias),
+    }
+    return memory_use({name: round(rho * size) for name, size in parts.items()})
+
+
+def _is_bias(name: str) -> bool:
+    return name.rpartition(".")[2] == "bias"
+
+
+def has_papers_row(strategy: Strategy) -> bool:
+    """Whether the paper's table has a row for a strategy: one kind, or data parallelism outside of one that shares."""
+    kinds = [axis.kind for axis in strategy.axes if axis.degree > 1]
+    if any(axis.zero_stage for axis in strategy.axes):
+        return False
+    others = [kind for kind in kinds if kind != "data"]
+    return kinds == ["pipeline"] or (len(others) <= 1 and {*others} <= _SHARING and len(kinds) - len(others) <= 1)
+
+
+def paradl_memory_of(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float = 1.0
+) -> MemoryUse:
+    """The formula's row of a strategy without a pipeline."""
+    return paradl_memory(
+        network,
+        settings.batch // degree_of(strategy, "data"),
+        dtype=dtype,
+        positions=degree_of(strategy, "spatial"),
+        weights=degree_of(strategy, "filter", "channel"),
+        split=settings.split,
+        rho=rho,
+    )

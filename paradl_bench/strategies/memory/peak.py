@@ -1,0 +1,184 @@
+"""Peak memory of one rank in an iteration, and what it consists of.
+
+Held throughout: parameters, buffers, optimizer state (of parameters that get a gradient), the input, exchange buckets
+(DDP holds gradients a second time; ``gradient_as_bucket_view`` is off by default), and what a pipeline's stages receive
+into. Activations and gradients come and go as :mod:`paradl_bench.strategies.memory.liveness` walks the plan's layers;
+gradients of parameters stay until the weight update, which releases them (``zero_grad``). Adam's update makes tensors
+of its own: two of the size of the largest parameter on a CPU, where it goes through parameters one by one, one of the
+size of all of them on a GPU.
+
+Where ranks differ, the one that needs most is the answer. Pipelines are put together in
+:mod:`paradl_bench.strategies.memory.pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from paradl_bench.core.errors import unknown_choice
+from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.partition import box_elements, cut_box
+from paradl_bench.plan.compute import LayerShard
+from paradl_bench.plan.mesh import REPLICATING, degree_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.data.buckets import total_bytes
+from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.memory.ledger import Ledger
+from paradl_bench.strategies.memory.liveness import Liveness
+from paradl_bench.strategies.memory.zero import ShardedLiveness, held_network, largest_part_bytes, updated_parameters
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.passes.recomputation import segments_of
+
+STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
+"""Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
+_GPU_MASK_BYTES = 1
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of one rank at the peak, and what they consist of."""
+
+    peak_bytes: int
+    parts_bytes: dict[str, int]
+
+
+def memory_use(parts_bytes: dict[str, int]) -> MemoryUse:
+    """The sum of parts."""
+    return MemoryUse(sum(parts_bytes.values()), parts_bytes)
+
+
+def per_phase_memory(
+    network: Network,
+    local_batch: int,
+    optimizer: str,
+    *,
+    exchanged: bool,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    shards: Mapping[int, LayerShard] | None = None,
+    block_elements: int = 0,
+    zero_stage: int = 0,
+    ranks: int = 1,
+    micro_batches: int = 1,
+    recomputed: Sequence[range] = (),
+) -> MemoryUse:
+    """Peak over forward, backward and weight update on one rank.
+
+    Args:
+        network: with the shapes that parameters have on the rank.
+        exchanged: whether gradients are exchanged, which holds them a second time.
+        device: kind of the device: ``cpu`` or ``cuda``.
+        shards: what the rank runs of layers, by index; all of those that are missing.
+        block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
+        zero_stage: of data parallelism over as many ``ranks``.
+        micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.
+        recomputed: as :class:`~paradl_bench.strategies.memory.liveness.Liveness` takes it.
+
+    Raises:
+        UserError: an optimizer whose state is not known.
+    """
+    ledger, held, samples = Ledger(), network, local_batch // micro_batches
+    if zero_stage > 1:
+        exchanged, held, reshard = False, held_network(network, ranks), zero_stage == 3
+        masks = mask_bytes(device)
+        walk: Liveness = ShardedLiveness(
+            ledger, network, samples, ranks, reshard=reshard, dtype=dtype, device=device, mask_bytes=masks
+        )
+    else:
+        masks = mask_bytes(device)
+        walk = Liveness(
+            ledger,
+            network,
+            samples,
+            dtype=dtype,
+            device=device,
+            shards=shards,
+            mask_bytes=masks,
+            recomputed=recomputed,
+        )
+    # All micro-batches after the first find what the second does.
+    for _ in range(min(micro_batches, 2)):
+        received = ledger.allocate(block_elements * samples * DTYPE_BYTES[kept_dtype(dtype)])
+        left = walk.forward(received)
+        ledger.release(received)
+        walk.backward(left)
+    return memory_use(
+        {
+            **fixed_parts(held, optimizer, exchanged=exchanged),
+            **({"optimizer": STATE_COPIES[optimizer] * largest_part_bytes(network, ranks)} if zero_stage == 1 else {}),
+            "input": network.input_bytes(local_batch, kept_dtype(dtype)),
+            **moving_parts(ledger, held, optimizer, device),
+        }
+    )
+
+
+def mask_bytes(device: str) -> int | None:
+    """Of an element of a mask, as :class:`~paradl_bench.strategies.memory.liveness.Liveness` takes it."""
+    return None if device == "cpu" else _GPU_MASK_BYTES
+
+
+def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[str, int]:
+    """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration.
+
+    Raises:
+        UserError: an optimizer whose state is not known.
+    """
+    if optimizer not in STATE_COPIES:
+        raise unknown_choice("optimizer", optimizer, STATE_COPIES)
+    parameters = network.parameter_bytes
+    return {
+        "parameters": parameters,
+        "optimizer": STATE_COPIES[optimizer] * total_bytes(updated_parameters(network)),
+        "buckets": parameters if exchanged else 0,
+        "buffers": sum(buffer.bytes for buffer in network.buffers),
+    }
+
+
+def moving_parts(ledger: Ledger, network: Network, optimizer: str, device: str) -> dict[str, int]:
+    """Activations and gradients when they are largest, the weight update included."""
+    sizes = [parameter.bytes for parameter in updated_parameters(network)]
+    update = 0
+    if optimizer == "adam":
+        update = 2 * max(sizes, default=0) if device == "cpu" else sum(sizes)
+    ledger.mark(update)
+    activations, gradients = ledger.peak
+    return {"gradients": gradients, "activations": activations}
+
+
+def planned_memory(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+) -> MemoryUse:
+    """The peak of the rank that needs most, of all that share a replica's layers.
+
+    Raises:
+        UserError: a limit is exceeded, or an optimizer whose state is not known.
+    """
+    of_ranks = [
+        per_phase_memory(
+            shared.network,
+            settings.batch // degree_of(strategy, "data"),
+            settings.optimizer,
+            exchanged=degree_of(strategy, *REPLICATING) > 1,
+            dtype=dtype,
+            device=device,
+            shards=shared.shards,
+            block_elements=block_of_input(network, strategy),
+            zero_stage=zero_stage(strategy),
+            ranks=strategy.ranks,
+            micro_batches=settings.accumulate,
+            recomputed=[segment.layers for segment in segments_of(shared.network, settings)],
+        )
+        for shared in planner_for(strategy).shares(network, strategy, settings).distinct
+    ]
+    return max(of_ranks, key=lambda use: use.peak_bytes)
+
+
+def block_of_input(network: Network, strategy: Strategy) -> int:
+    """Elements of a sample's largest block of positions; 0 where positions are not cut."""
+    parts = next((axis.extents for axis in strategy.axes if axis.kind == "spatial" and axis.degree > 1), None)
+    if parts is None:
+        return 0
+    channels, *extents = network.input_shape
+    return channels * max(map(box_elements, cut_box(tuple(extents), parts)))

@@ -1,0 +1,176 @@
+"""Memory of a pipeline's ranks: each holds its own stages, and the activations of the micro-batches under way in them.
+
+Held throughout: parameters, optimizer state, exchange buckets and buffers of the rank's stages, and what torch's stages
+receive into: a buffer for every micro-batch and every value that crosses a cut, forward and backward. The first rank
+holds the input. What autograd keeps of a micro-batch, and what the stage sends of it, is held from its forward to its
+backward, as many at a time as the schedule has under way (GPipe: all of them; 1F1B: as many as stages follow).
+Gradients of parameters are complete after the first backward; the others make theirs beside them, and add them.
+torch holds what it has sent until it is done with the message (``Schedule.drops_messages``). Where backward runs in two
+parts, what autograd keeps is held to the second, and from the first on the gradients that its parameters wait for.
+
+Where an axis shares layers, each rank holds its parts of its stages, and what crosses cuts as it holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.plan.mesh import REPLICATING, degree_of
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.memory.ledger import Ledger, Storage, hold
+from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
+from paradl_bench.strategies.memory.peak import (
+    MemoryUse,
+    block_of_input,
+    fixed_parts,
+    mask_bytes,
+    memory_use,
+    moving_parts,
+)
+from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
+from paradl_bench.strategies.pipeline.stage_shares import StageShare, message_bytes, share_stage
+from paradl_bench.strategies.pipeline.stages import cut_into_stages
+
+
+def pipelined_memory(
+    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+) -> MemoryUse:
+    """The peak of the rank that needs most.
+
+    Raises:
+        UserError: a limit is exceeded, or an optimizer whose state is not known.
+    """
+    ranks = degree_of(strategy, "pipeline")
+    shares = planner_for(strategy).shares(network, strategy, settings)
+    stages = cut_into_stages(network, ranks, settings)
+    uses = []
+    for rank, shared in itertools.product(range(ranks), shares.distinct):
+        own = [share_stage(network, stage, shared) for stage in stages if stage.index % ranks == rank]
+        parts = _parts(own, rank, network, strategy, settings, dtype, device)
+        uses.append(memory_use(parts))
+    return max(uses, key=lambda use: use.peak_bytes)
+
+
+def _parts(
+    own: Sequence[StageShare],
+    rank: int,
+    network: Network,
+    strategy: Strategy,
+    settings: PlanSettings,
+    dtype: str,
+    device: str,
+) -> dict[str, int]:
+    """What the ranks at one place of the pipeline hold that share its stages alike."""
+    ranks, micro_batch = degree_of(strategy, "pipeline"), samples_at_once(strategy, settings)
+    count, schedule = micro_batches(settings, ranks), schedule_of(settings.schedule)
+    held = msgspec.structs.replace(
+        network,
+        # Making a network checks all of its layers, and none is asked for here.
+        layers=(),
+        parameters=tuple(parameter for share in own for parameter in share.network.parameters),
+        buffers=tuple(buffer for share in own for buffer in share.network.buffers),
+        gradient_order=tuple(name for share in own for name in share.network.gradient_order),
+    )
+    received = [message_bytes(cut, micro_batch) for share in own for cut in (share.receives, share.sends)]
+    ledger = Ledger()
+    block = block_of_input(network, strategy) * micro_batch * DTYPE_BYTES[dtype]
+    passes = {
+        share.stage.index: RepeatedPasses(
+            ledger,
+            functools.partial(_walk, share, micro_batch, dtype, device),
+            # Forward of the first stage copies the rank's block of a micro-batch.
+            0 if share.stage.index else block,
+            message_bytes(share.sends, micro_batch),
+        )
+        for share in own
+    }
+    _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
+    return {
+        **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, *REPLICATING) > 1),
+        "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
+        "communication": count * sum(map(sum, received)),
+        **moving_parts(ledger, held, settings.optimizer, device),
+    }
+
+
+def _walk(share: StageShare, micro_batch: int, dtype: str, device: str, ledger: Ledger) -> PartedLiveness:
+    stage = share.stage
+    return PartedLiveness(
+        ledger,
+        share.network,
+        micro_batch,
+        dtype=dtype,
+        shards=share.shards,
+        # What a stage passes on is made by an earlier one.
+        outputs=stage.outputs if stage.sends else (),
+        kept_outputs=stage.outputs if stage.sends else (operations_of_forward(share.network) - 1,),
+        input_has_gradient=bool(stage.receives),
+        mask_bytes=mask_bytes(device),
+    )
+
+
+def _run(ledger: Ledger, passes: Mapping[int, RepeatedPasses], actions: Sequence[Action], schedule: Schedule) -> None:
+    """Walk through a rank's actions.
+
+    Args:
+        passes: of each of its stages.
+    """
+    outputs: dict[tuple[int, int], list[Storage]] = {}
+    messages = _Messages(ledger, actions, schedule)
+    for number, action in enumerate(actions):
+        key = action.stage, action.micro_batch
+        if action.direction == "FW":
+            outputs[key] = passes[action.stage].forward()
+            now = [hold(storage) for storage in outputs[key]]
+        elif action.direction == "BW_input":
+            now = passes[action.stage].backward_input(outputs[key])
+        elif action.direction == "BW_weight":
+            passes[action.stage].backward_weight(outputs.pop(key))
+            now = []
+        else:
+            # The gradient of what was sent is received into a buffer that is there already.
+            now = passes[action.stage].backward(outputs.pop(key))
+        messages.add(number, now)
+    messages.release_all()
+
+
+class _Messages:
+    """What torch holds because it has sent it."""
+
+    def __init__(self, ledger: Ledger, actions: Sequence[Action], schedule: Schedule) -> None:
+        self._ledger, self._actions, self._drops = ledger, actions, schedule.drops_messages
+        self._held: dict[str, list[Storage]] = {"FW": [], "BW": [], "warm-up": []}
+        directions = [action.way for action in actions]
+        # 1F1B remembers the last forward message that it did not send together with a receive, to the last forward.
+        self._warm_up = directions.index("BW") - 2
+        self._last_forward = len(directions) - 1 - directions[::-1].index("FW")
+
+    def add(self, number: int, now: list[Storage]) -> None:
+        """The messages of an action, by its number; those that are done are let go of."""
+        direction = "warm-up" if number == self._warm_up else self._actions[number].way
+        if self._drops and direction != "warm-up":
+            self._release(direction)
+        self._held[direction] += now
+        if self._drops and number == self._last_forward + 1:
+            self._release("warm-up")
+
+    def release_all(self) -> None:
+        """At the end of the iteration."""
+        for direction in self._held:
+            self._release(direction)
+
+    def _release(self, direction: str) -> None:
+        for storage in self._held[direction]:
+            self._ledger.release(storage)
+        self._held[direction].clear()

@@ -1,0 +1,214 @@
+"""What a rank's operations read, return and keep, in bytes: from formulas of their kinds, and as tracing watched it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from paradl_bench.network.graph import NEXT_FORWARD, Layer, Network
+from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
+from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
+from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
+from paradl_bench.strategies.memory.casts import Casts
+from paradl_bench.strategies.memory.ledger import Ledger, Storage
+
+_INDEX_BYTES = 8
+_WATCHED_WIDTH = 4
+"""Bytes of an element where memory was watched."""
+_STATISTIC_BYTES = 4
+"""Statistics are of fp32 whatever activations are."""
+_SEVERAL_TENSORS = ("chunk", "split", "unbind")
+RECEIVED = -1
+"""In the place of a layer's index: what the network reads."""
+
+
+class RankOperations:
+    """The operations of a rank's network, or of one stage of it.
+
+    Args:
+        network: with the shapes that parameters have on the rank.
+        samples: that pass at a time.
+        shards: what the rank runs of layers, by index; all of those that are missing.
+        outputs: indices of the layers whose gradients are given; empty for the last one, the loss.
+        input_has_gradient: whether backward makes a gradient of what the network reads.
+        device: kind of the device: ``cpu`` or ``cuda``.
+        mask_bytes: of an element of a mask; None for as many as any other element has.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        network: Network,
+        samples: int,
+        *,
+        dtype: str = "fp32",
+        device: str = "cpu",
+        shards: Mapping[int, LayerShard] | None = None,
+        outputs: Sequence[int] = (),
+        input_has_gradient: bool = False,
+        mask_bytes: int | None = None,
+    ) -> None:
+        self._ledger, self._network, self._samples = ledger, network, samples
+        self._casts, self._mask_bytes = Casts(ledger, network, dtype, device), mask_bytes
+        self._layers, self._outputs = network.layers, tuple(outputs)
+        self._shards = [(shards or {}).get(i) or LayerShard(layer) for i, layer in enumerate(self._layers)]
+        known = layer_kinds()
+        self._kinds = [known.get(layer.kind) for layer in self._layers]
+        self._index = {layer.name: i for i, layer in enumerate(self._layers)}
+        self._differentiated = layers_with_gradient(network, input_has_gradient=input_has_gradient)
+        self._input_has_gradient = input_has_gradient
+        self._order = backward_layers(network, self._differentiated, outputs)
+        self._reached = frozenset(self._order)
+        self._reads = [self._tensors_read(layer) for layer in self._layers]
+        self._last_reader = self._find_last_readers()
+        self._forgotten = self._find_forgotten()
+
+    def _keeps(self, i: int) -> Saved:
+        memory, kind = self._layers[i].memory, self._kinds[i]
+        if memory is not None:
+            return Saved(inputs=bool(memory.inputs), output=memory.output)
+        return kind.saves(self._shards[i].layer) if kind else Saved(inputs=True, output=True)
+
+    def _find_last_readers(self) -> list[list[int]]:
+        """Per layer, the layers whose outputs nobody reads or holds after it."""
+        last = {i: i for i in range(len(self._layers))}
+        for i, layer in enumerate(self._layers):
+            last |= {self._index[name]: i for name in layer.inputs if name in self._index}
+        for i, layer in enumerate(self._layers):
+            if layer.held_until and layer.held_until != NEXT_FORWARD:
+                # A layer that is not there is one of a later stage.
+                last[i] = max(last[i], self._index.get(layer.held_until, len(self._layers) - 1))
+        found: list[list[int]] = [[] for _ in self._layers]
+        for source, reader in last.items():
+            found[reader].append(source)
+        return found
+
+    def _find_forgotten(self) -> list[list[int]]:
+        """Per layer, the layers that backward does not reach and whose last reader it is, or that of what they lead to.
+
+        Autograd forgets them as soon as nobody holds what they lead to.
+        """
+        ends = list(range(len(self._layers)))
+        for reader, sources in enumerate(self._last_reader):
+            for source in sources:
+                ends[source] = reader
+        for i in range(len(self._layers) - 1, -1, -1):
+            if self._differentiated[i] and i not in self._reached:
+                for source in set(self._reads[i]) - {RECEIVED}:
+                    ends[source] = max(ends[source], ends[i])
+        found: list[list[int]] = [[] for _ in self._layers]
+        for i, end in enumerate(ends):
+            if i not in self._reached:
+                found[end].append(i)
+        return found
+
+    def _tensors_read(self, layer: Layer) -> list[int]:
+        """Indices of the layers that made what a layer reads; once for each tensor that gets a gradient."""
+        found = []
+        for name in layer.inputs:
+            source = self._index.get(name, RECEIVED)
+            none = self._layers[source].without_gradient if source >= 0 else ()
+            several = sum(of == name and number not in none for of, number in layer.values_read)
+            found += [source] * max(several, 1)
+        return found
+
+    def _input_bytes(self, layer: Layer) -> int:
+        return layer.input_elements_of(self._samples) * self._casts.runs[layer.name]
+
+    def _output_bytes(self, layer: Layer) -> int:
+        width = self._casts.runs[layer.name]
+        if layer.memory is not None and layer.memory.width != _WATCHED_WIDTH:
+            # A mask, or positions: no dtype of the network's.
+            width = layer.memory.width
+        return layer.output_elements_of(self._samples) * width
+
+    def _read_bytes(self, i: int, position: int) -> int:
+        """Bytes of a tensor that the rank's operation reads."""
+        run, source = self._shards[i].layer, self._reads[i][position]
+        if len(self._reads[i]) == len(run.input_shapes) or source < 0:
+            # What crosses a pipeline's cut has one name, however many values it is.
+            which = min(position, len(run.input_shapes) - 1)
+            samples = 1 if which in run.batchless_inputs else self._samples
+            width = self._casts.read_width(i, position)
+            return math.prod(run.input_shapes[which]) * samples * width
+        cut = self._is_cut(source) and self._is_cut(i)
+        return self._output_bytes(self._shards[source].layer if cut else self._layers[source])
+
+    def _is_cut(self, i: int) -> bool:
+        """Whether the rank holds a block of a layer's output; of the network's input it holds all."""
+        if i < 0:
+            return False
+        shard = self._shards[i]
+        return (
+            bool(shard.shard) and not shard.after_fw and shard.layer.output_elements < self._layers[i].output_elements
+        )
+
+    def _copies_input(self, i: int) -> bool:
+        shard, layer = self._shards[i], self._layers[i]
+        if any(isinstance(work, HaloExchange) for work in shard.before_fw):
+            return True
+        if self._is_cut(i):
+            # Without neighbours to ask the padding is made nevertheless.
+            kind = self._kinds[i]
+            return kind is not None and kind.windows is not None and shard.layer.attributes != layer.attributes
+        sliced = shard.layer.input_elements < layer.input_elements
+        return sliced and bool(of_operation(shard.after_fw, "all_reduce")) and self._samples > 1
+
+    def _watched(self, i: int, when: Literal["kept", "forward", "backward", "backward_if_held"]) -> int:
+        """Bytes that were watched of an operation, for the rank's part of it; none of what was not."""
+        layer, run = self._layers[i], self._shards[i].layer
+        if layer.memory is None or not layer.output_elements:
+            return 0
+        each, fixed = getattr(layer.memory, when)
+        held = each * self._samples * run.output_elements // layer.output_elements + fixed
+        return int(held * self._casts.run_width(i) // _WATCHED_WIDTH)
+
+    def _kept_inputs(self, i: int, keeps: Saved, read: Sequence[Storage]) -> Sequence[Storage]:
+        layer = self._layers[i]
+        if layer.memory is None:
+            return read if keeps.inputs else ()
+        if len(read) == len(layer.input_shapes):
+            return [storage for index, storage in enumerate(read) if index in layer.memory.inputs]
+        if len(read) != len(layer.inputs):
+            return read if keeps.inputs else ()
+        if len(layer.values_read) != len(layer.input_shapes):
+            # Targets and constants have no name: only a tensor of another shape is surely not kept.
+            shapes = {layer.input_shapes[index] for index in layer.memory.inputs}
+            return [s for name, s in zip(layer.inputs, read, strict=True) if shapes & self._shapes_of(name)]
+        kept = {layer.values_read[index] for index in layer.memory.inputs}
+        # What an operation returns after the first is other memory, which it keeps itself or which nobody does.
+        firsts = {name for name, number in kept if not number or self._returns_parts(self._index.get(name, RECEIVED))}
+        return [storage for name, storage in zip(layer.inputs, read, strict=True) if name in firsts]
+
+    def _shapes_of(self, name: str) -> set[tuple[int, ...]]:
+        source = self._index.get(name)
+        return {self._network.input_shape} if source is None else set(self._layers[source].output_shapes)
+
+    def _returns_parts(self, i: int) -> bool:
+        return i >= 0 and self._layers[i].attributes.get("function") in _SEVERAL_TENSORS
+
+    def _beside(self, keeps: Saved, element_bytes: int) -> int:
+        """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""
+        return (
+            keeps.elements * self._samples * element_bytes
+            + keeps.mask * self._samples * (self._mask_bytes or element_bytes)
+            + keeps.indices * self._samples * _INDEX_BYTES
+            + keeps.statistics * _STATISTIC_BYTES
+        )
+
+    def _inside_norm(self, i: int) -> int:
+        """Beside the gradient of a synchronised normalisation, tensors of its size that are held while it is made."""
+        synchronised = self._layers[i].kind == "batch_norm" and of_operation(self._shards[i].before_fw, "all_reduce")
+        return 3 * self._output_bytes(self._shards[i].layer) if synchronised else 0
+
+
+def shares_input(layer: Layer, kind: LayerKind | None) -> bool:
+    """Whether the output is the input's memory."""
+    is_view = layer.memory.aliases if layer.memory is not None else kind is not None and kind.view
+    return is_view or bool(layer.attributes.get("in_place", False))
+
+
+def of_operation(works: Sequence[Communication], operation: str) -> list[Collective]:
+    """The collectives of one operation."""
+    return [work for work in works if isinstance(work, Collective) and work.operation == operation]

@@ -1,0 +1,110 @@
+"""What the layers that a rank shares with others hold beside their operations, for the sake of communication.
+
+The part and the buffer beside gathered activations, the slice of the input that a channel shard reads, the block with
+its halo and the messages, the copy of a gradient that is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
+from paradl_bench.strategies.memory.ledger import Gradient, Storage
+from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
+
+
+class SharedLayers(RankOperations):
+    """Operations, and what goes before and after those that ranks share."""
+
+    def _gather_inputs(self, i: int, made: Mapping[int, Storage], wholes: dict[int, Storage]) -> None:
+        """Blocks become whole where the spatial region ends; each is gathered before its first reader outside."""
+        gathers = of_operation(self._shards[i].before_fw, "all_gather")
+        sources = [self._index[name] for name in self._layers[i].inputs if name in self._index]
+        blocks = [s for s in sources if self._is_cut(s) and s not in wholes]
+        for source, gather in zip(blocks, gathers, strict=False):
+            wholes[source] = self._ledger.allocate(self._output_bytes(self._layers[source]))
+            self._ledger.mark(gather.ranks * gather.message_bytes + self._padding(made[source].size, gather))
+        for gather in gathers[len(blocks) :]:
+            # What a stage has received as a block.
+            wholes[RECEIVED] = self._ledger.allocate(gather.ranks * gather.message_bytes)
+            self._ledger.mark(gather.ranks * gather.message_bytes)
+
+    def _padding(self, part_bytes: int, gather: Collective) -> int:
+        """The copy of a part that is shorter than the longest one."""
+        return gather.message_bytes if part_bytes < gather.message_bytes else 0
+
+    def _copy_of_input(self, i: int, read: Sequence[Storage]) -> Storage | None:
+        """The block with its halo, or a channel shard's slice; None where the operation reads the tensor itself."""
+        shard = self._shards[i]
+        size = self._input_bytes(shard.layer)
+        if not self._copies_input(i) or not read:
+            return None
+        copied = self._ledger.allocate(size)
+        self._ledger.mark(_messages(shard.before_fw))
+        return copied
+
+    def _combine(self, i: int, part: Storage) -> Storage:
+        """What ranks made of a shared layer, put together."""
+        ledger, layer, shard = self._ledger, self._layers[i], self._shards[i]
+        whole = self._output_bytes(layer)
+        for gather in of_operation(shard.after_fw, "all_gather"):
+            gathered = ledger.allocate(whole)
+            ledger.mark(gather.ranks * gather.message_bytes + self._padding(part.size, gather))
+            ledger.release(part)
+            part = gathered
+        if of_operation(shard.after_fw, "all_reduce"):
+            # Ranks of other groups' filters add zeros; the bias comes last, out of place.
+            for _ in range((part.size < whole) + bool(layer.attributes.get("bias"))):
+                larger = ledger.allocate(whole)
+                ledger.mark()
+                ledger.release(part)
+                part = larger
+        return part
+
+    def _part_of_gradient(self, i: int, arrived: Sequence[Gradient]) -> list[Gradient]:
+        """What the rank's part of a shared layer gets of the output's gradient."""
+        part = self._output_bytes(self._shards[i].layer)
+        is_slice = part < self._output_bytes(self._layers[i]) and bool(self._shards[i].after_fw)
+        if not is_slice or not arrived or self._samples == 1:
+            return list(arrived)
+        return [self._replaced(arrived[0], part)]
+
+    def _cut_gradient(self, i: int, whole: Gradient) -> Gradient:
+        """The rank's block of the gradient of what was gathered."""
+        return self._replaced(whole, self._output_bytes(self._shards[i].layer))
+
+    def _replaced(self, gradient: Gradient, size: int, more: int = 0) -> Gradient:
+        """Another tensor made from a gradient, with ``more`` bytes held meanwhile."""
+        made = Gradient(self._ledger.allocate(size), size)
+        self._ledger.mark(more)
+        self._ledger.release(gradient.storage)
+        return made
+
+    def _after_backward(self, i: int, source: int, gradient: Gradient) -> Gradient:
+        """The gradient of a layer's input after the rank's own was communicated."""
+        layer, shard = self._layers[i], self._shards[i]
+        if not shard.shard:
+            return gradient
+        if self._is_cut(i):
+            if not self._copies_input(i):
+                return gradient
+            owned = self._shards[source].layer if source >= 0 else layer
+            size = self._output_bytes(owned) if source >= 0 else self._input_bytes(owned)
+            return self._replaced(gradient, size, _messages(shard.after_bw))
+        whole = self._input_bytes(layer)
+        for gather in of_operation(shard.after_bw, "all_gather"):
+            more = gather.ranks * gather.message_bytes + self._padding(gradient.size, gather)
+            gradient = self._replaced(gradient, whole, more)
+        if gradient.size < whole:
+            gradient = self._replaced(gradient, whole)
+        for _ in of_operation(shard.after_bw, "all_reduce"):
+            gradient = self._replaced(gradient, whole)
+        for scatter in of_operation(shard.after_bw, "reduce_scatter"):
+            gradient = self._replaced(gradient, whole, (scatter.ranks + 1) * scatter.message_bytes)
+        return gradient
+
+
+def _messages(works: Sequence[Communication]) -> int:
+    """Bytes of the messages of halo exchanges: copies of what is sent, and buffers of what comes."""
+    halos = (work for work in works if isinstance(work, HaloExchange))
+    return sum(sum(halo.sends_bytes) + sum(halo.receives_bytes) for halo in halos)

@@ -1,0 +1,169 @@
+"""Memory of ZeRO's stages: parts of the optimizer's state, shards, gathered units, and gradients on their way.
+
+Stages 2 and 3 as torch's ``fully_shard`` holds them (torch/distributed/fsdp/_fully_shard, torch 2.13): each rank its
+shard of parameters, gradients and state; forward the unit at work, whole, and the buffer that it was received in, which
+is freed when the next has been copied out; backward the unit at work, the buffer of the one in front of it (stage 3),
+its gradients, and the gradients of the last unit as they were sent. While a unit's gradients are reduced they are there
+twice. Stage 2 keeps units whole from forward to backward. The rank with the largest shards is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from paradl_bench.network.graph import Network, Tensor
+from paradl_bench.plan.compute import gradient_order
+from paradl_bench.strategies.data.buckets import total_bytes
+from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
+from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
+from paradl_bench.strategies.memory.liveness import Liveness, Pass
+
+
+def held_network(network: Network, ranks: int) -> Network:
+    """The network with the shapes that parameters have on the rank with the largest shards."""
+    parameters = tuple(
+        msgspec.structs.replace(p, shape=(shard_elements(p, ranks),)) if p.shape else p for p in network.parameters
+    )
+    return msgspec.structs.replace(network, parameters=parameters)
+
+
+def updated_parameters(network: Network) -> tuple[Tensor, ...]:
+    """Those that get a gradient, which alone the optimizer keeps state of."""
+    updated = set(gradient_order(network))
+    return tuple(parameter for parameter in network.parameters if parameter.name in updated)
+
+
+def largest_part_bytes(network: Network, ranks: int) -> int:
+    """Bytes of the parameters whose state the rank with most keeps under stage 1."""
+    updated = set(updated_parameters(network))
+    return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
+
+
+class ShardedLiveness(Liveness):
+    """The walk of a rank under stages 2 and 3; what it gathers and reduces counts with the gradients.
+
+    Args:
+        ranks: that share out parameters. reshard: whether units are freed after forward (stage 3).
+    """
+
+    def __init__(self, ledger: Ledger, network: Network, samples: int, ranks: int, *, reshard: bool, **rest: Any):
+        super().__init__(ledger, network, samples, **rest)
+        self._units = _ShardedUnits(network, ranks, reshard=reshard)
+        self._in_forward, self._entering = self._units.in_forward()
+        self._in_backward, self._in_reduction = self._units.in_backward()
+        self._held = 0
+
+    def _run(self, i: int, read: Sequence[Storage], saved: list[Storage]) -> Storage:
+        self._ledger.mark(gradients=self._held + self._entering.get(i, 0) - self._ledger.gradients)
+        self._ledger.gradients = self._held + self._in_forward[i]
+        return super()._run(i, read, saved)
+
+    def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
+        made = sum(self._parameter_bytes.get(name, 0) for name in self._layers[i].parameters)
+        self._ledger.gradients = max(0, self._in_backward[i] - made)
+        found = super()._differentiate(i, arrived, saved)
+        self._ledger.gradients = self._in_reduction[i]
+        self._ledger.mark()
+        return found
+
+    def backward(self, left: Pass, given: Sequence[Gradient] = ()) -> list[Storage]:
+        """As without shards; what is left are the reduced gradients, which further micro-batches add theirs to."""
+        found = super().backward(left, given)
+        self._held = self._ledger.gradients = self._units.scattered_bytes
+        self._in_backward, self._in_reduction = self._units.in_backward(held=self._held)
+        return found
+
+
+def _complete_with(network: Network) -> list[list[Tensor]]:
+    """Per layer, the parameters whose gradient is complete with its backward."""
+    parameter = {each.name: each for each in network.parameters}
+    first = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
+    return [
+        [parameter[name] for name in dict.fromkeys(layer.parameters) if name in parameter and first[name] is layer]
+        for layer in network.layers
+    ]
+
+
+class _ShardedUnits:
+    """Walks an iteration of ZeRO stages 2 and 3, layer by layer."""
+
+    def __init__(self, network: Network, ranks: int, *, reshard: bool) -> None:
+        self._network, self._ranks, self._reshard = network, ranks, reshard
+        self._units = units_of(network)
+        self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}
+        self._called = sorted((unit for unit in self._units[:-1] if unit.layers), key=lambda unit: unit.layers[0])
+        self._wholes = {unit.name: ranks * shard_bytes(unit.parameters, ranks) for unit in self._units}
+        updated = set(gradient_order(network))
+        self._updated = {
+            unit.name: tuple(parameter for parameter in unit.parameters if parameter.name in updated)
+            for unit in self._units
+        }
+
+    @property
+    def scattered_bytes(self) -> int:
+        """Bytes of a rank's reduced gradients."""
+        return sum(shard_bytes(parameters, self._ranks) for parameters in self._updated.values())
+
+    def _whole(self, unit: Unit) -> int:
+        """Bytes of a unit's gathered parameters, padding included: also those of the buffer that receives them."""
+        return self._wholes[unit.name]
+
+    def in_forward(self) -> tuple[list[int], dict[int, int]]:
+        """Per layer, bytes of gathered parameters and of the buffer that they came in.
+
+        And, by the layer that a unit is gathered for, those while it is copied out: the last unit's buffer is still
+        there (a variable of ``FSDPParamGroup.wait_for_unshard`` holds it to the end of that).
+        """
+        root = self._whole(self._units[-1])
+        gathered, buffer, entered = root, root, set[str]()
+        found, entering = [], {}
+        for layer in range(len(self._network.layers)):
+            unit, before = self._unit_of.get(layer), 0
+            if unit is not None and unit.name not in entered:
+                entered.add(unit.name)
+                before, buffer = buffer, self._whole(unit)
+                gathered += buffer
+            kept = root + (self._whole(unit) if unit else 0) if self._reshard else gathered
+            found.append(kept + buffer)
+            if before:
+                entering[layer] = found[-1] + before
+        return found, entering
+
+    def in_backward(self, held: int = 0) -> tuple[list[int], list[int]]:
+        """Per layer, bytes of gathered parameters and gradients, in its backward and in what it lets be reduced.
+
+        Args:
+            held: bytes of the reduced gradients of earlier micro-batches, which these are added to.
+        """
+        layers = len(self._network.layers)
+        backward, reduction = [0] * layers, [0] * layers
+        root = self._units[-1]
+        complete = _complete_with(self._network)
+        of_root = {parameter.name for parameter in root.parameters}
+        scattered, sent, unreduced, unreduced_of_root = held, 0, 0, 0
+        for layer in reversed(range(layers)):
+            unit = self._unit_of.get(layer)
+            unreduced_of_root += total_bytes(p for p in complete[layer] if p.name in of_root)
+            unreduced += total_bytes(p for p in complete[layer] if p.name not in of_root)
+            gradients = scattered + sent + unreduced + unreduced_of_root
+            backward[layer] = self._gathered_in_backward(layer, unit) + gradients
+            if unit is not None and layer == unit.layers[0]:
+                sent = self._ranks * shard_bytes(self._updated[unit.name], self._ranks)
+                reduction[layer] = backward[layer] - self._whole(unit) - (gradients - scattered - unreduced_of_root)
+                reduction[layer] += unreduced + sent + sent // self._ranks
+                scattered += 0 if held else sent // self._ranks
+                unreduced = 0
+        if layers and root.parameters:
+            whole = self._ranks * shard_bytes(self._updated[""], self._ranks)
+            reduction[0] = max(int(reduction[0]), scattered + unreduced_of_root + whole + whole // self._ranks)
+        return backward, reduction
+
+    def _gathered_in_backward(self, layer: int, unit: Unit | None) -> int:
+        root = self._whole(self._units[-1])
+        if not self._reshard:
+            return root + sum(self._whole(each) for each in self._called if each.layers[0] <= layer)
+        in_front = [each for each in self._called if each.layers[-1] < (unit.layers[0] if unit else layer)]
+        return root + (self._whole(unit) if unit else 0) + (self._whole(in_front[-1]) if in_front else 0)

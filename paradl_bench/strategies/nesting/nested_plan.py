@@ -1,0 +1,232 @@
+"""The plan of any nesting of axes: who shares layers, and who exchanges gradients with whom.
+
+The rules of the axes are in the folders beside this file; here they are put together, so that no combination is written
+by hand. At most one axis shares layers by filters, channels or positions; the stages of a pipeline take their ranges of
+what comes of it. Data (and spatial, whose ranks hold the same parameters too) exchanges gradients as torch's
+DistributedDataParallel does, over all ranks that hold the same ones. Axes nest in every order, which decides who is
+whose neighbour and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import (
+    AxisPlanner,
+    Latest,
+    SharedLayers,
+    Shares,
+    SharingPlanner,
+    sharded_layers,
+)
+from paradl_bench.plan.compute import weight_update
+from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, place_of, positions
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Limit, Phase, Plan, PlanSettings, Role, RoleBuilder, Stream, Work
+from paradl_bench.strategies.data.node_groups import NodeGroups, node_groups, place_roles
+from paradl_bench.strategies.data.plan import (
+    GradientBuckets,
+    GradientExchange,
+    add_buffer_broadcasts,
+    exchanged_over_nodes,
+    issued_before_steady_state,
+)
+from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, build_sharded_role, zero_stage
+from paradl_bench.strategies.normalisation.norm_statistics import synchronise_norms
+from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
+from paradl_bench.strategies.passes.recomputation import check_recomputation
+from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
+
+_LATEST: Latest[Shares] = Latest()
+"""The plan, the memory model and a rank's run ask for the same shares."""
+
+
+class NestedPlanner:
+    """Plans the strategies of one name.
+
+    Args:
+        planners: of the strategy's axes, by kind.
+
+    Raises:
+        UserError: several axes share layers.
+    """
+
+    def __init__(self, strategy: Strategy, planners: Mapping[str, AxisPlanner]) -> None:
+        self.name = strategy.name
+        self._planners = [planners[axis.kind] for axis in strategy.axes]
+        self._sharing = [i for i, planner in enumerate(self._planners) if isinstance(planner, SharingPlanner)]
+        sharing = [self._planners[index].name for index in self._sharing]
+        if len(sharing) > 1:
+            raise UserError(
+                f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
+                " nest one with data or a pipeline, as d2f2 or d2p2f2"
+            )
+
+    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
+        """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.
+
+        Raises:
+            UserError: a limit is exceeded; the message names it.
+        """
+        shares = self.shares(network, strategy, settings)
+        if degree_of(strategy, "pipeline") > 1:
+            return plan_pipeline(network, strategy, settings, shares)
+        replicas = degree_of(strategy, "data")
+        exchange_axes = group_axes(strategy, *REPLICATING)
+        works: dict[Work, int] = {}
+        roles: list[Role] = []
+        notes: dict[str, None] = {}
+        nodes = node_groups(strategy, settings)
+        once = _Once(settings, nodes)
+        placed = place_roles(strategy, shares.positions, nodes)
+        for (index, duty), multiplicity in placed.roles.items():
+            shared = shares.distinct[index]
+            buckets = exchange_axes and zero_stage(strategy) < 2
+            exchanged = once.exchanged(shared.network).buckets.notes if buckets else ()
+            notes |= dict.fromkeys((*shared.notes, *exchanged))
+            number = f" {index}" if len(shares.distinct) > 1 else ""
+            if nodes is not None and nodes.leaders:
+                number += f", leader {duty}" if duty < nodes.leaders else ", led"
+            roles.append(_build_role(shared, strategy, once, works, number, multiplicity, duty))
+        return Plan(
+            strategy=strategy,
+            network=network.name,
+            local_batch=settings.batch // replicas,
+            roles=tuple(roles),
+            works=tuple(works),
+            notes=tuple(notes),
+            positions=placed.positions,
+            per_node=placed.per_node,
+            exchange_axes=exchange_axes,
+            sharded=sharded_layers(shares),
+            micro_batches=settings.accumulate,
+            recomputes=bool(settings.recompute),
+        )
+
+    def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
+        """What the ranks of a replica each run of the layers, on a micro-batch where there is a pipeline.
+
+        Raises:
+            UserError: a limit is exceeded; the message names it.
+        """
+        self.check(network, strategy, settings)
+        return _LATEST.get(network, (strategy, settings), lambda: self._find_shares(network, strategy, settings))
+
+    def _find_shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
+        local_batch = samples_at_once(strategy, settings)
+        distinct: list[SharedLayers] = []
+        of_coordinate: dict[tuple[int, ...], int] = {}
+        sharing = [index for index in self._sharing if strategy.axes[index].degree > 1]
+        of_positions = []
+        for position in positions(strategy):
+            coordinate = tuple(position[index] for index in sharing)
+            if coordinate not in of_coordinate:
+                shared = self._share(network, strategy, position, local_batch, settings)
+                if settings.batch_norm == "sync":
+                    shared = synchronise_norms(shared, network, strategy, settings)
+                found = next((i for i, other in enumerate(distinct) if other == shared), len(distinct))
+                distinct += [shared] * (found == len(distinct))
+                of_coordinate[coordinate] = found
+            of_positions.append(of_coordinate[coordinate])
+        return Shares(tuple(distinct), tuple(of_positions))
+
+    def shared_by(self, rank: int, network: Network, strategy: Strategy, settings: PlanSettings) -> SharedLayers:
+        """What one rank runs of the layers; see :meth:`shares`."""
+        shares = self.shares(network, strategy, settings)
+        return shares.distinct[shares.positions[place_of(strategy, rank)]]
+
+    def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+        """Refuse what cannot run; of an empty network, what no network could make right.
+
+        Raises:
+            UserError: says what would be right.
+        """
+        for index, planner in enumerate(self._planners):
+            planner.check(network, strategy, index, settings)
+        node_groups(strategy, settings)
+        check_accumulation(strategy, settings)
+        check_recomputation(network, strategy, settings)
+
+    def _share(
+        self,
+        network: Network,
+        strategy: Strategy,
+        position: tuple[int, ...],
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> SharedLayers:
+        for index, planner in enumerate(self._planners):
+            if isinstance(planner, SharingPlanner) and strategy.axes[index].degree > 1:
+                return planner.share(network, strategy, index, position[index], local_batch, settings)
+        return SharedLayers({}, network)
+
+    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
+        """The limit of each axis; of a strategy without axes, that it is one device."""
+        if not self._planners:
+            return (Limit(axis="serial", ranks=1, reason="serial runs on one device"),)
+        return tuple(planner.limit(network, settings) for planner in self._planners)
+
+
+class _Exchanged(NamedTuple):
+    """The buckets of a network, and what is issued for them before the steady state."""
+
+    buckets: GradientBuckets
+    setup: tuple[tuple[str, str, int, int], ...]
+
+
+class _Once:
+    """What the roles of a plan have in common, each found once: ranks along a spatial axis hold the same parameters."""
+
+    def __init__(self, settings: PlanSettings, nodes: NodeGroups | None) -> None:
+        self.settings, self.nodes = settings, nodes
+        self.operations: dict[int, str] = {}
+        self._latest: Latest[_Exchanged] = Latest()
+
+    def exchanged(self, network: Network) -> _Exchanged:
+        def find() -> _Exchanged:
+            buckets = GradientBuckets(network, self.settings)
+            return _Exchanged(buckets, issued_before_steady_state(network, buckets, flat=self.nodes is None))
+
+        return self._latest.get(network, None, find)
+
+
+def _build_role(
+    shared: SharedLayers,
+    strategy: Strategy,
+    once: _Once,
+    works: dict[Work, int],
+    number: str,
+    multiplicity: int,
+    duty: int,
+) -> Role:
+    """What ``multiplicity`` ranks of one duty on their nodes each do."""
+    network, axes = shared.network, group_axes(strategy, *REPLICATING)
+    builder, settings, stage = RoleBuilder(works), once.settings, zero_stage(strategy)
+    if stage > 1:
+        return build_sharded_role(network, strategy, settings, builder)
+    steps = MicroSteps(builder, shared, settings, once.operations)
+    if not axes:
+        steps.add_but_last()
+        last = tuple(task for _, task in steps.add_last())[-1:]
+        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
+        return builder.build(f"device{number}", multiplicity)
+    ranks = math.prod(strategy.axes[index].degree for index in axes)
+    buckets, setup = once.exchanged(network)
+    received = add_buffer_broadcasts(builder, network, ranks, axes)
+    steps.add_but_last(received)
+    nodes = None if once.nodes is None else (once.nodes, duty)
+    exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
+    last_task = -1
+    for layer, last_task in steps.add_last(received):
+        exchange.add_ready(layer, last_task)
+    done = exchange.add_finish(last_task)
+    if stage:
+        setup += add_optimizer_broadcasts(builder, network, settings, ranks, done)
+    else:
+        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
+    before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
+    return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=before)

@@ -1,0 +1,179 @@
+"""A module as one rank of a strategy trains it: layers shared along one axis, gradients exchanged along others.
+
+Axes nest: one shares layers, the stages of a pipeline take their ranges of them, and whoever holds the same parameters
+then exchanges gradients. No combination of kinds is written by hand.
+
+All of torch that this takes is loaded with it: some of its functions have the group of all ranks, as it is when they
+are loaded, for a default, and would keep it after the ranks left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paradl_bench.core.registry import discover
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.data.module import exchange_gradients
+from paradl_bench.strategies.data.node_groups import node_groups
+from paradl_bench.strategies.data.zero.module import shard_parameters
+from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.nesting.process_mesh import ProcessMesh
+from paradl_bench.strategies.normalisation.norm_statistics import statistics_axes
+from paradl_bench.strategies.normalisation.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.passes.recomputed_module import recompute_segments
+from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
+from paradl_bench.strategies.pipeline.plan import samples_at_once
+from paradl_bench.strategies.pipeline.recording import record_calls
+from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.sharded_module import AxisRunner, OwnPart, RunLayer, ShardedModule, Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelModule:
+    """One rank's part of a model.
+
+    Attributes:
+        module: what is called in the place of the model.
+        network: of the model, with the shapes that its parameters have on this rank.
+        spans: layer-wise communication; it is stamped once its ``stamp`` is set.
+        groups: process groups that it communicates over, the one of all ranks included.
+        pipeline: what is stepped in the place of forward and backward where there is a pipeline; else None.
+        optimizer_group: whose ranks share out the optimizer's state (ZeRO stage 1); else None.
+        own_part: as of :class:`~paradl_bench.strategies.running.sharded_module.Sharding`; None where every tensor is
+        whole.
+    """
+
+    module: torch.nn.Module
+    network: Network
+    spans: Spans
+    groups: tuple[dist.ProcessGroup, ...] = ()
+    pipeline: RankPipeline | None = None
+    optimizer_group: dist.ProcessGroup | None = None
+    own_part: OwnPart | None = None
+
+    def without_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, gradients are added up on this rank alone, where their exchange can wait for a later backward."""
+        if isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+
+def axis_runners() -> dict[str, AxisRunner]:
+    """What the ranks of each kind of axis that shares layers do, by kind."""
+    return discover("paradl_bench.strategies", "RUNNER", AxisRunner, submodule="module")  # type: ignore[type-abstract]
+
+
+def build_parallel(
+    module: torch.nn.Module,
+    network: Network,
+    strategy: Strategy,
+    settings: PlanSettings,
+    device: torch.device,
+    loss: Loss | None = None,
+    run_layer: RunLayer | None = None,
+) -> ParallelModule:
+    """The module as this rank trains it; a collective over all ranks where there are several.
+
+    Args:
+        module: the whole model on ``device``, with the same values on every rank; its parameters may be replaced.
+        network: its traced network.
+        loss: a mean over samples; what a pipeline's last stage needs, and nothing else does.
+        run_layer: what runs the model's layers, whatever the strategy; None for torch's own functions.
+
+    Raises:
+        UserError: a limit is exceeded, bucket limits that torch cannot be given, or a run of children of what is no
+            sequence.
+    """
+    recompute_segments(module, network, settings)
+    if not strategy.axes:
+        if run_layer is not None:
+            module = ShardedModule(module, Sharding({}, network, run_layer=run_layer))
+        return ParallelModule(module, network, Spans())
+    mesh = ProcessMesh(strategy)
+    if degree_of(strategy, "pipeline") > 1:
+        assert loss is not None
+        return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
+    sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
+    replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
+    if stage > 1:
+        # Units are the model's own modules, whatever runs its layers then.
+        shard_parameters(module, network, stage, device, mesh.group(replicating))
+    if sharding.rules or run_layer is not None:
+        module = ShardedModule(module, sharding)
+    optimizer_group: dist.ProcessGroup | None = None
+    if replicating:
+        group = mesh.group(replicating)
+        if stage <= 1:
+            nodes = node_groups(strategy, settings)
+            over_nodes = None if nodes is None else mesh.node_exchange(nodes, device)
+            module = exchange_gradients(module, sharding.network, settings, device, group.process_group, over_nodes)
+            optimizer_group = group.process_group if stage else None
+    return ParallelModule(
+        module,
+        sharding.network,
+        mesh.spans,
+        mesh.groups,
+        optimizer_group=optimizer_group,
+        own_part=sharding.own_part,
+    )
+
+
+def _sharding(
+    module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
+) -> Sharding:
+    """The rules of the axis that shares layers, if one does, and those of batch norms that several ranks run."""
+    runners = axis_runners()
+    sharing = [i for i, axis in enumerate(strategy.axes) if axis.kind in runners and axis.degree > 1]
+    # Planning has refused more than one.
+    assert len(sharing) <= 1
+    sharding = Sharding({}, network)
+    for index in sharing:
+        axis = strategy.axes[index]
+        sharding = runners[axis.kind].shard(module, network, axis, mesh.group((index,)), settings)
+    if settings.batch_norm == "sync":
+        axes_of = statistics_axes(network, strategy, settings)
+        groups = {index: mesh.group(axes) for index, axes in axes_of.items()}
+        sharding = sharding._replace(rules=with_synchronised_norms(sharding.rules, groups, sharding.whole))
+    return sharding
+
+
+def _build_pipeline(
+    module: torch.nn.Module,
+    network: Network,
+    mesh: ProcessMesh,
+    settings: PlanSettings,
+    device: torch.device,
+    loss: Loss,
+    run_layer: RunLayer | None,
+) -> ParallelModule:
+    strategy = mesh.strategy
+    # The stages know each other's operations by their whole shapes.
+    calls = record_calls(module, network, samples_at_once(strategy, settings))
+    sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
+    replicating = group_axes(strategy, *REPLICATING)
+    pipeline = RankPipeline(
+        module,
+        network,
+        settings,
+        device,
+        loss,
+        shared=planner_for(strategy).shared_by(dist.get_rank(), network, strategy, settings),
+        sharding=sharding,
+        calls=calls,
+        # Stages tell each other their shapes once, which has to be heard.
+        group=mesh.group(group_axes(strategy, "pipeline"), heard=True),
+        after_first=mesh.group(group_axes(strategy, "pipeline")).process_group,
+        replicas=mesh.group(replicating) if replicating else None,
+    )
+    return ParallelModule(
+        pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part
+    )

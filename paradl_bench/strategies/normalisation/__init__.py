@@ -1,0 +1,1 @@
+"""Batch normalisation whose statistics are taken over several ranks: which layers, how they run."""

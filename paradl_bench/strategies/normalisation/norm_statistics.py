@@ -1,0 +1,78 @@
+"""Which batch normalisations take their statistics over several ranks, and what that communicates.
+
+Local statistics are those of the samples and positions that a rank holds: another function than the serial model's.
+Synchronised ones are the serial model's: each channel's count, sum and sum of squares are all-reduced in forward, and
+the two sums that the input's gradient needs in backward. One answer for the plan and for the run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.mesh import REPLICATING, group_axes
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.strategies.spatial.region import region_of
+
+SUMS = 2
+"""Sums a channel, in each direction. Forward's are fp64, so that a mean far from 0 costs no digits of the variance."""
+
+
+def statistics_axes(network: Network, strategy: Strategy, settings: PlanSettings) -> dict[int, tuple[int, ...]]:
+    """Per index of a batch normalisation whose mini-batch several ranks hold parts of, the axes that these lie along.
+
+    Ranks along a spatial axis hold parts of it only inside the spatial region.
+    """
+    everywhere = group_axes(strategy, "data")
+    inside = group_axes(strategy, *REPLICATING)
+    cut = _cut_layers(network, strategy, settings)
+    found = {}
+    for index, layer in enumerate(network.layers):
+        axes = inside if index in cut else everywhere
+        if layer.kind == "batch_norm" and layer.attributes["training"] and _ranks(strategy, axes) > 1:
+            found[index] = axes
+    return found
+
+
+def _cut_layers(network: Network, strategy: Strategy, settings: PlanSettings) -> set[int]:
+    for axis in strategy.axes:
+        if axis.kind == "spatial" and axis.degree > 1:
+            return set(region_of(network, axis, settings).layers)
+    return set()
+
+
+def _ranks(strategy: Strategy, axes: tuple[int, ...]) -> int:
+    return math.prod(strategy.axes[axis].degree for axis in axes)
+
+
+def synchronise_norms(
+    shared: SharedLayers, network: Network, strategy: Strategy, settings: PlanSettings
+) -> SharedLayers:
+    """The layers with the all-reduces of synchronised batch normalisation.
+
+    Their place in the plan is before the layer's forward and behind its backward; in a run they are between the two
+    kernels of each. What normalising in two kernels costs more than in one is not modelled.
+    """
+    differentiated = input_needs_gradient(network)
+    shards = dict(shared.shards)
+    for index, axes in statistics_axes(network, strategy, settings).items():
+        layer = network.layers[index]
+        shard = shards.get(index) or LayerShard(layer)
+        ranks = _ranks(strategy, axes)
+        forward, backward = (
+            Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes) for size in _sizes(layer)
+        )
+        shards[index] = shard._replace(
+            before_fw=(*shard.before_fw, forward),
+            after_bw=((backward, *shard.after_bw) if differentiated[index] else shard.after_bw),
+        )
+    return shared._replace(shards=shards)
+
+
+def _sizes(layer: Layer) -> tuple[int, int]:
+    """Bytes of forward's all-reduce (with the count) and of backward's."""
+    channels = layer.output_shape[0]
+    return (SUMS * channels + 1) * DTYPE_BYTES["fp64"], SUMS * channels * DTYPE_BYTES["fp32"]

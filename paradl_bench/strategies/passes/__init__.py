@@ -1,0 +1,1 @@
+"""How a rank passes through its model: micro-batches, recomputation, lower precision."""

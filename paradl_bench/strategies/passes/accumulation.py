@@ -1,0 +1,101 @@
+"""Gradient accumulation: a rank goes through its samples in equal micro-batches, one after the other.
+
+Each runs forward and backward; gradients are added up, and what is exchanged for them is exchanged once, during the
+last backward, as torch's DistributedDataParallel does under ``no_sync`` until then. It broadcasts buffers before the
+first forward alone. The loss of a micro-batch counts as its share of the samples, so that gradients are those of the
+mean over all of them; batch norm takes its statistics of each micro-batch by itself.
+
+ZeRO stages 2 and 3 gather and reduce for every micro-batch (:mod:`~paradl_bench.strategies.data.zero.plan`): what they
+would else keep are whole gradients, which they are there not to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.plan.compute import NetworkCompute, gradient_order
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import BucketCopy, Phase, PlanSettings, RoleBuilder, Stream
+from paradl_bench.strategies.passes.recomputation import segments_of
+
+
+def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
+    """Refuse micro-batches that cannot be.
+
+    Raises:
+        UserError: a pipeline, which has micro-batches of its own, or samples that do not split evenly.
+    """
+    count = settings.accumulate
+    if count == 1:
+        return
+    if degree_of(strategy, "pipeline") > 1:
+        raise UserError(
+            f"strategy {strategy}: a pipeline adds up the gradients of its own micro-batches; give --micro-batches, not"
+            " --accumulate"
+        )
+    local = settings.batch // degree_of(strategy, "data")
+    if local % count:
+        even = (n for n in range(1, min(local, MOST_MICRO_BATCHES) + 1) if not local % n)
+        raise UserError(
+            f"strategy {strategy}: {local} samples a rank do not split evenly into {count} micro-batches;"
+            f" give --accumulate one of {', '.join(map(str, even))}"
+        )
+
+
+class MicroSteps:
+    """Adds forward and backward of a rank's micro-batches to a role.
+
+    Args:
+        shared: what the rank runs of the layers, on one micro-batch.
+        operations: as :class:`~paradl_bench.plan.compute.NetworkCompute` takes it.
+    """
+
+    def __init__(
+        self, builder: RoleBuilder, shared: SharedLayers, settings: PlanSettings, operations: dict[int, str]
+    ) -> None:
+        self._builder, self._count = builder, settings.accumulate
+        again = [segment.layers for segment in segments_of(shared.network, settings)]
+        self._compute = NetworkCompute(builder, shared.network, shared.shards, operations=operations, recomputed=again)
+        self._added = added_with(shared.network, self.backward_layers)
+
+    @property
+    def backward_layers(self) -> tuple[int, ...]:
+        """Layers that backward runs, in its order."""
+        return self._compute.backward_layers
+
+    def add_but_last(self, after: tuple[int, ...] = ()) -> None:
+        """Append all micro-batches but the last, whose gradients stay where they are; forward waits for ``after``."""
+        for step in range(self._count - 1):
+            self._compute.add_forward(after)
+            for layer, task in self._compute.add_backward():
+                if step:
+                    self._add_up(layer, task)
+
+    def add_last(self, after: tuple[int, ...] = ()) -> Iterator[tuple[int, int]]:
+        """Append the last one; yields (layer index, task) once a layer's gradients are those of all micro-batches."""
+        self._compute.add_forward(after)
+        for layer, task in self._compute.add_backward():
+            yield layer, self._add_up(layer, task) if self._count > 1 else task
+
+    def _add_up(self, layer: int, task: int) -> int:
+        added = self._added.get(layer)
+        return task if added is None else self._builder.add(added, Phase.BW, Stream.COMPUTE, (task,))
+
+
+def added_with(network: Network, backward_layers: tuple[int, ...]) -> dict[int, BucketCopy]:
+    """Per layer, the gradients that are added to earlier ones once its backward has run.
+
+    One of a parameter that several layers read is complete with the layer that backward reaches last.
+    """
+    trained = {parameter.name: parameter for parameter in network.parameters}
+    updated = set(gradient_order(network)) & trained.keys()
+    last = {name: layer for layer in backward_layers for name in network.layers[layer].parameters if name in updated}
+    sizes: dict[int, list[int]] = {}
+    for name, layer in last.items():
+        sizes.setdefault(layer, []).append(trained[name].bytes)
+    return {layer: BucketCopy(direction="add", bytes=sum(own), tensors=len(own)) for layer, own in sizes.items()}

@@ -1,0 +1,85 @@
+"""What can be trained by autocast, or compiled: where ranks exchange gradients alone, which stay fp32.
+
+Activations that ranks hand each other would go in the lower dtype, and segments that are computed again, or statistics
+that are synchronised, convert tensors of their own: neither is in plans or in the memory model. What is compiled is a
+whole model: rules that run its layers one by one are not followed into it.
+"""
+
+from __future__ import annotations
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+
+_MIB = 1024 * 1024
+
+
+def check_dtype(strategy: Strategy, settings: PlanSettings, dtype: str) -> None:
+    """Refuse what is not planned for in a dtype.
+
+    Raises:
+        UserError: names what does not go with it.
+    """
+    if not is_autocast(dtype):
+        return
+    kinds = _sharing_kinds(strategy)
+    if kinds:
+        raise UserError(
+            f"--dtype {dtype} with {kinds[0]} parallelism: ranks would hand on activations in {dtype}, which no plan"
+            " holds; it goes with serial and data parallelism (d, z)"
+        )
+    if settings.recompute:
+        raise UserError(f"--dtype {dtype} with --recompute: what is converted again in backward is not in the plan")
+    if settings.batch_norm == "sync":
+        raise UserError(f"--dtype {dtype} with --batch-norm sync: normalise over each rank's samples, or train in fp32")
+
+
+def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str) -> None:
+    """Refuse what is not run with kernel settings.
+
+    Raises:
+        UserError: names what does not go with them.
+    """
+    names = label.split("+")
+    if "compile" in names:
+        _check_compile(strategy, settings)
+    if "channels_last" not in names:
+        return
+    what = _shared_or_sharded(strategy)
+    if what:
+        raise UserError(
+            f"--channels-last with {what}, which cuts tensors along their channels and rows: it goes with serial and"
+            " data parallelism (d, z1)"
+        )
+
+
+def _sharing_kinds(strategy: Strategy) -> list[str]:
+    """Kinds of parallelism in which a rank does not run the whole model."""
+    return [axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1]
+
+
+def _shared_or_sharded(strategy: Strategy) -> str:
+    """What keeps ranks from holding every tensor whole, in words; empty where nothing does."""
+    kinds = _sharing_kinds(strategy)
+    stages = [axis.zero_stage for axis in strategy.axes if axis.zero_stage > 1]
+    return f"{kinds[0]} parallelism" if kinds else f"stage {stages[0]} of ZeRO" if stages else ""
+
+
+def _check_compile(strategy: Strategy, settings: PlanSettings) -> None:
+    what = _shared_or_sharded(strategy)
+    if what:
+        raise UserError(
+            f"--compile with {what}, which runs or gathers a model's layers one by one: a model is compiled whole, with"
+            " serial and data parallelism (d, z1)"
+        )
+    if settings.recompute:
+        raise UserError("--compile with --recompute: a compiler chooses itself what it computes again in backward")
+    if settings.batch_norm == "sync":
+        raise UserError("--compile with --batch-norm sync: normalise over each rank's samples, or leave it uncompiled")
+    least = PlanSettings(batch=1).first_bucket_bytes
+    if settings.bucket_cap_bytes < least and any(axis.degree > 1 for axis in strategy.axes):
+        raise UserError(
+            f"--compile with --bucket-cap-mb {settings.bucket_cap_bytes / _MIB:g}: torch parts a compiled graph at"
+            f" buckets of {least / _MIB:g} MiB or more"
+        )

@@ -1,0 +1,304 @@
+"""Activation recomputation: segments of a network that keep their inputs alone, and run forward again in backward.
+
+A segment is a module, or a run of children of a ``torch.nn.Sequential`` (``features.3:8``, as slices are written). The
+rule reads a network's names, so that a plan knows the segments without the module. ``all`` takes
+
+- from the model down, modules of several operations that a number names (``layer1.0``, ``h.7``: a block of a
+  sequence), or that hold at most an eighth of all operations and are no such sequence themselves;
+- of a sequence of single operations (VGG's features), about as many runs as each then has operations.
+
+What runs in several pieces is no segment, nor what changes in place what it is given, nor what reads a tensor that is
+changed in place behind it: what would be computed again from it is something else.
+
+All of a segment is computed again, its communication too, when backward comes to the first of its operations.
+
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", sections 4.1 and 4.3; torch.utils.checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import is_whole
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axis_planner import Latest
+from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import RECOMPUTE_ALL, PlanSettings
+
+_SMALL = 1 / 8
+_GIVEN = -1
+"""In the place of a layer's index: what the network reads."""
+
+_MOST_CHILDREN = 1 << 16
+"""Of a sequence of modules; a longer run names none."""
+
+
+class Segment(NamedTuple):
+    """What is computed again together.
+
+    Attributes:
+        name: as ``--recompute`` takes it.
+        module: that holds it: the segment itself, or the sequence that ``children`` (a range) are of.
+        layers: indices of its operations in the network.
+    """
+
+    name: str
+    module: str
+    children: range | None
+    layers: range
+
+
+_LATEST: Latest[tuple[Segment, ...]] = Latest()
+
+
+def segments_of(network: Network, settings: PlanSettings) -> tuple[Segment, ...]:
+    """The segments that ``settings.recompute`` names, in the order of forward.
+
+    Raises:
+        UserError: a name that fits no module, one that cannot be computed again, or two that share operations.
+    """
+    chosen = settings.recompute
+    if not chosen or not network.layers:
+        return ()
+    return _LATEST.get(network, chosen, lambda: _find(network, chosen))
+
+
+def check_recomputation(network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+    """Refuse what cannot run.
+
+    Raises:
+        UserError: a pipeline, stages 2 and 3 of ZeRO, segments that :func:`segments_of` refuses or that the model
+            computes again by itself, or a model that does so under a strategy that does not see it.
+    """
+    _check_own(network, strategy)
+    if not settings.recompute:
+        return
+    if degree_of(strategy, "pipeline") > 1:
+        raise UserError(f"strategy {strategy}: --recompute runs without a pipeline; leave one of them out")
+    stage = max((axis.zero_stage for axis in strategy.axes), default=0)
+    if stage > 1:
+        ranks = strategy.ranks
+        raise UserError(
+            f"strategy {strategy}: --recompute runs with d{ranks} and z1d{ranks}, not with ZeRO stage {stage}"
+        )
+    for segment in segments_of(network, settings):
+        twice = next((network.layers[i].name for i in segment.layers if network.layers[i].repeats), None)
+        if twice is not None:
+            raise UserError(
+                f"--recompute {segment.name}: layer {twice} runs again already, by the model's own"
+                " torch.utils.checkpoint; leave one of them out"
+            )
+
+
+def _check_own(network: Network, strategy: Strategy) -> None:
+    """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are shared or exchanged.
+
+    Its second forward is run by autograd, which knows nothing of what a strategy does in the place of layers.
+    """
+    layer = next((layer for layer in network.layers if layer.repeats), None)
+    if layer is None:
+        return
+    where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
+    sharing = next((axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1), None)
+    if sharing is not None:
+        instead = "" if sharing == "pipeline" else ", and give --recompute instead"
+        raise UserError(f"{where}, whose second forward is not {sharing} parallel; leave that out{instead}")
+    if degree_of(strategy, "data") > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
+        _check_reentrant(network, strategy, where)
+
+
+def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
+    if max(axis.zero_stage for axis in strategy.axes) > 1:
+        raise UserError(f"{where}, whose backward would gather parameters once more; give it use_reentrant=False")
+    unused = [p.name for p in network.parameters if network.gradient_order and p.name not in network.gradient_order]
+    if unused:
+        raise UserError(
+            f"{where}, and parameter {unused[0]} gets no gradient: DistributedDataParallel runs the two together with"
+            " use_reentrant=False alone; give it that"
+        )
+    readers = Counter(name for layer in network.layers for name in set(layer.parameters))
+    again = (name for layer in network.layers if layer.repeats == "reentrant" for name in layer.parameters)
+    shared = next((name for name in again if readers[name] > 1), None)
+    if shared is not None:
+        raise UserError(
+            f"{where}, and several layers read parameter {shared}, whose gradient may come several times:"
+            " DistributedDataParallel takes that with use_reentrant=False alone; give it that"
+        )
+
+
+def _find(network: Network, chosen: Sequence[str]) -> tuple[Segment, ...]:
+    modules = _Modules(network)
+    if tuple(chosen) == RECOMPUTE_ALL:
+        found = list(modules.blocks())
+        if not found:
+            raise UserError(
+                f"model {network.name} has no blocks that can be computed again; name modules, as layer1,head"
+            )
+    else:
+        found = [segment for text in chosen for segment in modules.named(text)]
+    found = sorted(dict.fromkeys(found), key=lambda segment: segment.layers.start)
+    for one, other in itertools.pairwise(found):
+        if other.layers.start < one.layers.stop:
+            raise UserError(f"--recompute: {one.name} and {other.name} share operations; name one of them")
+    return tuple(found)
+
+
+class _Modules:
+    """A network's modules, as the names of its operations tell them."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        kinds = layer_kinds()
+        index = {layer.name: i for i, layer in enumerate(network.layers)}
+        buffers = tuple(f"{buffer.name}." for buffer in network.buffers)
+        self._counts = [not layer.name.startswith(buffers) for layer in network.layers]
+        self._reads = [tuple(index.get(name, _GIVEN) for name in layer.inputs) for layer in network.layers]
+        # The layer that made the memory which a layer's output lies in.
+        self._root: list[int] = []
+        for i, layer in enumerate(network.layers):
+            kind = kinds.get(layer.kind)
+            aliases = (kind is not None and kind.view) or _in_place(layer)
+            self._root.append(self._root_of(self._reads[i][0]) if aliases and self._reads[i] else i)
+        self._changed = [
+            (i, self._root_of(self._reads[i][0]))
+            for i, layer in enumerate(network.layers)
+            if _in_place(layer) and self._reads[i]
+        ]
+        # The loss is no module of the model's.
+        self._forward = operations_of_forward(network)
+        paths = (_paths(layer.name) for layer in network.layers[: self._forward])
+        found = tuple(dict.fromkeys(path for own in paths for path in own))
+        # A path may be a function's, or a buffer's: modules hold something.
+        within = (*(layer.name for layer in network.layers), *(parameter.name for parameter in network.parameters))
+        holding = {above for name in within for above in _paths(name)[:-1]} - {
+            buffer.name for buffer in network.buffers
+        }
+        self._paths = tuple(path for path in found if path in holding)
+        parts: dict[str, list[int]] = {path: [] for path in found}
+        for i, layer in enumerate(network.layers[: self._forward]):
+            for path in _paths(layer.name):
+                parts[path].append(i)
+        self._inside = parts
+
+    def _root_of(self, layer: int) -> int:
+        return layer if layer == _GIVEN else self._root[layer]
+
+    def _operations(self, layers: Sequence[int]) -> int:
+        """Operations among layers, counters of batches left out."""
+        return sum(self._counts[i] for i in layers)
+
+    def named(self, text: str) -> Iterator[Segment]:
+        """The segments of one name, pattern or slice.
+
+        Raises:
+            UserError: there is none, or one of them cannot be.
+        """
+        module, _, ends = text.rpartition(".")
+        first, colon, last = ends.partition(":")
+        if colon:
+            if not (is_whole(first) and is_whole(last) and int(first) < int(last) <= _MOST_CHILDREN):
+                raise UserError(f"--recompute {text}: write a run of a sequence's children as features.3:8")
+            found = [self._run(module, range(int(first), int(last)))]
+        else:
+            fitting = [path for path in self._paths if fnmatchcase(path, text)]
+            found = [self._module(path) for path in fitting if not set(_paths(path)[:-1]) & set(fitting)]
+        if not found or not all(segment.layers for segment in found):
+            known = ", ".join([path for path in self._paths if self._operations(self._inside[path]) > 1][:5])
+            raise UserError(f"--recompute {text}: {self._network.name} has no such module; it has {known}, ...")
+        for segment in found:
+            why = self._obstacle(segment)
+            if why:
+                raise UserError(f"--recompute {segment.name}: it cannot be computed again, since {why}")
+            yield segment
+
+    def blocks(self, module: str = "") -> Iterator[Segment]:
+        """Those of ``all`` below a module."""
+        children = self._children(module)
+        single = all(self._operations(self._inside[child]) == 1 for child in children)
+        if module and single and len(children) > 1 and _is_sequence(children):
+            yield from self._runs(module, len(children))
+            return
+        for child in children:
+            is_list = _is_sequence(self._children(child))
+            small = len(self._inside[child]) <= _SMALL * len(self._network.layers)
+            chosen = child in self._paths and (child.rpartition(".")[2].isdigit() or (small and not is_list))
+            segment = self._module(child)
+            if chosen and self._can_be(segment):
+                yield segment
+            else:
+                yield from self.blocks(child)
+
+    def _runs(self, module: str, count: int) -> Iterator[Segment]:
+        """A sequence of single operations in runs that can be segments; what none can take is left out."""
+        runs = math.isqrt(count - 1) + 1
+        starts = [0]
+        for cut in (round(i * count / runs) for i in range(1, runs)):
+            after = [
+                n
+                for n in range(max(cut, starts[-1] + 1), count)
+                if not self._obstacle(self._run(module, range(n, n + 1)))
+            ]
+            starts += after[:1]
+        for start, stop in zip(starts, [*starts[1:], count], strict=True):
+            segment = self._run(module, range(start, stop))
+            if self._can_be(segment):
+                yield segment
+
+    def _children(self, module: str) -> list[str]:
+        depth = module.count(".") + 2 if module else 1
+        inside = self._inside[module] if module else range(self._forward)
+        paths = (_paths(self._network.layers[i].name) for i in inside)
+        return list(dict.fromkeys(path[depth - 1] for path in paths if len(path) >= depth))
+
+    def _can_be(self, segment: Segment) -> bool:
+        return self._operations(segment.layers) > 1 and not self._obstacle(segment)
+
+    def _module(self, path: str) -> Segment:
+        inside = self._inside[path]
+        return Segment(path, path, None, range(inside[0], inside[-1] + 1))
+
+    def _run(self, module: str, children: range) -> Segment:
+        inside = [i for n in children for i in self._inside.get(f"{module}.{n}", ())]
+        layers = range(min(inside), max(inside) + 1) if inside else range(0)
+        return Segment(f"{module}.{children.start}:{children.stop}", module, children, layers)
+
+    def _obstacle(self, segment: Segment) -> str:
+        """Why a segment cannot be computed again; empty where it can."""
+        layers, names = segment.layers, self._network.layers
+        own = [segment.module] if segment.children is None else [f"{segment.module}.{n}" for n in segment.children]
+        inside = {i for path in own for i in self._inside.get(path, ())}
+        other = next((i for i in layers if i not in inside), None)
+        if other is not None:
+            return f"{names[other].name} runs in between"
+        read = {self._root_of(source) for i in layers for source in self._reads[i] if source not in layers}
+        for i, root in self._changed:
+            if i in layers and root not in layers:
+                return f"{names[i].name} changes in place what it is given"
+            if i >= layers.stop and root in read:
+                return f"{names[i].name} changes in place what it reads"
+        return ""
+
+
+def _is_sequence(children: Sequence[str]) -> bool:
+    """Whether numbers name all of them, from 0 on."""
+    numbers = [child.rpartition(".")[2] for child in children]
+    return bool(numbers) and numbers == [str(n) for n in range(len(numbers))]
+
+
+def _in_place(layer: Layer) -> bool:
+    return bool(layer.attributes.get("in_place", False))
+
+
+def _paths(name: str) -> list[str]:
+    """A name, and what holds it, from the outermost: ``a``, ``a.b`` of ``a.b#2``, whose number counts its calls."""
+    parts = name.partition("#")[0].split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]

@@ -1,0 +1,1 @@
+"""A user's module as one rank runs it: operations seen, layers sharded, collectives for autograd."""

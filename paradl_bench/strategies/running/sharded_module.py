@@ -1,0 +1,282 @@
+"""A user's module whose operations run sharded: every call of forward is one layer of the traced network, by its order.
+
+The module's code stays as it is, functional operations included. A torch-function mode counts operations as tracing
+did, and hands those that a strategy has a rule for to that rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from paradl_bench.core.errors import WorkError
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.running.group_functions import Group
+from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
+from paradl_bench.strategies.running.own_randomness import OwnRandomness
+
+Call = Callable[..., Any]
+RunLayer = Callable[[int, Call], Call]
+"""From the index of a layer in the network and the torch function that the model calls there, what is called instead;
+the function itself where the call is no layer's."""
+
+
+OwnPart = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, float]]
+
+Whole = Callable[[Any], Any]
+"""From arguments of a call, the same with all of a tensor in the place of this rank's part of it."""
+
+
+class Substitute(ABC):
+    """What stands for a layer's torch function (:data:`RunLayer`), and for those that a rule calls in its place."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function that it stands for."""
+
+    @abstractmethod
+    def instead(self, function: Call) -> Call:
+        """What stands for another function that does the layer's work."""
+
+    @abstractmethod
+    def beside(self, function: Call) -> Call:
+        """What stands for a function that is called beside it, and is no work of the layer's own."""
+
+
+def instead(called: Call, function: Call) -> Call:
+    """What a rule calls for a layer's work, where that is another function than the model's.
+
+    Args:
+        called: what the rule was given to call.
+    """
+    return called.instead(function) if isinstance(called, Substitute) else function
+
+
+def beside(called: Call, function: Call) -> Call:
+    """What a rule calls on tensors of the layer's beside its work.
+
+    Args:
+        called: what the rule was given to call.
+    """
+    return called.beside(function) if isinstance(called, Substitute) else function
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one layer runs.
+
+    Attributes:
+        functions: normalised names of the torch functions that the layer may be a call of.
+        run: called as ``run(function, args, kwargs)`` in the place of ``function(*args, **kwargs)``; whatever else it
+            calls on the layer's tensors goes through :func:`instead` or :func:`beside`, communication aside.
+    """
+
+    functions: frozenset[str]
+    run: Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Sharding(NamedTuple):
+    """What one axis makes of a module.
+
+    Attributes:
+        rules: by index of the layer in the network.
+        network: with the shapes that the parameters have on this rank.
+        enter: what is done to the input first. leave: what is done to the output last.
+        whole_shape: the shape that the serial model has in the place of an activation; None where it is the tensor's.
+            What the module's own code asks about a tensor's extents is answered of that shape.
+        whole: what calls without a rule are given; None where they are given no parts.
+        receive: what is done first to this rank's part of a layer's output, given with the layer's index, where an
+            earlier stage of a pipeline made it.
+        randomness: of layers that draw other numbers on each rank.
+        own_part: this rank's part of what the serial model has in the place of a tensor, and how many times as large
+            the tensor's gradient is here; called with this rank's tensor and the serial model's.
+        run_layer: what runs layers, below all rules; None for torch's own functions.
+    """
+
+    rules: Mapping[int, Rule]
+    network: Network
+    enter: Callable[[Any], Any] | None = None
+    leave: Callable[[Any], Any] | None = None
+    whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
+    whole: Whole | None = None
+    receive: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+    randomness: OwnRandomness | None = None
+    own_part: OwnPart | None = None
+    run_layer: RunLayer | None = None
+
+
+@runtime_checkable
+class AxisRunner(Protocol):
+    """What the ``module.py`` of a strategy folder declares as ``RUNNER``: how the ranks of one axis share layers."""
+
+    @property
+    def name(self) -> str:
+        """The kind of axis."""
+
+    def shard(
+        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+    ) -> Sharding:
+        """Put this rank's shards in the place of parameters; no communication.
+
+        Args:
+            module: the whole model, with the same values on every rank.
+            network: its traced network.
+
+        Raises:
+            UserError: a limit is exceeded; the message names the layer that sets it.
+        """
+
+
+class ShardedModule(torch.nn.Module):
+    """Runs ``module`` under rules.
+
+    Args:
+        sharding: how.
+    """
+
+    def __init__(self, module: torch.nn.Module, sharding: Sharding) -> None:
+        super().__init__()
+        self.module = module
+        self._sharding = sharding
+        self.observer: TorchFunctionMode | None = None
+        """Entered inside the rules, so that it sees the model's own calls, one a layer."""
+
+    def forward(self, inputs: Any) -> Any:
+        """The module's output.
+
+        Raises:
+            WorkError: forward called other operations than when the network was traced.
+        """
+        sharding = self._sharding
+        walk = Walk(sharding)
+        # Outside the walk, which would take what it calls for layers.
+        entered = sharding.enter(inputs) if sharding.enter else inputs
+        with walk, self.observer or contextlib.nullcontext():
+            outputs = self.module(entered)
+        expected = operations_of_forward(sharding.network)
+        if walk.index != expected:
+            raise _varies(sharding.network, f"called {walk.index} operations and {expected}")
+        return sharding.leave(outputs) if sharding.leave else outputs
+
+
+def _varies(network: Network, how: str) -> WorkError:
+    return WorkError(
+        f"forward of {network.name} {how} when it was traced: its control flow varies, which that of a module that runs"
+        " sharded must not"
+    )
+
+
+WHOLE = "_paradl_whole"
+"""Attribute of this rank's part of a tensor: all of it, once it was gathered. Operations on all of it change that
+alone."""
+_WHOLE_SHAPE = "_paradl_whole_shape"
+
+
+def as_it_stands(tensor: torch.Tensor) -> torch.Tensor:
+    """What holds a tensor's values now: all of it where that was gathered, else the tensor itself."""
+    whole: torch.Tensor | None = getattr(tensor, WHOLE, None)
+    return tensor if whole is None else whole
+
+
+def _stand_in(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A tensor without memory, of another shape, whose dims lie in memory in the order that the tensor's do."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+    dense = torch.empty([shape[dim] for dim in order], dtype=tensor.dtype, device="meta")
+    return dense.permute([order.index(dim) for dim in range(len(order))])
+
+
+@runtime_checkable
+class Repeated(Protocol):
+    """A mode that is entered again where operations run a second time."""
+
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """A mode that is where this one is now."""
+
+
+class Walk(TorchFunctionMode):
+    """Counts operations, and runs those that have a rule by it.
+
+    Attributes:
+        index: of the operation that comes next, in the network.
+    """
+
+    def __init__(self, sharding: Sharding, index: int = 0) -> None:
+        super().__init__()
+        self.index = index
+        self._sharding = sharding
+
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """A walk that starts where this one is, to be entered where the same operations run again."""
+        random = self._sharding.randomness
+        return _walk_again(self._sharding, self.index, random, random.state if random else None)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        rule = self._sharding.rules.get(self.index)
+        ruled = rule is not None and function_name(function)[0] in rule.functions
+        # What a rule calls is no layer: modes that are entered further out do not see it.
+        with torch._C.DisableTorchFunction():
+            run_layer = self._sharding.run_layer
+            called = function if run_layer is None else run_layer(self.index, function)
+            if rule is not None and ruled:
+                result = rule.run(called, args, given)
+            elif asks_extent(function):
+                return self._of_whole(function, args, given)
+            else:
+                if self._sharding.whole is not None and not asks_else(function):
+                    args, given = self._sharding.whole((args, given))
+                result = called(*args, **given)
+        if is_operation(function, result):
+            if rule is not None and not ruled:
+                layer = self._sharding.network.layers[self.index].name
+                raise _varies(self._sharding.network, f"called {function.__name__} where {layer} was")
+            self.index += 1
+        return result
+
+    def _of_whole(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a question about extents is answered with: the serial model's."""
+        args, kwargs = tree_map_only(torch.Tensor, self._as_whole, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def _as_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        of_activation = self._sharding.whole_shape
+        shape = getattr(tensor, _WHOLE_SHAPE, None) or (of_activation(tensor) if of_activation else None)
+        return tensor if shape is None else _stand_in(tensor, shape)
+
+
+@contextlib.contextmanager
+def _walk_again(
+    sharding: Sharding, index: int, random: OwnRandomness | None, state: torch.Tensor | None
+) -> Iterator[None]:
+    with random.replayed(state) if random else contextlib.nullcontext(), Walk(sharding, index):
+        yield
+
+
+CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+LINEAR_ARGUMENTS = ("input", "weight", "bias")
+
+
+def bind(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a convolution or fully connected layer by name."""
+    names = LINEAR_ARGUMENTS if layer.kind == "linear" else CONVOLUTION_ARGUMENTS
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def replace_parameter(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put a shard in the place of a parameter; :class:`Walk` answers for the whole one where its extents are asked."""
+    path, _, attribute = name.rpartition(".")
+    owner = module.get_submodule(path)
+    old = owner.get_parameter(attribute)
+    shard = torch.nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad)
+    setattr(shard, _WHOLE_SHAPE, old.shape)
+    owner.register_parameter(attribute, shard)

@@ -1,0 +1,1 @@
+"""What filter, channel and tensor parallelism share: which layers are split, what each rank holds."""

@@ -1,0 +1,149 @@
+"""What the plans of filter and channel parallelism have in common: which layers are split, and what each rank holds.
+
+ParaDL, sections 3.3 and 3.4, and Table 3. Convolutions and fully connected layers are split; what is between them runs
+whole on every rank, on gathered or summed activations. The folders say what is communicated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, Limit, PlanSettings
+from paradl_bench.strategies.splitting.channel_shards import (
+    Shards,
+    SplitLayers,
+    Splitting,
+    check_extent,
+    fewest,
+    notes_on,
+    shard_layer,
+    splittable,
+    with_parameter_shapes,
+)
+from paradl_bench.strategies.splitting.gradient_parts import Parts
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Communicates for layers along one axis, on a number of samples.
+
+    Attributes:
+        ranks: along the axis. axis: its index in the strategy.
+    """
+
+    ranks: int
+    axis: int
+    local_batch: int
+
+    def __call__(self, operation: str, elements: int, *, batchless: bool) -> Collective:
+        """A collective of so many elements a sample, or in all of a tensor that holds no batch."""
+        size = elements * (1 if batchless else self.local_batch) * _ELEMENT_BYTES
+        return Collective(operation=operation, message_bytes=size, ranks=self.ranks, axes=(self.axis,))
+
+
+class SplitPlanner(ABC):
+    """Plans an axis whose ranks split the same layers.
+
+    Args:
+        splitting: how.
+    """
+
+    def __init__(self, splitting: Splitting) -> None:
+        self.name = splitting.name
+        self._splitting = splitting
+        self._latest: Latest[SplitLayers] = Latest()
+
+    @abstractmethod
+    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
+        """Names of the layers that limit the axis, and how many filters or channels each has.
+
+        Args:
+            layers: those that are to be split.
+        """
+
+    @abstractmethod
+    def forward(self, layer: Layer, shards: Shards, exchange: Exchange) -> Collective:
+        """What is communicated after forward of a layer that is split."""
+
+    @abstractmethod
+    def backward(self, layer: Layer, shards: Shards, exchange: Exchange, parts: Parts | None) -> Collective:
+        """What is communicated after its backward, if backward makes a gradient of its input.
+
+        Args:
+            parts: of that gradient, which ranks need; None for all of it.
+        """
+
+    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+        """Raises:
+        UserError: a layer that counts has fewer filters or channels than the axis has ranks, no layer can be split so
+            often, or those that were chosen are not there.
+        """
+        if not network.layers:
+            return
+        check_extent(network, strategy, axis, self.limit(network, settings))
+        split = self._split(network, strategy.axes[axis].degree, settings)
+        if not split.shards:
+            name, why = next(iter(split.whole.items()))
+            raise UserError(f"strategy {strategy}: {strategy.axes[axis]} would split no layer; of {name}, {why}")
+
+    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+        """The fewest filters or channels of any layer that counts (ParaDL, Table 3)."""
+        extents = self.extents(network, splittable(network, settings.split))
+        return fewest(network, self.name, self._splitting.what, extents)
+
+    def _split(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
+        key = ranks, settings.split, settings.filter_backward
+        return self._latest.get(network, key, lambda: self._splitting.layers(network, ranks, settings))
+
+    def share(
+        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
+    ) -> SharedLayers:
+        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
+        parts = strategy.axes[axis]
+        ranks = parts.degree
+        split = self._split(network, ranks, settings)
+        differentiated = input_needs_gradient(network)
+        exchange = Exchange(ranks=ranks, axis=axis, local_batch=local_batch)
+        of_parameters = {tensor.name: tensor.shape for tensor in network.parameters}
+        label = shard_label(parts, settings)
+        shards, shapes = {}, {}
+        for index, of_ranks in split.shards.items():
+            layer, own = network.layers[index], of_ranks[position]
+            for name, held in self._splitting.parameter_parts(layer, own).items():
+                extents = tuple(interval.extent for interval in held)
+                shapes[name] = (*extents, *of_parameters[name][len(extents) :])
+            backward = self.backward(layer, of_ranks, exchange, split.gradients.parts.get(index))
+            shards[index] = LayerShard(
+                shard_layer(layer, own),
+                label,
+                after_fw=(self.forward(layer, of_ranks, exchange),),
+                after_bw=(backward,) if differentiated[index] else (),
+            )
+        of_rank = with_parameter_shapes(network, shapes)
+        if not self._splitting.splits_outputs:
+            of_rank = _biases_first(of_rank, [network.layers[index] for index in split.shards])
+        return SharedLayers(shards, of_rank, notes_on(self.name, split))
+
+
+def _biases_first(network: Network, layers: Sequence[Layer]) -> Network:
+    """The network with gradients in the order of a run whose layers add their whole biases behind the communication."""
+    bias_of = {weight: bias for layer in layers for weight, *bias in (layer.parameters,)}
+    later = {name for bias in bias_of.values() for name in bias}
+    order = [
+        parameter
+        for name in network.gradient_order
+        if name not in later
+        for parameter in (*bias_of.get(name, ()), name)
+    ]
+    return msgspec.structs.replace(network, gradient_order=tuple(order))

@@ -1,0 +1,1 @@
+"""Closed forms of an iteration: ParaDL's, OSF's, fusion of gradients."""

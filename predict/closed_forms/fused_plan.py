@@ -1,0 +1,118 @@
+"""A plan of data parallelism that exchanges gradients as Horovod does: fused by a rule, and not in DDP's buckets.
+
+Which gradients share an all-reduce is :mod:`predict.closed_forms.osf`'s to say, of the costs as they are. When one is
+sent follows from the simulated iteration (MODELS.md, "OSF", the form with the wait before the maximum):
+
+    start = max(channel free, ready of its last gradient + wait)
+
+A buffer that has no room for the next gradient learns so when that one comes, late ranks and slower kernels included;
+one that the timeout ends waits for just that. adaFusion's, MG-WFBP's and single gradients wait for nothing. Several
+tensors are copied into one buffer and out of it on the stream of the exchange, a single one is sent from where it lies.
+The weight update waits for the last exchange. Nothing here runs such an exchange: ``paradl-bench train`` has DDP's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import NetworkCompute
+from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
+from predict.closed_forms.layerwise_plan import gradient_layers, updated
+from predict.closed_forms.osf import Gradients, waits_for_next
+from predict.closed_forms.osf_form import Buffers
+from predict.costs.communication.fusion import Fusion
+from predict.workload import Point
+
+
+def check_fusion(fusion: Fusion, point: Point) -> None:
+    """Refuse what no such exchange is planned of.
+
+    Raises:
+        UserError: another strategy than serial and data; an exchange over nodes, synchronised batch norm, accumulation,
+            activations that are computed again.
+    """
+    name, settings = f"--fusion {fusion.rule}", point.settings
+    if point.strategy.name not in ("serial", "data") or any(axis.zero_stage for axis in point.strategy.axes):
+        raise UserError(f"{name} is of data parallelism alone, not of {point.strategy}: leave it out")
+    if settings.exchange != "flat":
+        raise UserError(f"{name} exchanges flat: leave out --exchange {settings.exchange}")
+    if settings.batch_norm == "sync":
+        raise UserError(f"{name} knows no synchronised batch norm: leave out --batch-norm sync")
+    if settings.accumulate > 1:
+        raise UserError(f"{name} knows no --accumulate {settings.accumulate}: leave it out")
+    if settings.recompute:
+        raise UserError(f"{name} knows no --recompute {','.join(settings.recompute)}: leave it out")
+
+
+class _Sent(NamedTuple):
+    """A buffer: the layer that completes it, its bytes and tensors, and what it waits for beyond that.
+
+    Attributes:
+        next_layer: whose gradient tells that the buffer is full; None where it waits for none.
+        timeout_s: that it waits; 0 for none.
+    """
+
+    layer: int
+    bytes: int
+    tensors: int
+    next_layer: int | None
+    timeout_s: float
+
+
+def fused_plan(network: Network, point: Point, fusion: Fusion, gradients: Gradients, buffers: Buffers) -> Plan:
+    """Forward, backward with what the rule sends, weight update.
+
+    Args:
+        gradients: of ``buffers.layers``, in their order.
+    """
+    builder, ranks = RoleBuilder(), point.strategy.ranks
+    compute = NetworkCompute(builder, network)
+    compute.add_forward()
+    sent = list(_sent(network, fusion, gradients, buffers, compute.backward_layers)) if ranks > 1 else []
+    task_of: dict[int, int] = {}
+    for layer, task in compute.add_backward():
+        task_of[layer] = task
+        # In order: what waits for a gradient is sent before what that gradient completes.
+        while sent and {sent[0].layer, sent[0].next_layer} - {None} <= task_of.keys():
+            _send(builder, sent.pop(0), task_of, ranks)
+    exchanged = [task for task in range(builder.tasks) if builder.stream[task] == Stream.COMMUNICATION]
+    return updated(builder, compute, network, point, exchanged)
+
+
+def _sent(
+    network: Network, fusion: Fusion, gradients: Gradients, buffers: Buffers, backward: tuple[int, ...]
+) -> Iterator[_Sent]:
+    tensors: dict[int, int] = {}
+    for layer in gradient_layers(network, backward).values():
+        tensors[layer] = tensors.get(layer, 0) + 1
+    full = waits_for_next(fusion, gradients, buffers.last)
+    starts = (0, *(index + 1 for index in buffers.last))
+    for (low, high), size, is_full in zip(itertools.pairwise(starts), buffers.bytes, full, strict=True):
+        is_last = high == len(buffers.layers)
+        timed = fusion.rule == "buffer" and not is_full and not is_last
+        yield _Sent(
+            layer=buffers.layers[high - 1],
+            bytes=size,
+            tensors=sum(tensors[layer] for layer in buffers.layers[low:high]),
+            next_layer=buffers.layers[high] if is_full else None,
+            timeout_s=fusion.timeout_s if timed else 0.0,
+        )
+
+
+def _send(builder: RoleBuilder, sent: _Sent, task_of: dict[int, int], ranks: int) -> None:
+    after: tuple[int, ...] = tuple(task_of[layer] for layer in (sent.layer, sent.next_layer) if layer is not None)
+    if sent.timeout_s:
+        # The copy stream has nothing else to do here, and a buffer waits only when the one before has been sent.
+        after = (builder.add(Wait(seconds=sent.timeout_s), Phase.GE, Stream.COPY, after),)
+    if sent.tensors > 1:
+        copy = BucketCopy(direction="into", bytes=sent.bytes, tensors=sent.tensors)
+        after = (builder.add(copy, Phase.GE, Stream.COMMUNICATION, after),)
+    work = Collective(operation="all_reduce", message_bytes=sent.bytes, ranks=ranks)
+    task = builder.add(work, Phase.GE, Stream.COMMUNICATION, after)
+    if sent.tensors > 1:
+        copy = BucketCopy(direction="out", bytes=sent.bytes, tensors=sent.tensors)
+        builder.add(copy, Phase.GE, Stream.COMMUNICATION, (task,))

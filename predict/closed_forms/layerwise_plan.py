@@ -1,0 +1,81 @@
+"""A plan of data parallelism without buckets: backward sends bytes as the gradients of layers become ready.
+
+What S-SGD's DAG and OSF assume of an iteration (MODELS.md): each layer with parameters has an exchange of its own, or
+several of them share one, which starts when the last of them is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import NetworkCompute, gradient_order, weight_update
+from paradl_bench.plan.tasks import Collective, Phase, Plan, RoleBuilder, Stream
+from predict.workload import Point
+
+Sends = Mapping[int, tuple[int, ...]]
+"""Per layer, by index, the bytes of each all-reduce that its backward makes ready."""
+
+
+def layerwise_plan(network: Network, point: Point, sends: Sends | None = None) -> Plan:
+    """Forward, backward with exchanges as gradients are ready, weight update.
+
+    Args:
+        sends: what backward of which layer sends; None for each layer's own gradients.
+    """
+    builder = RoleBuilder()
+    compute = NetworkCompute(builder, network)
+    compute.add_forward()
+    if sends is None:
+        sends = {layer: (size,) for layer, size in gradient_bytes(network, compute.backward_layers).items()}
+    ranks = point.strategy.ranks
+    exchanges = []
+    for layer, task in compute.add_backward():
+        for size in sends.get(layer, ()) if ranks > 1 else ():
+            if size:
+                work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks)
+                exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
+    return updated(builder, compute, network, point, exchanges)
+
+
+def updated(
+    builder: RoleBuilder, compute: NetworkCompute, network: Network, point: Point, exchanges: Sequence[int]
+) -> Plan:
+    """The plan of equal ranks that update behind backward and the last exchange.
+
+    Args:
+        builder: with forward, backward and exchanges in it. exchanges: tasks, in order.
+    """
+    after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
+    builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
+    return Plan(
+        strategy=point.strategy,
+        network=network.name,
+        local_batch=point.local_batch,
+        works=tuple(builder.works),
+        roles=(builder.build("rank", point.strategy.ranks),),
+        exchange_axes=(0,),
+    )
+
+
+def gradient_layers(network: Network, backward: Sequence[int]) -> dict[str, int]:
+    """The layer with whose backward each parameter's gradient is complete, in the order in which gradients arrive.
+
+    That is the last layer of backward that reads it; of a parameter that no layer lists, the last of all.
+
+    Args:
+        backward: layers in the order of backward, by index; empty where there is none, and so no gradient.
+    """
+    if not backward:
+        return {}
+    last = {name: layer for layer in backward for name in network.layers[layer].parameters}
+    return {name: last.get(name, backward[-1]) for name in gradient_order(network)}
+
+
+def gradient_bytes(network: Network, backward: Sequence[int]) -> dict[int, int]:
+    """Bytes of the gradients that are complete with backward of each layer."""
+    sizes = {parameter.name: parameter.bytes for parameter in network.parameters}
+    found: dict[int, int] = {}
+    for name, layer in gradient_layers(network, backward).items():
+        found[layer] = found.get(layer, 0) + sizes[name]
+    return found

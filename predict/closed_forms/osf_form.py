@@ -1,0 +1,146 @@
+"""OSF's closed form over the works of a plan: which gradients a network sends together, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.core.units import format_bytes, format_seconds
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient
+from paradl_bench.plan.tasks import Compute, Phase, Plan, PlanSettings
+from paradl_bench.strategies.data.buckets import total_bytes
+from paradl_bench.strategies.data.plan import GradientBuckets
+from predict.closed_forms.layerwise_plan import Sends, gradient_bytes, gradient_layers
+from predict.closed_forms.osf import Exchange, Gradients, exposed_seconds, last_of_buffers, wait_seconds
+from predict.costs.communication.fusion import Fusion
+from predict.costs.sourced import Floats, Ints
+from predict.workload import Timing
+
+
+class Buffers(NamedTuple):
+    """What is sent together.
+
+    Attributes:
+        layers: those with gradients, by index, in the order of backward.
+        last: per buffer, which of ``layers`` completes it. bytes: of each buffer.
+    """
+
+    layers: tuple[int, ...]
+    last: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+    @property
+    def sends(self) -> Sends:
+        """As :func:`predict.closed_forms.layerwise_plan.layerwise_plan` takes them."""
+        found: dict[int, tuple[int, ...]] = {}
+        for index, size in zip(self.last, self.bytes, strict=True):
+            layer = self.layers[index]
+            found[layer] = (*found.get(layer, ()), size)
+        return found
+
+
+def backward_order(network: Network) -> tuple[int, ...]:
+    """Layers that backward runs, by index, in its order."""
+    return backward_layers(network, layers_with_gradient(network))
+
+
+def fused(network: Network, fusion: Fusion, ready_of: dict[int, float], exchange: Exchange) -> Buffers:
+    """Buffers of a rule of fusion.
+
+    Args:
+        ready_of: seconds at which backward of a layer is done, by its index, since any one moment.
+        exchange: seconds of an all-reduce of so many bytes.
+    """
+    order = backward_order(network)
+    sizes = gradient_bytes(network, order)
+    layers = tuple(layer for layer in order if sizes.get(layer))
+    own = tuple(sizes[layer] for layer in layers)
+    gradients = Gradients(np.array([ready_of[layer] for layer in layers]), own)
+    last = last_of_buffers(fusion, gradients, exchange)
+    starts = (0, *(index + 1 for index in last[:-1]))
+    return Buffers(layers, last, tuple(sum(own[a : b + 1]) for a, b in zip(starts, last, strict=False)))
+
+
+def fused_as_ddp(network: Network, settings: PlanSettings) -> Buffers:
+    """DDP's buckets, each sent when its last gradient is there and the bucket before it was sent."""
+    order = backward_order(network)
+    layer_of = gradient_layers(network, order)
+    place = {layer: index for index, layer in enumerate(order)}
+    layers = tuple(layer for layer in order if layer in set(layer_of.values()))
+    buckets = [bucket for bucket in GradientBuckets(network, settings).rebuilt if total_bytes(bucket)] if layers else []
+    complete = np.maximum.accumulate(
+        [max(place[layer_of.get(parameter.name, layers[0])] for parameter in bucket) for bucket in buckets] or [0]
+    )
+    at = {place[layer]: index for index, layer in enumerate(layers)}
+    last = tuple(at[position] for position in complete.tolist()) if buckets else ()
+    return Buffers(layers, last, tuple(total_bytes(bucket) for bucket in buckets))
+
+
+class OverlapForm:
+    """The closed form over one plan's works.
+
+    Args:
+        plan: of :func:`predict.closed_forms.layerwise_plan.layerwise_plan`, with the buffers' sends.
+    """
+
+    def __init__(self, plan: Plan, network: Network, fusion: Fusion, buffers: Buffers) -> None:
+        role = plan.roles[0]
+        self._work, self._fusion, self._last = role.work, fusion, buffers.last
+        self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
+        self._backward, self._exchange = role.phase == Phase.BW, role.phase == Phase.GE
+        task_of = backward_tasks(plan, network)
+        self._gradients: Ints = np.array([task_of[layer] for layer in buffers.layers], np.int64)
+
+    def timing(self, seconds: Floats) -> Timing:
+        """Seconds per work to where they stand in an iteration; exchanges that are exposed are its GE."""
+        tasks = seconds[self._work]
+        done = np.cumsum(np.where(self._backward, tasks, 0.0))
+        forward, backward = float(tasks[self._forward].sum()), float(done[-1])
+        exchange = tasks[self._exchange]
+        exposed = 0.0
+        if len(exchange):
+            ready = done[self._gradients]
+            waits = wait_seconds(self._fusion, ready, self._last)
+            exposed = exposed_seconds(ready[list(self._last)], waits, exchange, backward)
+        return Timing(
+            fw_s=forward,
+            bw_s=backward,
+            ge_s=exposed,
+            wu_s=float(tasks[self._update].sum()),
+            exposed_communication_s=exposed,
+            overlap_s=max(float(exchange.sum()) - exposed, 0.0),
+        )
+
+
+def backward_tasks(plan: Plan, network: Network) -> dict[int, int]:
+    """Per layer that backward runs, by index, its task in the plan's one role."""
+    (role,) = plan.roles
+    computes = [
+        task
+        for task, (phase, work) in enumerate(zip(role.phase.tolist(), role.work.tolist(), strict=True))
+        if phase == Phase.BW and isinstance(plan.works[work], Compute)
+    ]
+    return dict(zip(backward_order(network), computes, strict=True))
+
+
+def ready_seconds(plan: Plan, network: Network, seconds: Floats) -> dict[int, float]:
+    """Since the start of backward, when each layer's backward is done, by its index."""
+    (role,) = plan.roles
+    done = np.cumsum(np.where(role.phase == Phase.BW, seconds[role.work], 0.0))
+    return {layer: float(done[task]) for layer, task in backward_tasks(plan, network).items()}
+
+
+def describe(fusion: Fusion, buffers: Sequence[int], gradients: int) -> str:
+    """What was fused, in words, for a report."""
+    count = f"{len(buffers)} all-reduce{'s' * (len(buffers) != 1)} of the gradients of {gradients} layers"
+    rules = {
+        "none": "layer by layer",
+        "buffer": f"a buffer of {format_bytes(fusion.buffer_bytes)}, timeout {format_seconds(fusion.timeout_s)}",
+        "ada": "adaFusion",
+        "mg-wfbp": "MG-WFBP",
+        "ddp": "DDP's buckets",
+    }
+    return f"{rules[fusion.rule]}: {count}"

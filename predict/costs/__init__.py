@@ -1,0 +1,1 @@
+"""Seconds of single tasks, each with its source and its spread."""

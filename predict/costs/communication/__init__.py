@@ -1,0 +1,1 @@
+"""Seconds of collectives: the fit, contention, congestion, what compute around a call changes."""

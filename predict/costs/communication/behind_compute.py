@@ -1,0 +1,116 @@
+"""How a plan calls its communication: whether behind compute that waits for it, and how many of its ranks do."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work, is_of_layer
+from predict.costs.communication.communication_costs import Call
+
+
+def calls_of(plan: Plan) -> list[Call]:
+    """Per work of a plan, how it is called; of what does not communicate this says nothing."""
+    shares = [_taking_part(plan, work) for work in plan.works]
+    exchange = max(_all_reduces_of_gradients(plan), key=lambda work: work.ranks, default=None)
+    each = zip(works_behind_compute(plan), shares, works_beside_all_reduces(plan), strict=True)
+    return [Call(bool(behind), share, exchange if beside else None) for behind, share, beside in each]
+
+
+def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
+    issued = {int(work) for role in plan.roles for work in np.unique(role.work[role.phase == Phase.GE])}
+    works = [plan.works[index] for index in sorted(issued)]
+    return [work for work in works if isinstance(work, Collective) and work.operation == "all_reduce"]
+
+
+def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
+    """Per work, whether it is communication for layers of a plan whose gradients are all-reduced beside backward.
+
+    Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
+    they send, nor of ZeRO, whose exchange is no all-reduce.
+    """
+    sharded = any(axis.zero_stage for axis in plan.strategy.axes)
+    if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, "pipeline") > 1:
+        return np.zeros(len(plan.works), bool)
+    return np.array([_is_awaited(plan, index) for index in range(len(plan.works))], bool)
+
+
+def _is_awaited(plan: Plan, work: int) -> bool:
+    if not is_of_layer(plan.works[work]) or isinstance(plan.works[work], Transfer):
+        return False
+    phases = {int(phase) for role in plan.roles for phase in np.unique(role.phase[role.work == work])}
+    return phases <= {int(Phase.FW), int(Phase.BW)}
+
+
+def _taking_part(plan: Plan, work: Work) -> float:
+    """Share of the ranks that take part in all-reduces between nodes: of some leaders of a node, they alone do."""
+    if not isinstance(work, Collective) or work.reach != "between nodes":
+        return 1.0
+    alike = [
+        index
+        for index, other in enumerate(plan.works)
+        if isinstance(other, Collective)
+        and (other.operation, other.axes, other.reach) == (work.operation, work.axes, work.reach)
+    ]
+    ranks = sum(role.multiplicity for role in plan.roles if np.isin(role.work, alike).any())
+    return ranks / plan.strategy.ranks
+
+
+def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
+    """Per work, whether a rank comes to it from compute and computes on only when it is done, as a rule.
+
+    Halos and the collectives of shared layers do, a gather that a process waits for, and the first of a run of
+    collectives (buffers that are broadcast). A pipeline's message is waited for by the stage that receives it. An
+    all-reduce of gradients does not: it is issued beside backward, and waits for the others.
+    """
+    behind = np.zeros((2, len(plan.works)), int)
+    is_sent = np.array([isinstance(work, Transfer) and work.direction == "send" for work in plan.works], bool)
+    for role in plan.roles:
+        chosen = _tasks_behind_compute(plan.works, role) | is_sent[role.work]
+        for row, own in zip(behind, (~chosen, chosen), strict=True):
+            row += np.bincount(role.work[own], minlength=len(plan.works))
+    return np.asarray(behind[1] > behind[0])
+
+
+def _tasks_behind_compute(works: tuple[Work, ...], role: Role) -> NDArray[np.bool_]:
+    """Per task of a role, likewise, but for what is sent."""
+    found = np.zeros(role.tasks, bool)
+    stream, phase = role.stream.tolist(), role.phase.tolist()
+    starts, awaited = role.dependency_start.tolist(), role.dependencies.tolist()
+    last_computed = max(np.flatnonzero(role.stream == Stream.COMPUTE).tolist(), default=-1)
+    run: list[int] = []
+    waited_for = False
+    from_compute = False
+
+    def end_run() -> None:
+        if run and from_compute and (waited_for or last_computed < run[-1]):
+            found[run[0]] = not _is_exchange(works[role.work[run[0]]], phase[run[0]])
+
+    for task in _communicating_or_waiting_for_it(role):
+        waits_for = awaited[starts[task] : starts[task + 1]]
+        if stream[task] == Stream.COMPUTE:
+            waited_for = waited_for or any(other in run for other in waits_for)
+            continue
+        computed = [other for other in waits_for if stream[other] == Stream.COMPUTE]
+        goes_on = run and run[-1] == task - 1 and phase[run[-1]] == phase[task]
+        if goes_on and max(computed, default=-1) < run[0]:
+            run.append(task)
+            continue
+        end_run()
+        # What an iteration begins with stands behind the weight update of the one before.
+        run, waited_for, from_compute = [task], False, bool(computed) or task == 0
+    end_run()
+    return found
+
+
+def _communicating_or_waiting_for_it(role: Role) -> list[int]:
+    """Tasks of the communication stream, and those of the compute stream that wait for one, in order."""
+    row = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
+    chosen = role.stream == Stream.COMMUNICATION
+    chosen[row[chosen[role.dependencies] & (role.stream[row] == Stream.COMPUTE)]] = True
+    return np.flatnonzero(chosen).tolist()
+
+
+def _is_exchange(work: Work, phase: int) -> bool:
+    return phase == Phase.GE and isinstance(work, Collective) and work.operation == "all_reduce"

@@ -1,0 +1,422 @@
+"""Seconds of collectives: the profile's fit at the level that the group spans, and what overlap costs.
+
+A flat ring runs at the slowest level that it crosses (MODELS.md, "Collectives"). A cluster file may state alpha and
+beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
+that name, else at the outermost measured level, which is said. Where a collective stands behind compute and keeps it
+waiting, what was measured of that is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from calibrate.fit.collectives.communication_spread import (
+    Asked,
+    error_modes,
+    nearest_congestion,
+    other_level_mode,
+)
+from calibrate.profile.collectives.behind import BehindCompute
+from calibrate.profile.collectives.communication import CommunicationFit, Congestion
+from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
+from calibrate.profile.collectives.communication_time import Piece, nearest_fit, pieces_of
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.registry import lookup
+from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.mesh import members_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective, HaloExchange
+from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.communication.behind_costs import BehindCosts, between_them
+from predict.costs.communication.beside_costs import BesideCosts
+from predict.costs.communication.collective_times import CollectiveTimes
+from predict.costs.communication.contention_costs import ContentionCosts
+from predict.costs.communication.interference import Slowdown, measured_slowdown, unmeasured_slowdown
+from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
+from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
+
+DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+_SWEPT_BACKENDS = (*DEFAULT_BACKENDS.values(), "mpi")
+
+
+class CommunicationCost(NamedTuple):
+    """Usual cost of a collective, what one standard deviation of each of its modes adds, and its congestion."""
+
+    cost: Cost
+    modes: tuple[tuple[str, float], ...]
+    congestion: Congestion | None = None
+
+
+class Call(NamedTuple):
+    """How a plan calls a collective.
+
+    Attributes:
+        behind_compute: compute comes right before it and waits for it
+        (:mod:`predict.costs.communication.behind_compute`).
+        taking_part: share of the ranks that call such a one at all.
+        beside: all-reduces of gradients that may be in flight while it is waited for; None where none may.
+    """
+
+    behind_compute: bool = False
+    taking_part: float = 1.0
+    beside: Collective | None = None
+
+
+ALONE_ON_ITS_STREAM = Call()
+"""Not behind compute, called by all ranks."""
+
+
+class CommunicationCosts:
+    """Costs of collectives through one library on one cluster.
+
+    Args:
+        cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
+        backend: library; None takes the one that suits the profile's device.
+        hardware: factors on the links that were measured or stated.
+        compute_sleeps: it is emulated, and takes no longer beside a collective but for what was measured of that.
+
+    Raises:
+        UserError: the library was not measured, or the cluster lacks a level of ``hardware``.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster | None,
+        backend: str | None,
+        hardware: Hardware = AS_MEASURED,
+        *,
+        compute_sleeps: bool = False,
+    ) -> None:
+        self._profile = profile
+        self._compute_sleeps = compute_sleeps
+        self._given = cluster is not None
+        self.cluster = cluster or profile.cluster
+        self._hardware = hardware
+        hardware.check_levels(self.cluster)
+        self.backend = _choose_backend(profile, backend)
+        self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
+        self._behind = BehindCosts(profile, self.backend)
+        self.beside = BesideCosts(profile, self.backend)
+        self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
+        self._between: dict[tuple[str, str], SizeRatios] = {}
+        self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
+        for fit in profile.communication:
+            if fit.library == self.backend:
+                self._fits.setdefault((fit.operation, fit.level), []).append(fit)
+
+    def cost(self, work: Collective, strategy: Strategy, call: Call = ALONE_ON_ITS_STREAM) -> CommunicationCost:
+        """Seconds of a collective.
+
+        Raises:
+            UserError: the profile holds no fit of the operation and the cluster states none, or the cluster given holds
+                fewer ranks.
+        """
+        if work.ranks <= 1:
+            return CommunicationCost(Cost(0.0, Source.MEASURED), ())
+        asked = work
+        work, remarks = self._measurable(work)
+        level, more = self.level(work, strategy)
+        remarks += more
+        fits, more = self._fits_at(work, level)
+        remarks += more
+        level, fits, changed = self._on_links(level, fits)
+        remarks += changed
+        collective = lookup(operations(), work.operation, "collective")
+        per_node = self._ranks_per_node(work, strategy)
+        stated = level.alpha_s is not None and level.beta_s_per_byte is not None
+        sharing = self.contention.sharing(asked, level, strategy, call.taking_part)
+
+        def seconds_of(message_bytes: int, phi: float = sharing.factor) -> float:
+            return float(_times(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
+
+        seconds = seconds_of(work.message_bytes)
+        beyond = () if stated else _beyond_remarks(work, fits)
+        source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
+        point = Asked(work.ranks, work.message_bytes, per_node)
+        modes: tuple[tuple[str, float], ...] = ()
+        if not stated:
+            modes = error_modes(collective, fits, point, seconds, contention=sharing.factor)
+            modes += other_level_mode(collective, fits, level.name, work.message_bytes, seconds)
+        if sharing.factor_sd:
+            shift = seconds_of(work.message_bytes, sharing.factor + sharing.factor_sd) - seconds
+            modes += ((f"contention at {level.name}", shift),)
+        congestion = (
+            None
+            if stated
+            else nearest_congestion(nearest_fit(collective, fits, point.ranks, point.message_bytes), point)
+        )
+        cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
+        found = CommunicationCost(cost, modes, congestion)
+        if call.behind_compute:
+            return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
+        if work.reach != "group":
+            # One of several in turn: it finds what the one before has left.
+            return self._in_turn(found, work, level, seconds_of)
+        return found
+
+    def _in_turn(
+        self, found: CommunicationCost, work: Collective, level: Level, seconds_of: Callable[[int], float]
+    ) -> CommunicationCost:
+        """The cost of one of several calls in turn, where calls between others were measured of its own operation."""
+        entry, _ = self._behind.entry(work.operation, level.name)
+        if entry is None or (entry.operation, entry.level) != (work.operation, level.name):
+            return found
+        size = min(work.message_bytes, entry.bytes_range[1])
+        ratio = math.exp(self._between_calls_behind(entry, level).log_ratio(size))
+        more_s = max(0.0, ratio - 1) * seconds_of(size)
+        return found._replace(cost=found.cost._replace(seconds=found.cost.seconds + more_s))
+
+    def _behind_compute(
+        self,
+        found: CommunicationCost,
+        operation: str,
+        level: Level,
+        messages: Sequence[int],
+        seconds_of: Callable[[int], float],
+    ) -> CommunicationCost:
+        """The cost with what compute before it adds: latency once, the factor to each message."""
+        entry, remarks = self._behind.entry(operation, level.name)
+        cost = found.cost._replace(remarks=(*found.cost.remarks, *remarks))
+        if entry is None:
+            return found._replace(cost=cost)
+        between = self._between_calls_behind(entry, level)
+        sizes = [min(size, entry.bytes_range[1]) for size in messages]
+        between_s = sum(math.exp(between.log_ratio(size)) * seconds_of(size) for size in sizes)
+        added = self._behind.added(entry, between_s)
+        # No call takes less than a sweep's, from which the search's estimates from below are made.
+        extra_s = max(0.0, between_s + added.seconds - sum(map(seconds_of, sizes)))
+        return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
+
+    def _between_calls_behind(self, entry: BehindCompute, level: Level) -> SizeRatios:
+        """:func:`~.behind_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
+        key = entry.operation, entry.level
+        if key not in self._fits or level.alpha_s is not None or level.beta_s_per_byte is not None:
+            return SizeRatios()
+        if key not in self._between:
+            # On the links that were measured, whatever links are asked for.
+            known = _times(lookup(operations(), entry.operation, "collective"), self._fits[key], level, 1.0)
+            of_node = self.cluster.ranks_per_node
+            self._between[key] = between_them(
+                entry, lambda ranks, size: float(known.seconds(ranks, size, min(ranks, of_node)))
+            )
+        return self._between[key]
+
+    def halo_cost(self, work: HaloExchange, strategy: Strategy, *, behind_compute: bool = False) -> CommunicationCost:
+        """Seconds of messages to and from neighbours: of those sent, or received, one after the other if that is more.
+
+        Where messages go both ways, as exchanges, if those were measured.
+
+        Raises:
+            UserError: the profile holds no fit of send_recv and the cluster states none.
+        """
+        messages = max((work.sends_bytes, work.receives_bytes), key=sum)
+        operation = self.halo_operation(work)
+        costs = [self._message_cost(size, work.axes, strategy, operation) for size in messages]
+        modes: dict[str, float] = {}
+        for each in costs:
+            for name, shift in each.modes:
+                modes[name] = modes.get(name, 0.0) + shift
+        total = Cost(
+            sum(each.cost.seconds for each in costs),
+            max((each.cost.source for each in costs), default=Source.MEASURED),
+            remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
+        )
+        congestion = next((each.congestion for each in costs if each.congestion), None)
+        found = CommunicationCost(total, tuple(modes.items()), congestion)
+        if not (behind_compute and messages):
+            return found
+        level, _ = self.level(_message(1, work.axes), strategy)
+        return self._behind_compute(
+            found,
+            operation,
+            level,
+            messages,
+            lambda size: self._message_cost(size, work.axes, strategy, operation).cost.seconds,
+        )
+
+    def halo_operation(self, work: HaloExchange) -> str:
+        """The operation whose measurements price a halo's messages: both ways at once, where there are any of that."""
+        both = bool(work.sends_bytes and work.receives_bytes)
+        return "exchange" if both and any(name == "exchange" for name, _ in self._fits) else "send_recv"
+
+    def _message_cost(
+        self, size_bytes: int, axes: tuple[int, ...], strategy: Strategy, operation: str
+    ) -> CommunicationCost:
+        key = size_bytes, axes, strategy, operation
+        if key not in self._message_costs:
+            ranks = _ranks_of_message(operation, axes, strategy)
+            message = msgspec.structs.replace(_message(size_bytes, axes), operation=operation, ranks=ranks)
+            self._message_costs[key] = self.cost(message, strategy)
+        return self._message_costs[key]
+
+    def times(self, operation: str, level: Level, contention: float) -> CollectiveTimes:
+        """What gives an operation's seconds at a level, for any ranks and bytes, under so much contention.
+
+        Raises:
+            UserError: the profile holds no fit of the operation and the level states none.
+        """
+        known, _ = self._fits_at(Collective(operation=operation, message_bytes=1, ranks=2), level)
+        level, fits, _ = self._on_links(level, known)
+        return _times(lookup(operations(), operation, "collective"), fits, level, contention)
+
+    def level_of_span(self, span: int) -> Level:
+        """The level that so many ranks side by side span; the outermost goes on where nobody gave a cluster.
+
+        Raises:
+            UserError: the cluster given holds fewer ranks.
+        """
+        outermost = self.cluster.levels[-1]
+        return outermost if span > outermost.ranks and not self._given else self.cluster.level_of(span)
+
+    def level(self, work: Collective, strategy: Strategy) -> tuple[Level, tuple[Remark, ...]]:
+        """The level that the group spans: an axis strides over the ranks of the axes inside it."""
+        span = math.prod(axis.degree for axis in strategy.axes[min(work.axes) :])
+        if work.reach == "node":
+            members = members_of(strategy, work, 0)
+            span = members[-1] - members[0] + 1
+        outermost = self.cluster.levels[-1]
+        if span > outermost.ranks and not self._given:
+            text = f"more ranks than the measured cluster's {outermost.ranks}: its level {outermost.name!r} goes on"
+            return outermost, (Remark(text, True),)
+        return self.level_of_span(span), ()
+
+    def _on_links(
+        self, level: Level, fits: list[CommunicationFit]
+    ) -> tuple[Level, list[CommunicationFit], tuple[Remark, ...]]:
+        """The level and its fits as they are on links that are faster or slower than those known."""
+        own, inside = self._hardware.links(level.name), self._hardware.links(self.cluster.levels[0].name)
+        changes = own != (1.0, 1.0) or (inside != (1.0, 1.0) and any(fit.inner for fit in fits))
+        if not changes:
+            return level, fits, ()
+        times = f"{1 / own.beta:.3g} times the bandwidth, {own.alpha:.3g} times the latency"
+        remark = Remark(f"links of level {level.name!r} that were not measured: {times}", True)
+        return changed_level(level, own), [changed_fit(fit, own, inside) for fit in fits], (remark,)
+
+    def _ranks_per_node(self, work: Collective, strategy: Strategy) -> int:
+        """How many ranks of the group share a node: its members stride over the ranks of the axes inside."""
+        if work.reach != "group":
+            of_node = self.cluster.ranks_per_node
+            return sum(rank < of_node for rank in members_of(strategy, work, 0))
+        stride = math.prod(axis.degree for axis in strategy.axes[max(work.axes) + 1 :])
+        return max(1, min(work.ranks, self.cluster.ranks_per_node // stride))
+
+    @property
+    def measured_operations(self) -> frozenset[str]:
+        """Collectives that the profile holds fits of, at any level."""
+        return frozenset(operation for operation, _ in self._fits)
+
+    @property
+    def interferes(self) -> bool:
+        """Whether it was measured what compute and collectives of the library cost each other."""
+        return any(entry.library == self.backend for entry in self._profile.interference)
+
+    def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
+        """What compute and the collective cost each other; with a remark where it was not measured of such a one."""
+        found = [entry for entry in self._profile.interference if entry.library == self.backend]
+        if not found:
+            return unmeasured_slowdown(of_gpu=self._on_gpu and not self._compute_sleeps)
+        work, _ = self._measurable(work)
+        level, _ = self.level(work, strategy)
+        return measured_slowdown(found, work, level.name)
+
+    @property
+    def _on_gpu(self) -> bool:
+        devices = self._profile.devices
+        return devices[0].kind == "cuda" if devices else self.backend == DEFAULT_BACKENDS["cuda"]
+
+    def _measurable(self, work: Collective) -> tuple[Collective, tuple[Remark, ...]]:
+        """The collective whose measurements price this one: a reduce that was not measured goes as a broadcast.
+
+        That is a reduce the other way round where both are trees. gloo's is none: it scatters sums and gathers them.
+        """
+        if work.operation != "reduce" or any(operation == "reduce" for operation, _ in self._fits):
+            return work, ()
+        text = "reduce was not measured: as a broadcast, its sums left out; measure it: paradl-bench collectives --ops"
+        return msgspec.structs.replace(work, operation="broadcast"), (Remark(f"{text} reduce", True),)
+
+    def _fits_at(self, work: Collective, level: Level) -> tuple[list[CommunicationFit], tuple[Remark, ...]]:
+        own = self._fits.get((work.operation, level.name))
+        if own:
+            return own, ()
+        if level.alpha_s is not None and level.beta_s_per_byte is not None:
+            return [], ()
+        order = {each.name: index for index, each in enumerate(self._profile.cluster.levels)}
+        others = [name for operation, name in self._fits if operation == work.operation]
+        if not others:
+            raise UnmeasuredCollective(work.operation, self.backend)
+        outermost = max(others, key=lambda name: order.get(name, -1))
+        text = f"{work.operation} at level {level.name!r} was not measured: as at level {outermost!r}"
+        return self._fits[work.operation, outermost], (Remark(text, True),)
+
+
+def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
+    return Collective(operation="send_recv", message_bytes=message_bytes, ranks=2, axes=axes)
+
+
+def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
+    """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
+    return math.prod(strategy.axes[axis].degree for axis in axes) if operation == "exchange" else 2
+
+
+def _choose_backend(profile: Profile, backend: str | None) -> str:
+    measured = sorted({fit.library for fit in profile.communication})
+    if backend is not None:
+        if backend not in measured:
+            unknown = unknown_choice("backend", backend, measured or ["none: the profile holds no collectives"])
+            if backend not in _SWEPT_BACKENDS:
+                raise unknown
+            command = f"paradl-bench collectives --ranks N --backend {backend} -o DIR"
+            raise UserError(f"{unknown}; measure its collectives: {command}, then calibrate fit")
+        return backend
+    by_device = DEFAULT_BACKENDS.get(profile.devices[0].kind, "gloo") if profile.devices else "gloo"
+    return measured[0] if len(measured) == 1 else by_device
+
+
+def _times(
+    collective: CollectiveOperation, fits: Sequence[CommunicationFit], level: Level, contention: float
+) -> CollectiveTimes:
+    """The fit, with what the level states in its place and contention on beta; residuals where the level states none.
+
+    What contention and other links change, they change by as much of what was measured as of what was fitted.
+    """
+    if level.alpha_s is not None and level.beta_s_per_byte is not None:
+        algorithm = fits[0].algorithm if fits else collective.default_algorithm
+        stated = lookup(dict(collective.algorithms), algorithm, f"algorithm of {collective.name}")
+        return CollectiveTimes((Piece(stated, 1.0, 1.0, level.alpha_s, contention * level.beta_s_per_byte, 0.0),))
+    pieces = tuple(
+        piece._replace(
+            alpha_s=piece.alpha_s if level.alpha_s is None else level.alpha_s,
+            beta_s_per_byte=contention
+            * (piece.beta_s_per_byte if level.beta_s_per_byte is None else level.beta_s_per_byte),
+            doubling_s=piece.doubling_s if level.beta_s_per_byte is None else 0.0,
+        )
+        for piece in pieces_of(collective, fits)
+    )
+    stated_in_part = level.alpha_s is not None or level.beta_s_per_byte is not None
+    return CollectiveTimes(pieces) if stated_in_part else CollectiveTimes(pieces, residuals_of(fits))
+
+
+def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:
+    remarks = []
+    low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
+    if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
+        off = max(fit.held_out_ranks_relative_error or 0.0 for fit in fits)
+        text = f"{work.operation} follows no algorithm over ranks: a count left out was predicted {off:.0%} wrong"
+        remarks.append(Remark(text, True))
+    if not low <= work.ranks <= high:
+        side = f"beyond {high}" if work.ranks > high else f"below {low}"
+        remarks.append(Remark(f"{work.operation} {side} ranks", True))
+    smallest, largest = min(fit.bytes_range[0] for fit in fits), max(fit.bytes_range[1] for fit in fits)
+    if not smallest <= work.message_bytes <= largest:
+        above = work.message_bytes > largest
+        side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
+        remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
+    return tuple(remarks)

@@ -1,0 +1,112 @@
+"""How many groups communicate over one level at once, and what that does to beta (contention phi).
+
+Groups at once are those that share links: inside a node all groups of the node; above, all that reach out of one unit
+of the level inside it (the data groups of replicas whose layers are shared in a node leave by that node's link
+together). Ranks do the same at about the same time, but for the stages of a pipeline, which take turns: groups that
+differ by their stage are not counted as at once. Groups that only share links farther out (a full bisection is assumed
+there) are not counted either.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from calibrate.profile.collectives.contention import Contention, contention_at
+from calibrate.profile.profile import Profile
+from paradl_bench.plan.mesh import group_of
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Collective
+from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.sourced import Remark
+
+
+class Sharing(NamedTuple):
+    """phi of a collective, its standard deviation, and what to say of it."""
+
+    factor: float
+    factor_sd: float
+    remarks: tuple[Remark, ...]
+
+
+ALONE = Sharing(1.0, 0.0, ())
+
+
+class ContentionCosts:
+    """phi from a cluster file, else from the profile, else 1 with a remark.
+
+    Args:
+        given: whether a person stated the cluster; the profile's own says nothing of contention.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, backend: str, *, given: bool) -> None:
+        self._cluster = cluster
+        self._given = given
+        self._entries = [entry for entry in profile.contention if entry.library == backend]
+        self._groups: dict[tuple[object, ...], int] = {}
+
+    def sharing(self, work: Collective, level: Level, strategy: Strategy, taking_part: float = 1.0) -> Sharing:
+        """phi of a collective.
+
+        Args:
+            taking_part: share of the ranks that call such a collective: of several leaders a node, they alone do.
+        """
+        groups = max(1.0, self.groups_at_once(work, level, strategy) * taking_part)
+        return self.of_groups(work, level, groups)
+
+    def of_groups(self, work: Collective, level: Level, groups: float) -> Sharing:
+        """phi of a collective that so many groups run at once over the links of one unit of the cluster."""
+        if level.contention is not None and (self._given or level.contention > 1):
+            return Sharing(level.contention, 0.0, ())
+        if groups <= 1:
+            return ALONE
+        count = f"{round(groups)} groups"
+        entries, remarks = self._entries_for(work, level)
+        if not entries:
+            measure = f"paradl-bench collectives --ranks {work.ranks} --concurrent {math.ceil(groups)}"
+            text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
+            return Sharing(1.0, 0.0, (Remark(text, True),))
+        found = contention_at(entries, groups)
+        if found.beyond:
+            most = max(entry.concurrent for entry in entries)
+            remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
+        return Sharing(found.factor, found.factor_sd, remarks)
+
+    def groups_at_once(self, work: Collective, level: Level, strategy: Strategy) -> int:
+        """Groups of ranks that run such a collective at once over the links of one unit of the cluster."""
+        key = work.axes, work.reach, work.per_node, level.name, strategy
+        if key not in self._groups:
+            self._groups[key] = self._count(work, level, strategy)
+        return self._groups[key]
+
+    def _count(self, work: Collective, level: Level, strategy: Strategy) -> int:
+        names = [each.name for each in self._cluster.levels]
+        index = names.index(level.name)
+        unit = self._cluster.levels[max(index - 1, 0)].ranks
+        along = set(work.axes)
+        apart = [i for i, axis in enumerate(strategy.axes) if i not in along and axis.kind != "pipeline"]
+        found: set[tuple[int, ...]] = set()
+        for rank in range(min(unit, strategy.ranks)):
+            place = strategy.coordinates(rank)
+            group = tuple(place[i] for i in apart)
+            if work.reach == "between nodes":
+                # Ranks at unlike places of a node are in groups of their own.
+                group += (group_of(strategy, work.axes, rank).index(rank) % work.per_node,)
+            found.add(group)
+        return len(found)
+
+    def _entries_for(self, work: Collective, level: Level) -> tuple[list[Contention], tuple[Remark, ...]]:
+        here = [entry for entry in self._entries if entry.level == level.name]
+        own = [entry for entry in here if entry.operation == work.operation]
+        if own or not here:
+            return own, ()
+        # A link is shared by whatever runs over it: the operation with most numbers of groups, then most calls.
+        best = max(
+            sorted({entry.operation for entry in here}),
+            key=lambda name: (
+                sum(entry.operation == name for entry in here),
+                sum(entry.samples for entry in here if entry.operation == name),
+            ),
+        )
+        remark = Remark(f"contention of {work.operation}: as measured for {best}", True)
+        return [entry for entry in here if entry.operation == best], (remark,)

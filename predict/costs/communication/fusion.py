@@ -1,0 +1,74 @@
+"""Tensor fusion: which gradients share an all-reduce, as the command line says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.units import parse_duration, parse_size
+
+Rule = Literal["none", "buffer", "ada", "mg-wfbp", "ddp"]
+RULES: tuple[str, ...] = get_args(Rule)
+_FUSING = ("osf", "simulate")
+_FUSION_OPTIONS = {"fusion": "--fusion", "fusion_buffer": "--fusion-buffer", "fusion_timeout": "--fusion-timeout"}
+
+
+class Fusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which gradients share an all-reduce.
+
+    Attributes:
+        rule: none of them; a ``buffer`` with a timeout, as Horovod's; ``ada``, ``mg-wfbp``; or the buckets of ``ddp``,
+            whose size is the plan's setting.
+        buffer_bytes: Q, of ``buffer``. timeout_s: how long it waits for the next gradient, of ``buffer``. Defaults are
+            Horovod 0.20's, which the paper measured.
+    """
+
+    rule: Rule = "none"
+    buffer_bytes: int = 64 * 1024 * 1024
+    timeout_s: float = 5e-3
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule has to be one of {', '.join(RULES)}, not {self.rule!r}")
+        if self.buffer_bytes < 1:
+            raise ValueError(f"buffer_bytes has to be at least 1, not {self.buffer_bytes}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s has to be more than 0, not {self.timeout_s}")
+
+
+def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | None:
+    """What the command line says of fusion; a buffer or a timeout alone asks for the rule ``buffer``.
+
+    Returns:
+        None where nothing is said, and the evaluator has a way of its own.
+
+    Raises:
+        UserError: an option is for another evaluator or another rule, or does not parse.
+    """
+    given = {name: options[name] for name in _FUSION_OPTIONS if options.get(name) is not None}
+    if given and evaluator_name not in _FUSING:
+        raise UserError(
+            f"{_FUSION_OPTIONS[next(iter(given))]} is for --evaluator {' and '.join(_FUSING)}; "
+            f"{evaluator_name} fuses no tensors by it"
+        )
+    if not given and evaluator_name != "osf":
+        return None
+    of_buffer = [name for name in given if name != "fusion"]
+    rule = given.get("fusion", "buffer" if of_buffer else "none")
+    if rule not in RULES:
+        raise unknown_choice("--fusion", rule, RULES)
+    if of_buffer and rule != "buffer":
+        raise UserError(f"{_FUSION_OPTIONS[of_buffer[0]]} is for --fusion buffer; {rule} has none")
+    if options.get("bucket_cap_mb") is not None and rule != "ddp":
+        where = "" if given else " where osf evaluates"
+        raise UserError(f"--bucket-cap-mb is for --fusion ddp{where}; {rule} has no buckets of DDP")
+    default = Fusion()
+    buffer, timeout = given.get("fusion_buffer"), given.get("fusion_timeout")
+    return Fusion(
+        rule=rule,
+        buffer_bytes=default.buffer_bytes if buffer is None else parse_size(buffer, "--fusion-buffer"),
+        timeout_s=default.timeout_s if timeout is None else parse_duration(timeout, "--fusion-timeout"),
+    )

@@ -1,0 +1,70 @@
+"""Seconds of moving gradients (into buckets, out of them, added up), and which measurement stands for them."""
+
+from __future__ import annotations
+
+from calibrate.profile.profile import CopyTime, Profile
+from paradl_bench.plan.tasks import BucketCopy
+from predict.costs.assembly import Priced
+from predict.costs.compute.layer_costs import nearest_count
+from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+
+_MORE_TO_ADD = 0.5
+"""What adding up may take longer than copying: it moves three tensors where that moves two."""
+
+
+def nearest_copy(profile: Profile, work: BucketCopy, ranks_on_host: int) -> CopyTime | None:
+    """What was measured with the nearest number of ranks on the host; None where nothing was.
+
+    Copies into buckets stand for sums that were not measured.
+    """
+    copies = _copies(profile, work)
+    if not copies:
+        return None
+    measured = nearest_count([copy.ranks_on_host for copy in copies], ranks_on_host)
+    return next(copy for copy in copies if copy.ranks_on_host == measured)
+
+
+def alone_over_all(profile: Profile, work: BucketCopy, ranks_on_host: int) -> tuple[float, float]:
+    """Seconds with one rank on the host over those with all of them, and the ratio's standard deviation.
+
+    1 and 0 where they were not measured both ways.
+    """
+    measured = {copy.ranks_on_host: copy for copy in _copies(profile, work)}
+    if not {1, ranks_on_host} <= measured.keys():
+        return 1.0, 0.0
+    one, every = measured[1], measured[ranks_on_host]
+    of_all = every.seconds(work.bytes, work.tensors)
+    if not of_all:
+        return 1.0, 0.0
+    ratio = one.seconds(work.bytes, work.tensors) / of_all
+    return ratio, ratio * (one.relative_sd**2 + every.relative_sd**2) ** 0.5
+
+
+def priced_copy(copy: CopyTime, work: BucketCopy, count: float, ranks_on_host: int) -> Priced:
+    """Gradients moved, by a measurement; a sum that was not measured is a copy that may take half as long again.
+
+    Args:
+        copy: of :func:`nearest_copy`.
+    """
+    seconds = copy.seconds(work.bytes, work.tensors)
+    remarks: list[Remark] = []
+    if copy.ranks_on_host != ranks_on_host:
+        text = f"{copy.what} were measured with {copy.ranks_on_host} ranks on a host, and stand for {ranks_on_host}"
+        remarks.append(Remark(text, True))
+    stands_in = copy.direction != work.direction
+    if stands_in:
+        remarks.append(Remark("adding up gradients was not measured, copies into buckets stand for it", True))
+    cost = Cost(
+        seconds,
+        Source.SCALED if remarks else Source.REGRESSED,
+        method_sd_s=_MORE_TO_ADD * seconds * UNIFORM_TO_SD if stands_in else 0.0,
+        remarks=tuple(remarks),
+    )
+    return Priced(cost, count, work, modes=((copy.what, seconds * copy.relative_sd),))
+
+
+def _copies(profile: Profile, work: BucketCopy) -> list[CopyTime]:
+    found = [copy for copy in profile.copies if copy.direction == work.direction]
+    if not found and work.direction == "add":
+        return [copy for copy in profile.copies if copy.direction == "into"]
+    return found

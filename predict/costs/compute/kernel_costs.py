@@ -1,0 +1,142 @@
+"""Seconds of layers that nobody measured, from the profile's regressors of kernels.
+
+Regressors were fitted to kernels that ran alone, in a loop. Inside an iteration the same kernel finds other things in
+the caches and other ranks beside it; how much longer it takes there is read from the layers that were measured inside
+an iteration, of the same kind where there are enough of them, and regressed times are multiplied by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from calibrate.kernels.model import Estimate, KernelModel, estimate
+from paradl_bench.network.graph import Layer
+from paradl_bench.network.kernel import KernelShape, KernelStage
+from paradl_bench.network.kinds.kernel_shape import kernel_shape
+from paradl_bench.records.measurement import PhaseName
+from predict.costs.sourced import Cost, Remark, Source
+
+FEWEST_PAIRS = 3
+"""Of a kind's layers, measured and regressed, that say how far the two are apart."""
+
+
+class Pair(NamedTuple):
+    """A layer measured inside an iteration, and its regressed time."""
+
+    kind: str
+    regressed_s: float
+    measured_s: float
+
+
+class InSitu(NamedTuple):
+    """How much longer kernels take inside an iteration: from which kinds of layers, and how far those spread."""
+
+    ratio: float
+    relative_sd: float
+    layers: int
+
+
+class KernelCosts:
+    """Regressed times of layers of one dtype; answers are kept."""
+
+    def __init__(self, models: Iterable[KernelModel], dtype: str) -> None:
+        self._dtype = dtype
+        self._models = {
+            (each.kind, each.stage, tuple(sorted(each.settings.items()))): each
+            for each in models
+            if each.dtype == dtype
+        }
+        self._known: dict[tuple[str, PhaseName, int, bool], Estimate | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
+    def estimate(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
+        """Seconds of a layer's phase run alone on a local batch.
+
+        Returns:
+            None where no regressor is for it, or it lies too far beyond what one was fitted on.
+
+        Raises:
+            UserError: the regressors' file is missing, broken, or another one.
+        """
+        if not self._models:
+            return None
+        # Whether the first layer or another: its backward computes no gradient of its input.
+        key = (layer.operation, phase, batch, "input" in layer.inputs)
+        if key not in self._known:
+            self._known[key] = self._find(layer, phase, batch)
+        return self._known[key]
+
+    def _find(self, layer: Layer, phase: PhaseName, batch: int) -> Estimate | None:
+        if phase not in ("FW", "BW", "BW_input", "BW_weight"):
+            return None
+        whole = kernel_shape(layer, phase, batch, self._dtype)
+        found = self.of_shape(whole)
+        if found is not None or phase != "BW":
+            return found
+        halves: tuple[KernelStage, ...] = ("BW_input", "BW_weight")
+        shapes = [kernel_shape(layer, half, batch, self._dtype) for half in halves]
+        estimates = [self.of_shape(shape) for shape in shapes if shape is not None]
+        if not estimates:
+            return None
+        return _added([each for each in estimates if each is not None]) if None not in estimates else None
+
+    def of_shape(self, shape: KernelShape | None) -> Estimate | None:
+        """Seconds of a kernel run alone; None where no regressor is for it, or none was fitted on kernels near it.
+
+        Raises:
+            UserError: the regressors' file is missing, broken, or another one.
+        """
+        if shape is None:
+            return None
+        model = self._models.get((shape.kind, shape.stage, tuple(sorted(shape.settings.items()))))
+        return None if model is None else estimate(model, shape)
+
+
+def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None) -> Cost:
+    """A regressed time as a cost; what regressing leaves open is the method's error."""
+    remarks = [Remark("not measured, regressed from kernels of other shapes", False, layer.name)]
+    if found.beyond:
+        text = f"regressed beyond the kernels that were swept ({', '.join(found.beyond)})"
+        remarks.append(Remark(text, True, layer.name))
+    if in_situ is None:
+        text = "regressed times are of kernels alone, not inside an iteration; no measured layers say how these differ"
+        remarks.append(Remark(text, True))
+        return _cost(found.seconds, found.relative_sd, remarks)
+    text = (
+        f"regressed times are multiplied by {in_situ.ratio:.2f}, how much longer {in_situ.layers} measured layers took "
+        "inside an iteration than their regressor says"
+    )
+    remarks.append(Remark(text, False))
+    return _cost(found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd), remarks)
+
+
+def _cost(seconds: float, relative_sd: float, remarks: Sequence[Remark]) -> Cost:
+    return Cost(seconds, Source.REGRESSED, method_sd_s=seconds * relative_sd, remarks=tuple(remarks))
+
+
+def in_situ_of(kind: str, pairs: Sequence[Pair]) -> InSitu | None:
+    """Ratio of what layers took to what regressors say, of the kind if there are enough, else of all kinds.
+
+    The spread is that of the single layers, weighed by time, and stands for a layer that is not among them.
+    """
+    own = [pair for pair in pairs if pair.kind == kind]
+    taken = own if len(own) >= FEWEST_PAIRS else list(pairs)
+    regressed = sum(pair.regressed_s for pair in taken)
+    measured = sum(pair.measured_s for pair in taken)
+    if len(taken) < FEWEST_PAIRS or not (regressed and measured):
+        return None
+    ratio = measured / regressed
+    deviations = [pair.regressed_s * (pair.measured_s / pair.regressed_s - ratio) ** 2 for pair in taken]
+    return InSitu(ratio, math.sqrt(sum(deviations) / regressed) / ratio, len(taken))
+
+
+def _added(estimates: Sequence[Estimate]) -> Estimate:
+    seconds = sum(each.seconds for each in estimates)
+    # Halves of one layer are off together: standard deviations add.
+    sd_s = sum(each.seconds * each.relative_sd for each in estimates)
+    beyond = tuple(dict.fromkeys(text for each in estimates for text in each.beyond))
+    return Estimate(seconds, sd_s / seconds if seconds else 0.0, beyond)

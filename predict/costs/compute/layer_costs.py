@@ -1,0 +1,513 @@
+"""Seconds of a layer's forward or backward: measured, else regressed, else scaled from a neighbour, else a roofline.
+
+The order for one operation, phase and local batch:
+
+1. Its own times, those measured with as many ranks on the host as the prediction puts there. A batch between measured
+   ones is interpolated, one beyond is scaled (:mod:`predict.costs.compute.batch_scaling`).
+2. Its own times with another number of ranks on the host, times the ratio that the operations measured at both show.
+3. A regressor of the kernel kind and stage, where the profile has one that was fitted on sizes like these
+   (:mod:`predict.costs.compute.kernel_costs`).
+4. A neighbour: a measured operation of the same kind, with equal settings if there is one, else any; scaled by the
+   ratio of their rooflines. How far that is off is read from the measured operations, each predicted from the others.
+5. The roofline: the larger of FLOPs over the peak, and bytes over the bandwidth, that ``paradl-bench doctor --measure``
+   sustained in this dtype with as many ranks on the host, or else that any layer of the profile reached. How far layers
+   stay above it is read from the measured ones.
+
+An operation whose forward was measured inside an iteration and whose backward was not seen there has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.profile.device_roofline import roofline_rates
+from calibrate.profile.profile import LayerTime, Profile
+from calibrate.statistics.blocks import next_block_stretch
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.records.measurement import PhaseName
+from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
+from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
+from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
+from predict.costs.compute.summed_phases import parted, parted_cost
+from predict.costs.sourced import Cost, Remark, Source
+
+Key = tuple[str, PhaseName, str]
+"""(operation, phase, shard)."""
+Series = dict[int, dict[int, LayerTime]]
+"""By ranks on the host, then by local batch."""
+
+UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
+"""Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
+
+
+class HostRatio(NamedTuple):
+    """Seconds with one number of ranks on the host over those with another, and how far single operations differ."""
+
+    value: float
+    relative_sd: float
+
+
+class LayerCosts:
+    """Costs of layers from a profile, for the layers of one network. Answers are kept.
+
+    Args:
+        network: the network that is predicted; it may hold operations that the profile lacks.
+    """
+
+    def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+        self._profile = profile
+        self._network = network
+        self._own_operations = frozenset(layer.operation for layer in network.layers)
+        self._dtype = dtype
+        self._in_situ: dict[Key, Series] = {}
+        self._isolated: dict[Key, Series] = {}
+        for time in profile.layer_times:
+            if time.dtype == dtype and time.phase != "FWBW":
+                self._take(time)
+        self._parted: set[Key] = set()
+        self._part_sums([time for time in profile.layer_times if time.dtype == dtype and time.phase == "FWBW"])
+        self._shares: dict[str, tuple[str, float]] = {}
+        self._learnt: dict[str, tuple[Layer, int]] = {}
+        self._known: dict[tuple[Key, int, int], Cost] = {}
+        self._ratios: dict[tuple[int, int, str, str, bool, int | None], HostRatio | None] = {}
+        self._kernels = KernelCosts(profile.kernel_models, dtype)
+        self._kernel_pairs: dict[tuple[PhaseName, int], tuple[Pair, ...]] = {}
+        self._neighbours: dict[tuple[str, PhaseName, str], Layer | None] = {}
+        self._neighbour_errors: dict[tuple[str, PhaseName], float] = {}
+        self._measured: dict[tuple[str, PhaseName], tuple[Layer, ...]] = {}
+
+    def _take(self, time: LayerTime) -> None:
+        table = self._in_situ if time.mode == "in_situ" else self._isolated
+        series = table.setdefault((time.operation, time.phase, time.shard), {})
+        series.setdefault(time.ranks_on_host, {})[time.batch] = time
+
+    def _part_sums(self, sums: Sequence[LayerTime]) -> None:
+        """Take sums of forward and backward in parts, where neither was measured by itself."""
+        if not sums:
+            return
+        networks = (*self._profile.network.values(), self._network)
+        layers = {layer.operation: layer for network in networks for layer in network.layers}
+        apart = {(time.operation, time.shard) for time in self._profile.layer_times if time.phase in ("FW", "BW")}
+        for time in parted([time for time in sums if (time.operation, time.shard) not in apart], layers):
+            self._take(time)
+            self._parted.add((time.operation, time.phase, time.shard))
+
+    @cached_property
+    def _roofline(self) -> Roofline:
+        # Only where something was not measured: to go through all networks takes as long as a prediction.
+        return Roofline(self._profile, self._network, self._dtype)
+
+    def learn(self, layers: Sequence[tuple[Layer, int]]) -> None:
+        """Operations that the network lacks, with the bytes of their parameters: shards of its layers."""
+        for layer, parameter_bytes in layers:
+            self._learnt.setdefault(layer.operation, (layer, parameter_bytes))
+
+    def share_out(self, shares: Mapping[str, tuple[str, float]]) -> None:
+        """Take operations as a share of another's time from now on: (operation, share) by operation."""
+        self._shares.update(shares)
+
+    def cost(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> Cost:
+        """Seconds of one operation and phase on a local batch.
+
+        Raises:
+            UserError: the profile holds neither the operation, nor a neighbour, nor what a roofline needs.
+        """
+        if operation in self._shares:
+            whole, share = self._shares[operation]
+            return _times(self.cost(whole, phase, "", batch, ranks_on_host), share)
+        key = (operation, phase, self._measured_as(operation, shard))
+        known = self._known.get((key, batch, ranks_on_host))
+        if known is None:
+            known = self._known[key, batch, ranks_on_host] = self._find(key, batch, ranks_on_host)
+        return known
+
+    def relative_spread(self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int) -> float:
+        """How single times of an operation spread (standard deviation over median); 0 where that was not measured.
+
+        A shard that was not measured spreads as the operation that it is scaled from, a part of backward as the whole.
+        """
+        phase = "BW" if phase in ("BW_input", "BW_weight") else phase
+        series = self._in_situ.get((operation, phase, self._measured_as(operation, shard)))
+        if not series and operation in self._learnt:
+            neighbour = self._neighbour(self._learnt[operation][0], phase)
+            series = self._in_situ.get((neighbour.operation, phase, "")) if neighbour else None
+        if not series:
+            return 0.0
+        times = series[nearest_count(series, ranks_on_host)]
+        time = times[nearest_count(times, batch)].time
+        return time.iqr_s * IQR_TO_SD / time.median_s if time.median_s else 0.0
+
+    def part_of_backward(
+        self, operation: str, phase: PhaseName, shard: str, batch: int, ranks_on_host: int
+    ) -> BackwardPart:
+        """Seconds of backward of an operation's input, or of its parameters, on a local batch.
+
+        Raises:
+            UserError: as :meth:`cost`, of the whole backward.
+        """
+        whole = self.cost(operation, "BW", shard, batch, ranks_on_host)
+        if operation in self._learnt:
+            self._roofline.learn(*self._learnt[operation])
+        layer = self._roofline.layers[operation]
+        return self._split.part(whole, layer, phase, self._measured_as(operation, shard), batch, ranks_on_host)
+
+    @cached_property
+    def _split(self) -> BackwardSplit:
+        return BackwardSplit(self._parts_alone, lambda: tuple(self._roofline.layers.values()))
+
+    def _parts_alone(self, operation: str, shard: str, batch: int, ranks_on_host: int) -> MeasuredParts | None:
+        keys: list[Key] = [(operation, "BW_input", shard), (operation, "BW_weight", shard)]
+        if not all(key in self._isolated for key in keys):
+            return None
+        of_input, of_weight = (self._own(self._isolated[key], batch, ranks_on_host) for key in keys)
+        return MeasuredParts(of_input.seconds, of_input.independent_sd_s, of_weight.seconds, of_weight.independent_sd_s)
+
+    def _measured_as(self, operation: str, shard: str) -> str:
+        """The shard as which an operation was measured: this one, or the axis whatever layers it split; else none."""
+        phases: tuple[PhaseName, ...] = ("FW", "BW", "BW_weight")
+        for known in (shard, shard.partition("[")[0]):
+            keys = ((operation, phase, known) for phase in phases)
+            if any(key in table for key in keys for table in (self._in_situ, self._isolated)):
+                return known
+        return ""
+
+    def _find(self, key: Key, batch: int, ranks_on_host: int) -> Cost:
+        operation, phase, shard = key
+        if key in self._in_situ:
+            cost = self._own(self._in_situ[key], batch, ranks_on_host)
+            return parted_cost(cost, operation) if key in self._parted else cost
+        if phase == "BW" and (operation, "FW", shard) in self._in_situ:
+            return Cost(0.0, Source.MEASURED)
+        if key in self._isolated:
+            cost = self._own(self._isolated[key], batch, ranks_on_host)
+            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+        parts = [(operation, part, shard) for part in _parts_of(phase) if (operation, part, shard) in self._isolated]
+        if parts:
+            cost = _added([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
+            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+        return self._derived(operation, phase, batch, ranks_on_host)
+
+    def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
+        measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
+        knots = [
+            Knot(at, time.time.typical_s, time.time.typical_s * _own_sd(time))
+            for at, time in sorted(series[measured].items())
+        ]
+        estimate = at_batch(knots, batch, proportional=True)
+        cost = Cost(
+            estimate.seconds,
+            estimate.source,
+            estimate.sd_s,
+            estimate.batch_sd_s,
+            remarks=(*batch_remark("compute", knots, batch), *_of_single_samples(series[measured])),
+        )
+        return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
+
+    def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:
+        ratio = self.host_ratio(measured, ranks_on_host)
+        beside = f"with {measured} rank{'s' * (measured > 1)} on a host"
+        if ratio is None:
+            text = f"compute was measured {beside}, and stands for {ranks_on_host}; the interval does not cover this"
+            return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
+        text = f"compute measured {beside} is scaled to {ranks_on_host} by {ratio.value:.3f}, the ratio of the others"
+        return Cost(
+            cost.seconds * ratio.value,
+            Source.SCALED,
+            cost.independent_sd_s * ratio.value,
+            cost.batch_sd_s * ratio.value,
+            cost.seconds * ratio.value * ratio.relative_sd,
+            (*cost.remarks, Remark(text, True)),
+        )
+
+    def host_ratio(
+        self,
+        measured: int,
+        wanted: int,
+        kind: str = "",
+        phase: str = "",
+        *,
+        own: bool = False,
+        batch: int | None = None,
+    ) -> HostRatio | None:
+        """How much longer operations take with ``wanted`` ranks on the host than with ``measured``, over their sum.
+
+        Args:
+            kind, phase: of these operations alone; all of them where they are empty.
+            own: of this network's operations alone. batch: at this local batch alone.
+
+        Returns:
+            None where no such operation was measured with both, on one local batch.
+        """
+        key = measured, wanted, kind, phase, own, batch
+        if key not in self._ratios:
+            pairs = [
+                (series[measured][at].time.typical_s, series[wanted][at].time.typical_s)
+                for (operation, of_phase, _), series in self._in_situ.items()
+                if measured in series and wanted in series
+                if (not kind or kind_of(operation) == kind) and (not phase or of_phase == phase)
+                if not own or operation in self._own_operations
+                for at in series[measured].keys() & series[wanted].keys()
+                if batch in (None, at)
+            ]
+            self._ratios[key] = _ratio(pairs)
+        return self._ratios[key]
+
+    def alone_on_host(self, ranks_on_host: int, operation: str, phase: str, batch: int) -> HostRatio | None:
+        """An operation's seconds while the host's other ranks do not compute over those while all do.
+
+        Of all operations of its kind and phase that were measured both ways, since the ratio of a single one is lost in
+        noise: of this network at this batch, else of this network, else of any; else of all kinds.
+        """
+        kind = kind_of(operation)
+        choices = (
+            self.host_ratio(ranks_on_host, 1, kind, phase, own=own, batch=at)
+            for own, at in ((True, batch), (True, None), (False, None))
+        )
+        found = next((choice for choice in choices if choice is not None), None)
+        return found or self.host_ratio(ranks_on_host, 1)
+
+    def _derived(self, operation: str, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
+        if operation in self._learnt:
+            self._roofline.learn(*self._learnt[operation])
+        layer = self._roofline.layers.get(operation)
+        if layer is None:
+            raise UserError(f"the profile holds no time of {operation}, and no network that says what it is")
+        regressed = self._kernels.estimate(layer, phase, batch)
+        if regressed is not None:
+            return regressed_cost(regressed, layer, in_situ_of(layer.kind, self._regressed_pairs(phase, ranks_on_host)))
+        neighbour = self._neighbour(layer, phase)
+        if neighbour is not None:
+            return self._from_neighbour(layer, neighbour, phase, batch, ranks_on_host)
+        bound_s = self._roofline.seconds(layer, phase, batch, ranks_on_host)
+        if bound_s is None:
+            raise UserError(
+                f"the profile holds no time of layer {layer.name!r} ({operation}), none of its kind, and no device "
+                f"rates for a roofline; measure it: paradl-bench layers {self._network.name} --batch {batch} -o DIR"
+            )
+        remark = Remark("no operation of the kind was measured, a roofline stands for it", True, layer.name)
+        return Cost(bound_s, Source.ROOFLINE, method_sd_s=bound_s * self._roofline_error(phase), remarks=(remark,))
+
+    def _regressed_pairs(self, phase: PhaseName, ranks_on_host: int) -> tuple[Pair, ...]:
+        """Layers measured inside an iteration at their largest batch, beside what regressors say of them."""
+        if (phase, ranks_on_host) not in self._kernel_pairs:
+            pairs = []
+            for layer in self._roofline.layers.values():
+                series = self._in_situ.get((layer.operation, phase, ""))
+                if series is None:
+                    continue
+                times = series[nearest_count(series, ranks_on_host)]
+                measured_s = times[max(times)].time.typical_s
+                regressed = self._kernels.estimate(layer, phase, max(times))
+                if regressed is not None and measured_s:
+                    pairs.append(Pair(layer.kind, regressed.seconds, measured_s))
+            self._kernel_pairs[phase, ranks_on_host] = tuple(pairs)
+        return self._kernel_pairs[phase, ranks_on_host]
+
+    def _from_neighbour(self, layer: Layer, neighbour: Layer, phase: PhaseName, batch: int, ranks_on_host: int) -> Cost:
+        cost = self.cost(neighbour.operation, phase, "", batch, ranks_on_host)
+        factor = self._roofline.ratio(layer, neighbour, phase)
+        error = self._neighbour_error(layer.kind, phase)
+        how = "; paradl-bench layers --shards measures it" if layer.operation in self._learnt else ""
+        remark = Remark(f"not measured, scaled from the nearest operation of the kind{how}", True, layer.name)
+        return Cost(
+            cost.seconds * factor,
+            Source.SCALED,
+            cost.independent_sd_s * factor,
+            cost.batch_sd_s * factor,
+            math.hypot(cost.method_sd_s * factor, cost.seconds * factor * error),
+            (*cost.remarks, remark),
+        )
+
+    def _neighbour(self, layer: Layer, phase: PhaseName, *, without: str = "") -> Layer | None:
+        """The measured operation of the same kind, of those with most settings in common, whose work is nearest.
+
+        For a shard that is the operation that it is a shard of, or one that is as like it.
+        """
+        key = layer.operation, phase, without
+        if key not in self._neighbours:
+            self._neighbours[key] = min(
+                (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
+                key=lambda other: (
+                    _unlike_settings(layer, other),
+                    abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
+                ),
+                default=None,
+            )
+        return self._neighbours[key]
+
+    def _measured_of(self, kind: str, phase: PhaseName) -> tuple[Layer, ...]:
+        """Operations of a kind that were measured whole, each once: shards that are learnt later are none of them."""
+        if (kind, phase) not in self._measured:
+            self._measured[kind, phase] = tuple(
+                layer
+                for operation, layer in self._roofline.layers.items()
+                if layer.kind == kind
+                and ((operation, phase, "") in self._in_situ or (operation, phase, "") in self._isolated)
+            )
+        return self._measured[kind, phase]
+
+    def _neighbour_error(self, kind: str, phase: PhaseName) -> float:
+        """Relative standard deviation of scaling from a neighbour, over the measured operations of the kind."""
+        if (kind, phase) not in self._neighbour_errors:
+            errors = []
+            for layer in self._roofline.layers.values():
+                measured_s = self._any_seconds(layer, phase) if layer.kind == kind else 0.0
+                other = self._neighbour(layer, phase, without=layer.operation) if measured_s else None
+                if other is not None:
+                    predicted_s = self._any_seconds(other, phase) * self._roofline.ratio(layer, other, phase)
+                    errors.append(abs(predicted_s / measured_s - 1))
+            self._neighbour_errors[kind, phase] = MAD_TO_SD * median(errors) if errors else UNKNOWN_RELATIVE_SD
+        return self._neighbour_errors[kind, phase]
+
+    def _any_seconds(self, layer: Layer, phase: PhaseName) -> float:
+        """Seconds a sample of a measured operation, at its largest batch; 0 where it was not measured."""
+        key: Key = (layer.operation, phase, "")
+        series = self._in_situ.get(key) or self._isolated.get(key)
+        if not series:
+            return 0.0
+        times = series[min(series)]
+        return times[max(times)].time.typical_s / max(times)
+
+    def _roofline_error(self, phase: PhaseName) -> float:
+        """Root mean square of (measured - roofline) / roofline over measured layers."""
+        excess = []
+        for layer in self._roofline.layers.values():
+            measured_s = self._any_seconds(layer, phase)
+            bound_s = self._roofline.seconds(layer, phase, 1)
+            if measured_s and bound_s:
+                excess.append(measured_s / bound_s - 1)
+        return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
+
+
+class Roofline:
+    """Lower bound of a layer's time from FLOPs and bytes (Williams et al. 2009; KernelMLP's what-if).
+
+    Bytes of backward are taken as twice those of forward: it reads what forward read and the gradient of the output,
+    and writes the gradients of its inputs. Parameters are read forward; backward reads them and writes their gradients.
+
+    Attributes:
+        layers: by operation, of the predicted network first, then of the profile's.
+    """
+
+    def __init__(self, profile: Profile, network: Network, dtype: str = "fp32") -> None:
+        self.layers: dict[str, Layer] = {}
+        self._parameter_bytes: dict[str, int] = {}
+        for each in (network, *profile.network.values()):
+            sizes = {parameter.name: parameter.bytes for parameter in each.parameters}
+            for layer in each.layers:
+                if layer.operation not in self.layers:
+                    self.layers[layer.operation] = layer
+                    self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
+        self._rates = functools.cache(functools.partial(roofline_rates, profile.devices, dtype))
+
+    def learn(self, layer: Layer, parameter_bytes: int) -> None:
+        """Know an operation that no network holds."""
+        self.layers.setdefault(layer.operation, layer)
+        self._parameter_bytes.setdefault(layer.operation, parameter_bytes)
+
+    def seconds(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int = 1) -> float | None:
+        """max(FLOPs / rate, bytes / bandwidth) on a local batch; None where the profile has neither."""
+        rates = self._rates(ranks_on_host)
+        if rates is None:
+            return None
+        flops, moved = self.demand(layer, phase, batch)
+        peak, bandwidth = rates
+        return max(flops / peak, moved / bandwidth)
+
+    def ratio(self, layer: Layer, other: Layer, phase: PhaseName) -> float:
+        """How much longer one layer should take than another; by FLOPs, else bytes, where no device rates are known."""
+        mine, theirs = self.seconds(layer, phase, 1), self.seconds(other, phase, 1)
+        if mine is not None and theirs is not None:
+            return mine / theirs if mine and theirs else 1.0
+        pairs = zip(self.demand(layer, phase, 1), self.demand(other, phase, 1), strict=True)
+        return next((mine / theirs for mine, theirs in pairs if mine and theirs), 1.0)
+
+    def demand(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
+        """FLOPs and bytes of a layer's phase on a local batch."""
+        weights = self._parameter_bytes.get(layer.operation, 0)
+        samples = 1 if layer.batchless else batch
+        if phase == "FW":
+            return layer.fw_flops * samples, layer.fw_bytes * samples + weights
+        flops = {"BW_input": layer.bw_input_flops, "BW_weight": layer.bw_weight_flops}.get(
+            phase, layer.bw_input_flops + layer.bw_weight_flops
+        )
+        return flops * samples, 2 * layer.fw_bytes * samples + 2 * weights
+
+
+def _own_sd(time: LayerTime) -> float:
+    """Of a further block of time, relative; layers' own add up in quadrature."""
+    return time.block_relative_sd * next_block_stretch(time.blocks, of_many=True)
+
+
+def _of_single_samples(times: Mapping[int, LayerTime]) -> tuple[Remark, ...]:
+    if all(time.time.samples > 1 for time in times.values()):
+        return ()
+    text = "layers have one sample each (imported?): how far they vary is not known, the interval does not cover it"
+    return (Remark(text, False),)
+
+
+def _unlike_settings(layer: Layer, other: Layer) -> int:
+    """In how many settings two operations of a kind differ."""
+    missing = object()
+    names = {*layer.attributes, *other.attributes}
+    return sum(layer.attributes.get(name, missing) != other.attributes.get(name, missing) for name in names)
+
+
+def nearest_count(measured: Mapping[int, object] | Sequence[int], wanted: int) -> int:
+    """The number nearest to ``wanted`` by ratio; the smaller of two as near."""
+    return min(sorted(measured), key=lambda count: abs(math.log(count / wanted)))
+
+
+def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
+    return ("BW_input", "BW_weight") if phase == "BW" else ()
+
+
+def kind_of(operation: str) -> str:
+    """The kind of layer that an operation is of."""
+    return operation.split("(", 1)[0]
+
+
+def _isolated_remark(operation: str) -> Remark:
+    return Remark("times of the operation alone, not inside an iteration", False, kind_of(operation))
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    return cost._replace(
+        seconds=cost.seconds * factor,
+        independent_sd_s=cost.independent_sd_s * factor,
+        batch_sd_s=cost.batch_sd_s * factor,
+        method_sd_s=cost.method_sd_s * factor,
+    )
+
+
+def _added(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        sum(cost.seconds for cost in costs),
+        max(cost.source for cost in costs),
+        math.hypot(*(cost.independent_sd_s for cost in costs)),
+        sum(cost.batch_sd_s for cost in costs),
+        sum(cost.method_sd_s for cost in costs),
+        tuple(dict.fromkeys(remark for cost in costs for remark in cost.remarks)),
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> HostRatio | None:
+    """Ratio of the sums, and the spread of the single ratios round it, each weighed by its time."""
+    base = np.array([pair[0] for pair in pairs])
+    other = np.array([pair[1] for pair in pairs])
+    if not base.sum():
+        return None
+    value = float(other.sum() / base.sum())
+    known = base > 0
+    deviations = other[known] / base[known] - value
+    variance = float(np.average(deviations**2, weights=base[known]))
+    return HostRatio(value, math.sqrt(variance) / value if value else 0.0)

@@ -1,0 +1,77 @@
+"""What is no layer's, where the profile holds layers alone: imported traces, sweeps of kernels.
+
+The weight update is regressed from sweeps of the optimizer, else drawn from memory's bandwidth, as copies are; time
+between operations can't be known from layers. What nothing tells is taken as none, and said to be.
+"""
+
+from __future__ import annotations
+
+from calibrate.profile.device_roofline import memory_bandwidth
+from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import Network
+from paradl_bench.network.kernel import KernelShape
+from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
+from paradl_bench.records.measurement import networks_not_whole
+from predict.costs.compute.kernel_costs import KernelCosts
+from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
+from predict.costs.sourced import Cost, Remark, Source
+
+TAKEN_AS_NONE = "it is taken as none"
+"""Stands in what is said of a prediction that lacks a part, whose interval therefore is not known."""
+
+
+def none_known(what: str) -> Cost:
+    """A cost of nothing, flagged."""
+    text = f"{what}: the profile holds layers alone (imported?), {TAKEN_AS_NONE} and the interval does not cover it"
+    return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
+
+
+def of_missing_layers(profile: Profile, network: Network) -> tuple[Remark, ...]:
+    """What is to be said of a network that was imported in part; of another one by its name, from a file, nothing."""
+    notes = [note for note in profile.notes if network.name in networks_not_whole(note)]
+    held = profile.network.get(network.name) if notes else None
+    if held is None or held.digest != network.digest:
+        return ()
+    return tuple(Remark(note, True) for note in notes)
+
+
+class UnmeasuredCosts:
+    """Costs of weight updates and copies that no iteration was measured of, in one dtype."""
+
+    def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+        self._profile = profile
+        self._network = network
+        # Neither reads activations.
+        self._dtype = kept_dtype(dtype)
+        self._kernels = KernelCosts(profile.kernel_models, self._dtype)
+
+    def weight_update(self, optimizer: str, ranks_on_host: int) -> Cost:
+        """Seconds of the optimizer step over the whole model.
+
+        Raises:
+            UserError: an optimizer that is not known; the regressors' file is missing or broken.
+        """
+        parameters = self._network.parameters
+        elements = sum(parameter.elements for parameter in parameters)
+        return self._cost(
+            optimizer_shape(optimizer, elements, len(parameters), self._dtype), "weight update", ranks_on_host
+        )
+
+    def copy(self, size_bytes: int, tensors: int, ranks_on_host: int) -> Cost:
+        """Seconds of copying tensors of ``size_bytes`` together inside the device's memory."""
+        return self._cost(copy_shape("D2D", size_bytes, tensors), "copies of gradients", ranks_on_host)
+
+    def _cost(self, shape: KernelShape, what: str, ranks_on_host: int) -> Cost:
+        regressed = self._kernels.of_shape(shape)
+        if regressed is not None:
+            beyond = f", beyond those swept ({', '.join(regressed.beyond)})" if regressed.beyond else ""
+            remark = Remark(f"{what}: not measured, regressed from kernels{beyond}", bool(regressed.beyond))
+            sd_s = regressed.seconds * regressed.relative_sd
+            return Cost(regressed.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=(remark,))
+        bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)
+        if bandwidth is None:
+            return none_known(what)
+        seconds = shape.bytes / bandwidth
+        remark = Remark(f"{what}: not measured, at the bandwidth of memory", True)
+        return Cost(seconds, Source.ROOFLINE, method_sd_s=seconds * UNKNOWN_RELATIVE_SD, remarks=(remark,))

@@ -1,0 +1,403 @@
+"""The cost model: seconds, sources and spread of every distinct work of a plan, and of a model's sums.
+
+Works are priced once per (local batch, ranks on the host); the closed forms read sums over the same prices, so that
+they and the simulation differ by what they assume, never by what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import (
+    Between,
+    Collective,
+    Compute,
+    Plan,
+    PlanSettings,
+    Role,
+    WeightUpdate,
+    Work,
+)
+from paradl_bench.records.cluster import Cluster
+from paradl_bench.records.measurement import PhaseName
+from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.assembly import Priced, add_up, assemble
+from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.communication.congestion import with_congestion
+from predict.costs.communication.fusion import Fusion
+from predict.costs.compute.event_spread import relative_spreads
+from predict.costs.compute.layer_costs import LayerCosts
+from predict.costs.compute.model_costs import ModelCosts, Spread
+from predict.costs.compute.unmeasured_costs import of_missing_layers
+from predict.costs.emulation import LEVEL_RANKS, NO_SPREAD, interference_of, sleeping_parts
+from predict.costs.files import of_kernel_settings
+from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
+from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
+from predict.costs.input.input_terms import InputOptions
+from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
+from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
+from predict.costs.stragglers import RankSpread
+from predict.costs.work_costs import Place, WorkCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan with the costs of its works, in the order of ``plan.works``.
+
+    Attributes:
+        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
+            where that was not measured, as the measured ones do.
+        lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
+        slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
+            slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
+        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.behind_compute`).
+        batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
+    """
+
+    plan: Plan
+    place: Place
+    costs: Costs
+    rank_spread: RankSpread
+    own_relative_sd: Floats
+    lag: float = 1.0
+    slower: tuple[float, ...] = ()
+    slow_copies: bool = True
+    batches_ahead_bytes: int = 0
+    awaited: frozenset[int] = frozenset()
+    spread: Spread
+    remarks: Remarks
+
+    def awaited_tasks(self, role: Role) -> NDArray[np.bool_]:
+        """Per task of a role, whether it is of :attr:`awaited`."""
+        return np.isin(role.work, sorted(self.awaited))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedSums:
+    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`."""
+
+    costs: Costs
+    spread: Spread
+    remarks: tuple[Remark, ...]
+
+
+_PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
+SUMS = ("FW", "BW", "FW between", "BW between", "WU")
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Prices works for one network, dtype and optimizer, on one cluster through one library.
+
+    Args:
+        kernel_settings: label of those whose times are taken, and no others'.
+        cluster: of a cluster file, which may be of another device; None takes the profile's own, and goes on beyond its
+            ranks.
+        backend: library of the collectives; None takes the one that suits the profile's device.
+        proportional: a shard takes its share of the whole layer's time, whatever was measured of it.
+        input_options: what was asked of the input side, for evaluators that know it.
+        hardware: factors on the links and the device that were measured.
+        fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
+        slow_rank: one rank that computes slower, for evaluators that know ranks.
+        dilate: how many times as long compute sleeps, of an emulated run; None for a real one.
+        drawn: of an emulated run, whether sleeps were drawn as the profile's samples spread.
+    """
+
+    profile: Profile
+    network: Network
+    optimizer: str = "sgd"
+    dtype: str = "fp32"
+    kernel_settings: str = ""
+    cluster: Cluster | None = None
+    backend: str | None = None
+    proportional: bool = False
+    input_options: InputOptions = field(default_factory=InputOptions)
+    hardware: Hardware = AS_MEASURED
+    fusion: Fusion | None = None
+    slow_rank: SlowRank | None = None
+    dilate: float | None = None
+    drawn: bool = False
+    communication: CommunicationCosts = field(init=False)
+    device: OtherDevice = field(init=False)
+    _layers: LayerCosts = field(init=False)
+    _model: ModelCosts = field(init=False)
+    _serial: Plan = field(init=False)
+    _works: WorkCosts = field(init=False)
+    _sums: dict[tuple[int, int], PricedSums] = field(init=False, default_factory=dict)
+    _remainders: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
+    _layer_of: dict[str, str] = field(init=False)
+    _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.profile = interference_of(of_kernel_settings(self.profile, self.kernel_settings), self.dilate)
+        self.profile = with_stated_rates(self.profile, self.cluster)
+        self._layers = LayerCosts(self.profile, self.network, self.dtype)
+        self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
+        self.communication = CommunicationCosts(
+            self.profile, self.cluster, self.backend, self.hardware, compute_sleeps=self.dilate is not None
+        )
+        self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware, self.cluster)
+        # A plan's works do not depend on the batch.
+        settings = PlanSettings(batch=1, optimizer=self.optimizer)
+        self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
+        self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
+        self._works = WorkCosts(
+            profile=self.profile,
+            model_name=self.network.name,
+            serial=self._serial,
+            layers=self._layers,
+            model=self._model,
+            communication=self.communication,
+            proportional=self.proportional,
+        )
+
+    def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
+        """What the rank that needs most holds at its peak, on the device that was measured."""
+        # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
+        # many bytes together: the walk takes as long as the rest of that.
+        key = strategy, msgspec.structs.replace(settings, first_bucket_bytes=0, bucket_cap_bytes=0)
+        if key not in self._memories:
+            use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
+            self._memories[key] = with_factor(self.profile, use)
+        return self._memories[key]
+
+    def paradl_memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
+        """The same by the paper's sum."""
+        use = paradl_memory_of_plan(self.network, strategy, settings, dtype=self.dtype)
+        return with_reuse(self.profile, self.network.name, use)
+
+    @property
+    def device_kind(self) -> str:
+        """``cpu`` or ``cuda``: of the device that was measured."""
+        return self.profile.devices[0].kind if self.profile.devices else "cpu"
+
+    def place(self, strategy: Strategy, local_batch: int) -> Place:
+        """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""
+        ranks = strategy.ranks
+        return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
+
+    @property
+    def missing_layers(self) -> tuple[Remark, ...]:
+        """What is to be said of a network that was imported in part."""
+        return of_missing_layers(self.profile, self.network)
+
+    def price(self, plan: Plan, *, as_swept: bool = False) -> PricedPlan:
+        """Costs of all works of a plan.
+
+        Args:
+            as_swept: communication takes what a sweep measures, as closed forms have it: neither what congestion adds
+                to the median iteration, nor what compute before a call does.
+
+        Raises:
+            UserError: a work that the profile has nothing for; the message names the command that would measure it.
+        """
+        self._layers.learn(plan.sharded)
+        if self.proportional:
+            self._layers.share_out(_shares(self.network, plan))
+        place = self._place_of(plan)
+        priced, remarks = self._on_device(plan, place, as_swept=as_swept), Remarks()
+        if not as_swept:
+            priced, added = with_congestion(priced)
+            remarks.add(*added)
+        remarks.add(*self.missing_layers)
+        remarks.add(*(remark for part in priced for remark in part.cost.remarks))
+        rank_spread = self.rank_spread(place)
+        remarks.add(*(Remark(note, False) for note in plan.notes))
+        spread = self._spread(place)
+        costs = assemble(priced, spread.common_relative_sd)
+        return PricedPlan(
+            plan=plan,
+            place=place,
+            costs=costs,
+            rank_spread=rank_spread,
+            slow_copies=self.dilate is None,
+            own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
+            spread=spread,
+            awaited=frozenset(index for index, part in enumerate(priced) if part.awaited),
+            remarks=remarks,
+        )
+
+    def alone_on_host(self, plan: Plan, place: Place) -> tuple[Floats, Floats] | None:
+        """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
+
+        Returns:
+            Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
+            both ways, or compute sleeps.
+        """
+        ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
+        if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
+            return None
+        if self.dilate is not None:
+            # What sleeps takes nothing from the others.
+            return None
+        for index, work in enumerate(plan.works):
+            ratios[index], sds[index] = self._works.alone_on_host(work, place)
+        return ratios, sds
+
+    @property
+    def operations(self) -> dict[tuple[str, PhaseName], int]:
+        """How often one rank's iteration runs each operation and phase of the whole network."""
+        (role,) = self._serial.roles
+        found: dict[tuple[str, PhaseName], int] = {}
+        counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
+        for work, count in zip(self._serial.works, counts, strict=True):
+            if isinstance(work, Compute):
+                key = work.operation, work.phase
+                found[key] = found.get(key, 0) + count
+        return found
+
+    def compute_seconds(self, place: Place) -> tuple[dict[tuple[str, PhaseName], float], float]:
+        """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update.
+
+        Raises:
+            UserError: the profile has nothing for an operation, or no update by the optimizer.
+        """
+        batch, on_host = place.local_batch, place.ranks_on_host
+        works: dict[tuple[str, PhaseName], Work] = {
+            (operation, phase): Compute(layer=name, operation=operation, phase=phase)
+            for operation, name in self._layer_of.items()
+            for phase in _PHASES
+        }
+        priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
+        (update,) = (work for work in self._serial.works if isinstance(work, WeightUpdate))
+        priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
+        parts = self._slept(
+            (*works.values(), update), self.device.parts((*works.values(), update), priced, (), batch, on_host)
+        )
+        *of_works, of_update = (part.cost.seconds for part in parts)
+        return dict(zip(works, of_works, strict=True)), of_update
+
+    def rank_spread(self, place: Place) -> RankSpread:
+        """How single iterations of a rank spread."""
+        if self._level:
+            return LEVEL_RANKS
+        return self._model.rank_spread(place.local_batch, place.ranks_on_host)
+
+    @property
+    def _level(self) -> bool:
+        """Whether no rank is late by chance."""
+        return self.dilate is not None and not self.drawn
+
+    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: Place) -> Floats:
+        """Per work, how an event of it spreads by itself."""
+        if self._level:
+            return np.zeros(len(plan.works))
+        return relative_spreads(plan.works, total_s, self._layers, self._model, place.local_batch, place.ranks_on_host)
+
+    def sums(self, place: Place) -> PricedSums:
+        """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
+        key = place.local_batch, place.ranks_on_host
+        if key not in self._sums:
+            self._sums[key] = self._sum_up(place)
+        return self._sums[key]
+
+    def collective(self, work: Collective, strategy: Strategy) -> tuple[Costs, tuple[Remark, ...]]:
+        """Costs of one collective that no compute runs beside."""
+        found = self.communication.cost(work, strategy)
+        part = Priced(found.cost, 1, work, True, found.modes)
+        return assemble([part], 0.0), found.cost.remarks
+
+    def _sum_up(self, place: Place) -> PricedSums:
+        groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
+        for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
+            groups[_sum_of(work)].append(part)
+        spread = self._spread(place)
+        return PricedSums(
+            costs=add_up([assemble(group, spread.common_relative_sd) for group in groups.values()]),
+            spread=spread,
+            remarks=(
+                *self.missing_layers,
+                *(remark for group in groups.values() for part in group for remark in part.cost.remarks),
+            ),
+        )
+
+    def _on_device(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:
+        """Parts in the order of ``plan.works``, on the device that is asked for."""
+        priced = self._works.of_plan(plan, place, as_swept=as_swept)
+        parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        return self._slept(plan.works, parts)
+
+    def _slept(self, works: Sequence[Work], parts: list[Priced]) -> list[Priced]:
+        return parts if self.dilate is None else sleeping_parts(works, parts, self.dilate)
+
+    def compute_costs(self, plan: Plan) -> dict[int, Cost]:
+        """What computes of a plan's works (layers, time between them, weight update), by its index, as measured.
+
+        Raises:
+            UserError: the profile has nothing for a layer; the message names the command that would measure it.
+        """
+        return {index: part.cost for index, part in self._computing(plan).items()}
+
+    def own_deviations(self, plan: Plan) -> tuple[RankSpread, dict[int, float]]:
+        """How a rank's iterations spread, and by index of what computes of a plan's works how one event of it does.
+
+        Returns:
+            The spread, and standard deviations relative to the event's seconds, of what falls on it by itself alone.
+        """
+        place = self._place_of(plan)
+        parts, total_s = self._computing(plan), np.zeros(len(plan.works))
+        for index, part in parts.items():
+            total_s[index] = part.cost.seconds * part.occurrences
+        spread = self.rank_spread(place)
+        own = spread.own_deviation(self._own_relative_sd(plan, total_s, place))
+        return spread, {index: float(own[index]) for index in parts}
+
+    def _place_of(self, plan: Plan) -> Place:
+        return self.place(plan.strategy, plan.local_batch // plan.micro_batches)
+
+    def _computing(self, plan: Plan) -> dict[int, Priced]:
+        """Parts of what computes, as measured, by index of the plan's works."""
+        self._layers.learn(plan.sharded)
+        place = self._place_of(plan)
+        of_plan = self._works.of_computing(plan, place)
+        works, priced = [plan.works[index] for index in of_plan], list(of_plan.values())
+        parts = self.device.parts(works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
+        return dict(zip(of_plan, parts, strict=True))
+
+    @property
+    def overlap_is_unmeasured(self) -> bool:
+        """Whether what compute and collectives side by side cost each other is not known of these devices."""
+        return self.dilate is None and not self.communication.interferes
+
+    def _spread(self, place: Place) -> Spread:
+        """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
+        if self.dilate is not None:
+            return NO_SPREAD
+        spread = self._model.spread(place.local_batch, place.ranks_on_host)
+        measured = self._model.nearest(place.local_batch, place.ranks_on_host)
+        if measured is None or not measured.iteration.median_s:
+            return spread
+        key = measured.batch, measured.ranks_on_host
+        if key not in self._remainders:
+            parts = self._works.of_plan(self._serial, Place(measured.batch, 1, measured.ranks_on_host))
+            added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
+            self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
+        return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
+
+
+def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
+    """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
+    whole = {layer.name: layer for layer in network.layers}
+    found = {}
+    for layer, _ in plan.sharded:
+        of = whole[layer.name]
+        share = layer.fw_flops / of.fw_flops if of.fw_flops else layer.output_elements / max(of.output_elements, 1)
+        found[layer.operation] = (of.operation, share)
+    return found
+
+
+def _sum_of(work: Work) -> str:
+    if isinstance(work, Compute):
+        return work.phase
+    return f"{work.phase} between" if isinstance(work, Between) else "WU"

@@ -1,0 +1,102 @@
+"""What a prediction is made from: profile, network and cluster files, and the choices that follow from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from calibrate.profile.profile import LayerTime, ModelTime, Profile
+from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.files.documents import foreign_document, validation_text
+from paradl_bench.core.files.yaml_file import read_yaml
+from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.kinds.check import check_layers
+from paradl_bench.records.cluster import ClusterFile
+from paradl_bench.records.kernel_settings import flag_of
+
+
+def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
+    """A cluster file (YAML; INTERFACE.md, "Files").
+
+    Raises:
+        UserError: unreadable, no YAML, or a wrong field, named by its path.
+    """
+    raw = read_yaml(Path(path), "cluster file")
+    try:
+        cluster = msgspec.convert(raw, ClusterFile, strict=False)
+        # Half a surrogate pair is text to YAML, and no file can hold it.
+        msgspec.json.encode(cluster)
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
+        found = foreign_document(raw, "cluster")
+        raise UserError(
+            f"cluster {path}: {f'it is {found}' if found else validation_text(error, ClusterFile)}"
+        ) from None
+    return cluster
+
+
+def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path | None = None) -> Network:
+    """The network of a model: from a file, else as profiled.
+
+    Args:
+        profile_path: of the profile, for messages.
+
+    Raises:
+        UserError: the profile does not hold the model (names those it holds), the file describes another one, or a
+            layer is not as its kind needs it.
+    """
+    if path is not None:
+        network = read_network(path)
+        if network.name != model:
+            raise UserError(f"network {path} describes {network.name!r}, not {model!r}: give --model {network.name}")
+        check_layers(network, f"network {path}")
+        return network
+    place = "the profile" if profile_path is None else f"profile {profile_path}"
+    if model not in profile.network:
+        known = unknown_choice("model", model, profile.network) if profile.network else f"{place} holds no model"
+        raise UserError(f"{known}; add it: paradl-bench layers {model} --batch N -o DIR, then calibrate fit")
+    network = profile.network[model]
+    check_layers(network, f"{place}, network {model!r}")
+    return network
+
+
+def of_kernel_settings(profile: Profile, label: str) -> Profile:
+    """The profile with those times alone that were measured with the settings of a label.
+
+    Regressors are of kernels without any.
+
+    Raises:
+        UserError: it holds iterations, and none with these.
+    """
+    times: tuple[LayerTime | ModelTime, ...] = (*profile.layer_times, *profile.model_times, *profile.shard_times)
+    if all(time.kernel_settings == label for time in times):
+        return profile if not label else msgspec.structs.replace(profile, kernel_models=())
+    own = {
+        name: tuple(time for time in getattr(profile, name) if time.kernel_settings == label)
+        for name in ("layer_times", "model_times", "shard_times")
+    }
+    if profile.model_times and not own["model_times"]:
+        flags = "".join(f"{flag_of(name)} " for name in label.split("+") if name)
+        what = f"with {flags}".rstrip() if flags else "without kernel settings"
+        raise UserError(
+            f"the profile holds no iterations {what}; measure some: paradl-bench layers MODEL --batch N {flags}-o DIR"
+        )
+    return msgspec.structs.replace(profile, **own, **({"kernel_models": ()} if label else {}))
+
+
+def choose_measured(what: str, given: str | None, measured: Iterable[str], default: str) -> str:
+    """What was given, else the only one that was measured, else the default where that was measured.
+
+    Raises:
+        UserError: several were measured and the default is none of them.
+    """
+    choices = sorted(set(measured))
+    if given is not None:
+        return given
+    if len(choices) == 1:
+        return choices[0]
+    if choices and default not in choices:
+        raise UserError(f"the profile holds several {what}s ({', '.join(choices)}): say which by --{what}")
+    return default

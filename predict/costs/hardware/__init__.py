@@ -1,0 +1,1 @@
+"""Links and devices that nobody has measured, derived from those that were."""

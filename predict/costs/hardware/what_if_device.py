@@ -1,0 +1,246 @@
+"""Compute on a device that was not measured, by the roofline (Williams et al. 2009; KernelMLP's what-if).
+
+With FLOPs F, bytes M, sustained rates P and W before and P', W' after, a work that took t takes
+
+    t' = t  max(F/P', M/W') / max(F/P, M/W)
+
+so that what is bound by memory gains nothing from more FLOP/s. The time between operations (framework, launches) and
+the fixed part of a bucket copy stay as they were measured. What of t the roofline does not explain may be bound by
+something else: with e = max(F/P, M/W) / t at most 1, the rest (1 - e) t lies somewhere between the smallest and the
+largest of 1, P/P' and W/W' times itself, any value as likely as another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from calibrate.profile.device_roofline import roofline_rates
+from calibrate.profile.profile import Profile
+from calibrate.profile.roofline_rates import rate_of
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
+from paradl_bench.plan.tasks import BucketCopy, Compute, WeightUpdate, Work
+from paradl_bench.records.cluster import Cluster, ClusterFile
+from paradl_bench.records.measurement import UNKNOWN_DEVICE
+from predict.costs.assembly import Priced
+from predict.costs.compute.copy_costs import nearest_copy
+from predict.costs.compute.layer_costs import Roofline
+from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
+from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+
+_MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
+
+
+class Rates(NamedTuple):
+    """FLOP/s and bytes/s that one rank sustains."""
+
+    flops: float
+    bytes: float
+
+
+class Peak(NamedTuple):
+    """FLOP/s of one rank, and where they come from; None, and why, where they are not known."""
+
+    flops: float | None
+    basis: str
+
+
+class _Demand(NamedTuple):
+    """What a work asks of the device; of its seconds ``fixed_s`` is bound by neither rate."""
+
+    flops: float
+    bytes: float
+    fixed_s: float = 0.0
+
+
+class OtherDevice:
+    """Prices of works on a device with other rates than the one that was measured.
+
+    Args:
+        hardware: factors on the rates.
+        cluster: where it states another device than the profile's, the factors are on that one's rates.
+
+    A device that is the same leaves every price as it is, and needs no rates.
+
+    Raises:
+        UserError: the cluster's device is not the profile's, and its rates are not stated.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        network: Network,
+        dtype: str,
+        hardware: Hardware = AS_MEASURED,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._profile, self._network, self._dtype = profile, network, dtype
+        self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
+        self._stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
+        self._stated = _other_rates(profile, cluster)
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs from what was measured."""
+        return self._stated is None and self._factors == (1.0, 1.0)
+
+    @cached_property
+    def _roofline(self) -> Roofline:
+        return Roofline(self._profile, self._network, self._dtype)
+
+    def parts(
+        self,
+        works: Sequence[Work],
+        priced: Sequence[Priced],
+        sharded: Sequence[tuple[Layer, int]],
+        local_batch: int,
+        ranks_on_host: int,
+    ) -> list[Priced]:
+        """Parts of a plan, in the order of its works, as the other device takes them.
+
+        Args:
+            sharded: layers that the network lacks, with the bytes of their parameters.
+
+        Raises:
+            UserError: the profile holds no rates for a roofline, or none to hold against rates that are stated.
+        """
+        if self.same:
+            return list(priced)
+        for layer, parameter_bytes in sharded:
+            self._roofline.learn(layer, parameter_bytes)
+        before = self._measured_rates(ranks_on_host)
+        after = self._rates(before)
+        found = []
+        for work, part in zip(works, priced, strict=True):
+            demand = self._demand(work, local_batch, ranks_on_host)
+            found.append(part if demand is None else _on_other(part, demand, before, after))
+        return found
+
+    def peak(self, ranks_on_host: int) -> Peak:
+        """FLOP/s that a rank can reach: stated of the device, else as doctor measured with so many ranks on the host.
+
+        What layers reached is no peak, though a roofline makes do with it.
+        """
+        if self._stated_peak is not None:
+            return Peak(self._stated_peak * self._factors.flops, "stated by the cluster file")
+        for device in self._profile.devices:
+            found = rate_of(device.rates, "compute", self._dtype, ranks_on_host)
+            if found is not None:
+                return Peak(found * self._factors.flops, f"measured by doctor in {self._dtype}")
+        text = f"the profile holds no peak in {self._dtype}: paradl-bench doctor --measure -o DIR, then calibrate fit"
+        return Peak(None, text)
+
+    def _rates(self, before: Rates) -> Rates:
+        base = self._stated or before
+        return Rates(base.flops * self._factors.flops, base.bytes * self._factors.bytes)
+
+    def _measured_rates(self, ranks_on_host: int) -> Rates:
+        known = roofline_rates(self._profile.devices, self._dtype, ranks_on_host)
+        if known is None:
+            raise UserError(
+                f"the profile holds no FLOP/s and bytes/s of its device, which a roofline needs; {_MEASURE}"
+            )
+        # Both of a factor's rates are off alike; beside a stated rate, one that is too low makes compute too short.
+        if self._stated is not None and known not in self._sustained(ranks_on_host):
+            raise UserError(
+                f"the profile's {self._dtype} FLOP/s and bytes/s are what layers reached, and the cluster file "
+                f"states what another device sustains, beside which that is too low; {_MEASURE}"
+            )
+        return Rates(*known)
+
+    def _sustained(self, ranks_on_host: int) -> list[tuple[float | None, float | None]]:
+        """What doctor measured of each device."""
+        return [
+            (
+                rate_of(device.rates, "compute", self._dtype, ranks_on_host),
+                rate_of(device.rates, "memory", "fp32", ranks_on_host),
+            )
+            for device in self._profile.devices
+        ]
+
+    def _demand(self, work: Work, local_batch: int, ranks_on_host: int) -> _Demand | None:
+        if isinstance(work, Compute):
+            layer = self._roofline.layers[work.operation]
+            return _Demand(*self._roofline.demand(layer, work.phase, local_batch))
+        if isinstance(work, WeightUpdate):
+            shape = optimizer_shape(work.optimizer, work.elements, work.tensors, self._dtype)
+            return _Demand(shape.flops, shape.bytes)
+        if isinstance(work, BucketCopy):
+            measured = nearest_copy(self._profile, work, ranks_on_host)
+            moved = copy_shape("D2D", work.bytes, work.tensors).bytes
+            return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
+        return None
+
+
+def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:
+    """The profile with what a cluster file states of its device, where the profile itself holds no rate of it.
+
+    A device that the profile does not name, as of imported layers, is the one that the cluster file names.
+    """
+    if not isinstance(cluster, ClusterFile) or cluster.device_name is None:
+        return profile
+    own = {cluster.device_name, UNKNOWN_DEVICE} if len(profile.devices) == 1 else {cluster.device_name}
+    devices = tuple(
+        msgspec.structs.replace(
+            device,
+            name=cluster.device_name,
+            peak_flops=device.peak_flops or cluster.peak_flops,
+            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s or cluster.memory_bandwidth_bytes_per_s,
+        )
+        if device.name in own and not device.rates
+        else device
+        for device in profile.devices
+    )
+    return msgspec.structs.replace(profile, devices=devices)
+
+
+def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
+    """Rates of the cluster's device where that is not the profile's."""
+    if not isinstance(cluster, ClusterFile) or cluster.device_name is None:
+        return None
+    measured = [device.name for device in profile.devices]
+    if cluster.device_name in measured:
+        return None
+    if cluster.peak_flops is None or cluster.memory_bandwidth_bytes_per_s is None:
+        raise UserError(
+            f"the profile is of {', '.join(measured) or 'no device that it names'}, and cluster {cluster.name!r} has "
+            f"{cluster.device_name}: measure there, or state the peak_flops and memory_bandwidth_bytes_per_s that one "
+            "rank sustains in the cluster file, by which compute is then scaled"
+        )
+    return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
+
+
+def _on_other(part: Priced, demand: _Demand, before: Rates, after: Rates) -> Priced:
+    cost = part.cost
+    bound_s = max(demand.flops / before.flops, demand.bytes / before.bytes)
+    moving_s = max(cost.seconds - demand.fixed_s, 0.0)
+    if not (bound_s and moving_s):
+        return part
+    factor = max(demand.flops / after.flops, demand.bytes / after.bytes) / bound_s
+    seconds = cost.seconds - moving_s + moving_s * factor
+    ratio = seconds / cost.seconds
+    explained = min(1.0, bound_s / moving_s)
+    choices = (1.0, before.flops / after.flops, before.bytes / after.bytes)
+    width = (1 - explained) * moving_s * (max(choices) - min(choices))
+    remark = Remark(
+        f"compute on another device, by roofline: {after.flops / before.flops:.3g} times the FLOP/s, "
+        f"{after.bytes / before.bytes:.3g} times the memory bandwidth",
+        True,
+    )
+    return part._replace(
+        cost=Cost(
+            seconds,
+            max(cost.source, Source.SCALED_BY_ROOFLINE),
+            cost.independent_sd_s * ratio,
+            cost.batch_sd_s * ratio,
+            math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
+            (*cost.remarks, remark),
+        ),
+        modes=tuple((name, shift * ratio) for name, shift in part.modes),
+    )

@@ -1,0 +1,1 @@
+"""Seconds of reading a mini-batch and of copying it to the device."""

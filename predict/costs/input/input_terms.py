@@ -1,0 +1,206 @@
+"""What reading a mini-batch and copying it to the device take, for an evaluator that knows the input side.
+
+From options, else from the profile's ``input_side``: the entry of the model (an imported trace), else the only one that
+any model may be fed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds
+from calibrate.profile.profile import Profile
+from paradl_bench.core.checks import LONGEST_S
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import check_bounds
+from paradl_bench.network.graph import Network
+from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.plan.tasks import InputCopy, InputRead
+from predict.costs.assembly import Priced, assemble
+from predict.costs.input.input_closed_form import PRESETS, Fetch, Preset
+from predict.costs.sourced import Cost, Costs, Remark, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """What the command line says of the input side; None where it leaves it to the profile.
+
+    Attributes:
+        preset: the framework whose way of reading and copying is modelled.
+        prefetch: mini-batches that are fetched ahead.
+        io_s, h2d_s: reading one rank's mini-batch, and copying it to its device.
+        workers: that load for all ranks of one host. from_disk: past the page cache.
+        source: which of the profile's sources.
+    """
+
+    preset: str = "pytorch"
+    prefetch: int | None = None
+    io_s: float | None = None
+    h2d_s: float | None = None
+    workers: int | None = None
+    from_disk: bool = False
+    source: str | None = None
+
+
+NO_INPUT = InputOptions(io_s=0.0, h2d_s=0.0)
+"""Nothing is read or copied, whatever a profile knows of it."""
+_KNOWN_BY = ("simulate", "dag")
+_OF_INPUT = {
+    "preset": "--preset",
+    "prefetch": "--prefetch",
+    "io_seconds": "--io-seconds",
+    "h2d_seconds": "--h2d-seconds",
+    "io_workers": "--io-workers",
+    "from_disk": "--from-disk",
+    "input_source": "--input",
+}
+"""Options of the command line on the input side, by parameter."""
+
+
+def input_options(evaluator_name: str, options: Mapping[str, Any]) -> InputOptions:
+    """The options of the command line.
+
+    Raises:
+        UserError: some were given to an evaluator that does not know the input side, or are no seconds.
+    """
+    # 0 seconds is something that was given.
+    given = {name: options[name] for name in _OF_INPUT if options.get(name) is not None and options[name] is not False}
+    if given and evaluator_name not in _KNOWN_BY:
+        first, known = _OF_INPUT[next(iter(given))], " and ".join(_KNOWN_BY)
+        raise UserError(f"{first} is for --evaluator {known}; {evaluator_name} knows no input side")
+    for name in ("io_seconds", "h2d_seconds"):
+        check_bounds(given.get(name), _OF_INPUT[name], "seconds are a finite number", most=LONGEST_S)
+    return InputOptions(
+        preset=given.get("preset", InputOptions().preset),
+        prefetch=given.get("prefetch"),
+        io_s=given.get("io_seconds"),
+        h2d_s=given.get("h2d_seconds"),
+        workers=given.get("io_workers"),
+        from_disk=given.get("from_disk", False),
+        source=given.get("input_source"),
+    )
+
+
+def fetch_of(options: InputOptions, *, in_process: bool = False) -> Fetch:
+    """What the options let be fetched ahead: without workers, as a DataLoader of 0 has it, nothing.
+
+    Args:
+        in_process: whether what was measured has no workers either.
+
+    Raises:
+        UserError: there is no such preset, or it fetches nothing ahead while some is asked for.
+    """
+    preset = _preset(options)
+    alone = "--preset naive" if not preset.reads_ahead else "--io-workers 0" if options.workers == 0 else ""
+    alone = alone or ("a loader without workers, the only one measured," if in_process else "")
+    if alone and options.prefetch:
+        raise UserError(f"--prefetch {options.prefetch}: {alone} fetches nothing ahead; give another, or 0")
+    ahead = 1 if options.prefetch is None else options.prefetch
+    return Fetch(0 if alone else ahead, preset.copies_ahead)
+
+
+def _preset(options: InputOptions) -> Preset:
+    if options.preset not in PRESETS:
+        raise UserError(f"--preset {options.preset}: choices are {', '.join(PRESETS)}")
+    return PRESETS[options.preset]
+
+
+class InputTerms(NamedTuple):
+    """t_io and t_h2d as two parts of a prediction's costs, in this order, and what is to be said of them.
+
+    They count neither as compute nor as communication: both occur 0 times in sums over parts.
+
+    Attributes:
+        works: what the two parts are of.
+        known: whether either was measured or stated.
+        fetch: what of it is done ahead.
+    """
+
+    costs: Costs
+    remarks: tuple[Remark, ...]
+    works: tuple[InputRead, InputCopy]
+    known: bool
+    fetch: Fetch
+
+
+class HostBatch(NamedTuple):
+    """Samples of one rank, and how many ranks of its host read theirs at the same time."""
+
+    local_batch: int
+    ranks_on_host: int
+
+
+def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch, options: InputOptions) -> InputTerms:
+    """The two terms of one iteration.
+
+    Raises:
+        UserError: options name a source that the profile lacks, or it holds several and they name none; or they
+            contradict each other (:func:`fetch_of`).
+    """
+    ahead = _preset(options).reads_ahead and options.prefetch != 0
+    side = _chosen(profile.input_side, network.name, options.source)
+    sample_bytes = _sample_bytes(side, network, dtype)
+    reading = _io(side, batch, options, ahead=ahead)
+    copying = _h2d(side, batch.local_batch * sample_bytes, options)
+    remarks = []
+    for what, time in (("reading a mini-batch", reading), ("copying it to the device", copying)):
+        if time is None:
+            remarks.append(Remark(f"{what} was not measured, and is taken to need no time", True))
+        else:
+            remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.beyond))
+    parts = [_priced(name, time) for name, time in (("io", reading), ("h2d", copying))]
+    works = (
+        InputRead(samples=batch.local_batch * batch.ranks_on_host),
+        InputCopy(bytes=batch.local_batch * sample_bytes),
+    )
+    known = reading is not None or copying is not None
+    fetch = fetch_of(options, in_process=reading is not None and reading.in_process)
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, known, fetch)
+
+
+def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahead: bool) -> InputTime | None:
+    if options.io_s is not None:
+        return InputTime(options.io_s * batch.ranks_on_host, 0.0, f"--io-seconds, of {batch.ranks_on_host} ranks")
+    if side is None:
+        return None
+    samples = batch.local_batch * batch.ranks_on_host
+    return io_seconds(side, samples, options.workers, cold=options.from_disk, ahead=ahead)
+
+
+def _sample_bytes(side: InputSide | None, network: Network, dtype: str) -> int:
+    """Of a sample as tensors: as the network reads it, else as it was measured."""
+    if network.input_shape or side is None:
+        return network.input_bytes(1, kept_dtype(dtype))
+    return side.sample_bytes
+
+
+def _h2d(side: InputSide | None, message_bytes: int, options: InputOptions) -> InputTime | None:
+    if options.h2d_s is not None:
+        return InputTime(options.h2d_s, 0.0, "--h2d-seconds")
+    return None if side is None else h2d_seconds(side, message_bytes)
+
+
+def _chosen(sides: Sequence[InputSide], model: str, source: str | None) -> InputSide | None:
+    names = ", ".join(side.source for side in sides)
+    if source is not None:
+        found = [side for side in sides if side.source == source]
+        if not found:
+            held = f"it holds {names}" if sides else "it holds none: paradl-bench io PATH -o DIR, then calibrate fit"
+            raise UserError(f"--input {source}: the profile has no such input; {held}")
+        return found[0]
+    of_model = [side for side in sides if side.model == model]
+    of_any = [side for side in sides if not side.model]
+    found = of_model or of_any
+    if len(found) > 1:
+        raise UserError(f"the profile holds the input of {names}: say which by --input")
+    return found[0] if found else None
+
+
+def _priced(name: str, time: InputTime | None) -> Priced:
+    if time is None:
+        return Priced(Cost(0.0, Source.STATED), 0, name)
+    return Priced(
+        Cost(time.seconds, Source.MEASURED), 0, name, modes=((f"input, {name}", time.seconds * time.relative_sd),)
+    )

@@ -1,0 +1,185 @@
+"""What every prediction carries beside its seconds: where they come from, and how far they may be off.
+
+A prediction is made of *parts* (the distinct works of a plan, or the sums that a closed form reads). Each part has
+seconds, a source, and a spread of its own that is independent of the other parts'. What several parts share (a slow
+machine, the slope of a communication fit, an interpolation over the batch) is a :class:`Mode`: one random number that
+moves all of them at once, fully correlated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.core.errors import UserError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+UNIFORM_TO_SD = 1 / math.sqrt(12)
+"""Standard deviation over width of a uniform distribution."""
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, for normal samples."""
+
+
+class Source(IntEnum):
+    """Where a predicted second comes from, from the best on (DESIGN.md, idea 3).
+
+    ``STATED`` is a number of a cluster file: neither measured here nor derived. ``SCALED_BY_ROOFLINE`` is any of the
+    former, on a device that was not measured.
+    """
+
+    MEASURED = 0
+    REGRESSED = 1
+    INTERPOLATED = 2
+    SCALED = 3
+    STATED = 4
+    SCALED_BY_ROOFLINE = 5
+    ROOFLINE = 6
+
+
+class UnmeasuredCollective(UserError):
+    """The profile holds no fit of a collective that a strategy issues.
+
+    Attributes:
+        operation: the collective.
+    """
+
+    def __init__(self, operation: str, backend: str) -> None:
+        command = f"paradl-bench collectives --ranks 2 --backend {backend} --ops {operation} -o DIR"
+        super().__init__(
+            f"the profile holds no fit of {operation} through {backend}; measure it: {command}, then calibrate fit"
+        )
+        self.operation = operation
+
+
+class Remark(NamedTuple):
+    """What a prediction has to say of a cost; equal texts are said once, with the names that they hold for.
+
+    Attributes:
+        beyond: it lies beyond what was measured, and belongs under ``extrapolated``.
+        name: the operation or layer that it holds for, where that matters.
+    """
+
+    text: str
+    beyond: bool
+    name: str = ""
+
+
+class Cost(NamedTuple):
+    """Seconds of one work.
+
+    Attributes:
+        independent_sd_s: spread of its own.
+        batch_sd_s: what interpolating or scaling over the batch leaves open, shared by all works that it touched.
+        method_sd_s: what scaling from a neighbour, from another number of ranks on the host, or a roofline leaves open,
+            shared likewise.
+    """
+
+    seconds: float
+    source: Source
+    independent_sd_s: float = 0.0
+    batch_sd_s: float = 0.0
+    method_sd_s: float = 0.0
+    remarks: tuple[Remark, ...] = ()
+
+
+class Mode(NamedTuple):
+    """One source of error that moves many parts together: what one standard deviation of it changes, per part."""
+
+    name: str
+    seconds: Floats
+    compute_slowdown: Floats
+    communication_slowdown: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Parts as arrays, all of length n.
+
+    Attributes:
+        seconds: of one occurrence of a part, on an otherwise idle device.
+        counts: how often a part occurs in an iteration.
+        source: index of :class:`Source`; parts of mixed origin hold shares, so shape (n, sources), rows adding up to 1.
+        independent_sd_s: of one occurrence.
+        measurement: parts with equal numbers share one measurement, whose error they share.
+        is_communication: whether the part is a collective.
+        compute_slowdown, communication_slowdown: of the two while this collective runs beside compute; 1 for others.
+    """
+
+    seconds: Floats
+    counts: Floats
+    source: Floats
+    independent_sd_s: Floats
+    measurement: Ints
+    is_communication: NDArray[np.bool_]
+    compute_slowdown: Floats
+    communication_slowdown: Floats
+    modes: tuple[Mode, ...]
+
+    @property
+    def total_s(self) -> Floats:
+        """Seconds of all occurrences, per part."""
+        return np.asarray(self.seconds * self.counts)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of all parts that are no communication."""
+        return float(self.total_s[~self.is_communication].sum())
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds of all collectives, unhindered."""
+        return float(self.total_s[self.is_communication].sum())
+
+    @property
+    def independent_total_sd_s(self) -> float:
+        """Standard deviation of the sum of all parts from their own spreads, in quadrature over measurements."""
+        weighted = np.bincount(self.measurement, weights=self.independent_sd_s * self.counts)
+        return float(np.sqrt(np.sum(weighted**2)))
+
+    def source_shares(self) -> dict[str, float]:
+        """Share of all predicted seconds by source, in lower case; they add up to 1 where there are any seconds."""
+        total = self.total_s
+        whole = float(total.sum())
+        shares = total @ self.source / whole if whole else np.zeros(len(Source))
+        return {source.name.lower(): float(shares[source]) for source in Source}
+
+
+@dataclass(slots=True)
+class Remarks:
+    """Remarks of all parts of a prediction, each text once, in the order of its first occurrence."""
+
+    _names: dict[tuple[str, bool], dict[str, None]] = field(default_factory=dict)
+
+    def add(self, *remarks: Remark) -> None:
+        """Take remarks in."""
+        for remark in remarks:
+            names = self._names.setdefault((remark.text, remark.beyond), {})
+            if remark.name:
+                names[remark.name] = None
+
+    def extrapolated(self) -> tuple[str, ...]:
+        """Lines on what lies beyond measurement."""
+        return self._lines(beyond=True)
+
+    def notes(self) -> tuple[str, ...]:
+        """All other lines."""
+        return self._lines(beyond=False)
+
+    def _lines(self, *, beyond: bool) -> tuple[str, ...]:
+        return tuple(
+            text + (f": {_named_few(list(names))}" if names else "")
+            for (text, is_beyond), names in self._names.items()
+            if is_beyond == beyond
+        )
+
+
+def _named_few(names: list[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

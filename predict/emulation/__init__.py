@@ -1,0 +1,1 @@
+"""What ghost layers sleep in an emulated run, as the cost model has it."""

@@ -1,0 +1,184 @@
+"""What ghost layers sleep, as ``paradl-bench train --emulate`` asks for it: a plan's compute by the cost model.
+
+The same cost model as a prediction's, so that sharded shapes, other batches and devices are slept as they would be
+predicted; and what is predicted of the run beside it holds its communication against the real one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import hash_of_file
+from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.plan.tasks import Between, Compute, Plan, Role, WeightUpdate
+from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.costs.sourced import Cost, Remarks, Source
+from predict.prediction.request import read_request
+
+
+def ghost_table(options: Mapping[str, Any]) -> GhostTable:
+    """The seconds of every rank of the one point that the options ask for.
+
+    Args:
+        options: of the command line, as :func:`~predict.prediction.request.read_request` takes them.
+
+    Raises:
+        UserError: whatever of the options or files is wrong, several points, no time for a layer, or no spread where
+            it is asked for.
+    """
+    request = read_request(options)
+    if len(request.points) != 1:
+        raise UserError(
+            f"ghosts sleep for one strategy and batch, and this asks for {len(request.points)}: give --strategy with"
+            " its degrees (d4) and one --batch"
+        )
+    (point,) = request.points
+    model = request.model
+    plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
+    profile: Path = options["profile"]
+    table = table_of(model, plan, profile=str(profile), sha256=profile_hash(profile), batch=point.settings.batch)
+    return with_spread(table, model, plan) if options.get("spread") else table
+
+
+def profile_hash(path: Path) -> str:
+    """SHA-256 of a profile's file.
+
+    Raises:
+        UserError: unreadable.
+    """
+    return hash_of_file(path, what="profile")
+
+
+def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: int) -> GhostTable:
+    """The seconds of every rank of a plan.
+
+    Args:
+        profile, sha256: that the model's costs are of.
+        batch: global mini-batch.
+
+    Raises:
+        UserError: the profile has no time for a layer, nor anything that tells of one.
+    """
+    costs = model.compute_costs(plan)
+    remarks = Remarks()
+    remarks.add(*model.missing_layers)
+    remarks.add(*(remark for cost in costs.values() for remark in cost.remarks))
+    return GhostTable(
+        profile=profile,
+        profile_sha256=sha256,
+        network_digest=model.network.digest,
+        strategy=str(plan.strategy),
+        batch=batch,
+        roles=tuple(_role(plan, role, costs) for role in plan.roles),
+        role_of_rank=tuple(plan.role_of(rank) for rank in range(plan.strategy.ranks)),
+        sources=_sources(plan, costs),
+        extrapolated=remarks.extrapolated(),
+    )
+
+
+def with_spread(table: GhostTable, model: CostModel, plan: Plan) -> GhostTable:
+    """The table with what single sleeps are drawn from: the spread that predicts how late the last rank is.
+
+    Raises:
+        UserError: the profile holds no iterations, or a single one, so that nothing tells how they spread.
+    """
+    spread, of_works = model.own_deviations(plan)
+    if spread.samples < 2 or not spread.relative_sd:
+        raise UserError(
+            f"--spread: the profile holds no iterations of {model.network.name} whose times spread, to draw from;"
+            f" measure some: paradl-bench layers {model.network.name} --batch {plan.local_batch} -o DIR, and fit them"
+        )
+    costs = model.compute_costs(plan)
+    roles = [
+        _with_deviations(role, plan, of_plan, costs, of_works)
+        for role, of_plan in zip(table.roles, plan.roles, strict=True)
+    ]
+    tied = spread.tied_deviation(np.linspace(0.0, 1.0, len(spread.quantiles)))
+    found = GhostSpread(tied_quantiles=tuple(map(float, tied)), samples=spread.samples)
+    return msgspec.structs.replace(table, roles=tuple(roles), spread=found)
+
+
+def _with_deviations(
+    role: GhostRole, plan: Plan, of_plan: Role, costs: Mapping[int, Cost], of_works: Mapping[int, float]
+) -> GhostRole:
+    """A role with how each of its sleeps spreads; a layer's share of the time between operations is an event apart."""
+    events: dict[tuple[str, GhostPhase], tuple[float, float]] = {}
+    between = {"FW": (0.0, 0.0), "BW": (0.0, 0.0)}
+    update = 0.0
+    for index in dict.fromkeys(of_plan.work.tolist()):
+        work = plan.works[index]
+        if isinstance(work, Compute):
+            events[work.layer, work.phase] = costs[index].seconds, of_works[index]
+        elif isinstance(work, Between):
+            between[work.phase] = costs[index].seconds, of_works[index]
+        elif isinstance(work, WeightUpdate):
+            update = of_works[index]
+    deviations: dict[str, dict[GhostPhase, float]] = {}
+    for (layer, phase), event in events.items():
+        whole_s = role.seconds(layer, phase)
+        parts = (event, between["FW" if phase == "FW" else "BW"])
+        deviation_s = math.hypot(*(seconds * relative for seconds, relative in parts))
+        deviations.setdefault(layer, {})[phase] = deviation_s / whole_s if whole_s else 0.0
+    return msgspec.structs.replace(role, own_relative_sd=deviations, update_own_relative_sd=update)
+
+
+def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
+    layers: dict[str, dict[GhostPhase, float]] = {}
+    between: dict[Literal["FW", "BW"], float] = {}
+    update_s = 0.0
+    for index in dict.fromkeys(role.work.tolist()):
+        work = plan.works[index]
+        if isinstance(work, Compute):
+            layers.setdefault(work.layer, {})[work.phase] = costs[index].seconds
+        elif isinstance(work, Between):
+            between[work.phase] = costs[index].seconds
+        elif isinstance(work, WeightUpdate):
+            update_s += costs[index].seconds
+    return GhostRole(layers=layers, between=between, update_s=update_s)
+
+
+def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
+    """Share of all that ranks sleep by where its seconds come from."""
+    found = dict.fromkeys(Source, 0.0)
+    for role in plan.roles:
+        for index in role.work.tolist():
+            if index in costs:
+                found[costs[index].source] += role.multiplicity * costs[index].seconds
+    whole = sum(found.values())
+    return {source.name.lower(): seconds / whole if whole else 0.0 for source, seconds in found.items()}
+
+
+def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None = None) -> dict[str, float]:
+    """Seconds that the rank which sleeps most sleeps in an iteration, by phase (FW, BW, WU).
+
+    Args:
+        costs: by index of the plan's works, of what computes.
+        slow: a rank that sleeps longer than the others.
+    """
+    found = [_slept(plan, role, costs) for role in plan.roles]
+    if slow is not None:
+        own = found[slow.role_in(plan)]
+        found.append({phase: slow.factor * seconds for phase, seconds in own.items()})
+    return max(found, key=lambda phases: sum(phases.values()))
+
+
+def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float]:
+    found = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
+    for index in role.work.tolist():
+        work = plan.works[index]
+        if isinstance(work, Compute):
+            found[work.way] += costs[index].seconds
+        elif isinstance(work, Between):
+            found[work.phase] += costs[index].seconds
+        elif isinstance(work, WeightUpdate):
+            found["WU"] += costs[index].seconds
+    return found

@@ -1,0 +1,1 @@
+"""From the options of ``predict`` to predictions: points, intervals, scaling, utilisation, tables."""

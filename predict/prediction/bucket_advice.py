@@ -1,0 +1,227 @@
+"""Which ``bucket_cap_mb`` makes an iteration shortest: a grid of caps by one evaluator, other groupings beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_around, format_bytes, format_difference, format_seconds
+from paradl_bench.plan.tasks import bucket_limits
+from predict.closed_forms.osf_form import Buffers, fused_as_ddp
+from predict.costs.communication.fusion import Fusion, Rule
+from predict.costs.cost_model import CostModel
+from predict.costs.input.input_terms import NO_INPUT, InputOptions
+from predict.evaluators.osf import buffers_of, workload_of
+from predict.prediction.interval import interval
+from predict.prediction.request import Request, read_request
+from predict.prediction.scaling_band import Timed, gain_band
+from predict.workload import Evaluator, Point, Workload, evaluator_named
+
+_DEFAULT = "torch's default"
+
+
+class BucketAdvice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one grouping of gradients makes of an iteration; seconds and bytes.
+
+    Attributes:
+        grouping: ``bucket_cap_mb 25``, ``torch's default``, ``layer by layer``, ``adaFusion``, ``MG-WFBP``.
+        bucket_cap_mb: MiB, as DistributedDataParallel takes it; None for its default and for what DDP cannot be told.
+        all_reduces: of an iteration. largest_bytes: of one of them.
+        iteration_s, interval_s: by the evaluator that was asked; None where it knows DDP's buckets alone.
+        gain: torch's default's iteration over this one's, less 1. gain_interval: its 90% interval, errors that both
+            share left out. Both None where ``iteration_s`` is.
+        overlap_s: the iteration by ``osf``, for which overlap and copies are free: the one number all groupings have.
+        best: the shortest iteration of the grid.
+        extrapolated: what lies beyond measurement. notes: all else that the evaluator and osf have to say.
+    """
+
+    strategy: str
+    batch: int
+    evaluator: str
+    grouping: str
+    bucket_cap_mb: float | None = None
+    all_reduces: int
+    largest_bytes: int
+    iteration_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    overlap_s: float
+    best: bool = False
+    extrapolated: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def advise(options: Mapping[str, Any]) -> tuple[tuple[BucketAdvice, ...], tuple[str, ...]]:
+    """The grid and the other groupings, for every point asked for; and what a sweep had to leave out, and why.
+
+    Args:
+        options: of the command line, by the names of its parameters.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line; an evaluator that knows no buckets.
+    """
+    evaluator = evaluator_named(options["evaluator"])
+    if evaluator.name not in ("simulate", "osf"):
+        raise UserError(f"--evaluator {evaluator.name} knows no buckets: give simulate or osf")
+    caps = parse_caps(options["caps"])
+    request = _without_input(read_request(options))
+    found: list[BucketAdvice] = []
+    for point in request.points:
+        if not evaluator_named("osf").covers(point.strategy) or point.strategy.ranks < 2:
+            raise UserError(f"buckets are those of data parallelism on 2 ranks or more, not of {point.strategy}")
+        found += _of_point(request.model, evaluator, point, caps)
+    return tuple(found), request.left_out
+
+
+def parse_caps(text: str) -> tuple[float, ...]:
+    """MiB of ``1,2.5,25``, rising and without repeats.
+
+    Raises:
+        UserError: a part is no positive number.
+    """
+    found = set()
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = -1.0
+        if not 1 / 1024**2 <= value <= 1024**2:
+            raise UserError(f"--caps {text}: {part.strip()!r} is no number of MiB from 1 byte to 1 TiB")
+        found.add(value)
+    return tuple(sorted(found))
+
+
+def _without_input(request: Request) -> Request:
+    """Buckets are compared by what they make of the exchange; reading that takes longer would hide it."""
+    if request.model.input_options != InputOptions():
+        raise UserError("predict buckets compares exchanges, whatever the input takes: leave its options out")
+    return dataclasses.replace(request, model=dataclasses.replace(request.model, input_options=NO_INPUT))
+
+
+def _of_point(model: CostModel, evaluator: Evaluator, point: Point, caps: Sequence[float]) -> list[BucketAdvice]:
+    as_ddp = dataclasses.replace(model, fusion=Fusion(rule="ddp"))
+    timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
+    default = timed[0][1]
+    grid = [_with_gain(advice, time, default) for advice, time in timed]
+    # Of caps that make the same buckets the first is named, torch's default before all.
+    best = min(range(len(grid)), key=lambda index: (_seconds(grid[index]), index))
+    grid[best] = msgspec.structs.replace(grid[best], best=True)
+    rules: tuple[tuple[Rule, str], ...] = (("none", "layer by layer"), ("ada", "adaFusion"), ("mg-wfbp", "MG-WFBP"))
+    return [*grid, *(_of_rule(model, evaluator, point, rule, name) for rule, name in rules)]
+
+
+def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvice:
+    gain = default.iteration_s / timed.iteration_s - 1
+    return msgspec.structs.replace(advice, gain=gain, gain_interval=gain_band(timed, default))
+
+
+def _of_cap(as_ddp: CostModel, evaluator: Evaluator, point: Point, cap_mb: float | None) -> tuple[BucketAdvice, Timed]:
+    if cap_mb is not None:
+        first, cap = bucket_limits(cap_mb)
+        of_cap = msgspec.structs.replace(point.settings, first_bucket_bytes=first, bucket_cap_bytes=cap)
+        point = dataclasses.replace(point, settings=of_cap)
+    buffers = fused_as_ddp(as_ddp.network, point.settings)
+    overlapped = workload_of(as_ddp, point, buffers)
+    workload = overlapped if evaluator.name == "osf" else evaluator.prepare(as_ddp, point)
+    timed = Timed(workload.timing().iteration_s, interval(workload))
+    advice = msgspec.structs.replace(
+        _advice(evaluator, point, buffers, workload, overlapped),
+        grouping=_DEFAULT if cap_mb is None else f"bucket_cap_mb {cap_mb:g}",
+        bucket_cap_mb=cap_mb,
+        iteration_s=timed.iteration_s,
+        interval_s=(timed.bounds.low_s, timed.bounds.high_s),
+    )
+    return advice, timed
+
+
+def _of_rule(model: CostModel, evaluator: Evaluator, point: Point, rule: Rule, name: str) -> BucketAdvice:
+    by_rule = dataclasses.replace(model, fusion=Fusion(rule=rule))
+    buffers = buffers_of(by_rule, point)
+    overlapped = workload_of(by_rule, point, buffers)
+    return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)
+
+
+def _advice(
+    evaluator: Evaluator, point: Point, buffers: Buffers, workload: Workload, overlapped: Workload
+) -> BucketAdvice:
+    """Without its name; remarks are those of both workloads, equal ones once."""
+    remarks = workload.remarks, overlapped.remarks
+    return BucketAdvice(
+        strategy=str(point.strategy),
+        batch=point.settings.batch,
+        evaluator=evaluator.name,
+        grouping="",
+        all_reduces=len(buffers.bytes),
+        largest_bytes=max(buffers.bytes, default=0),
+        overlap_s=overlapped.timing().iteration_s,
+        extrapolated=tuple(dict.fromkeys(line for own in remarks for line in own.extrapolated())),
+        notes=tuple(dict.fromkeys(line for own in remarks for line in own.notes())),
+    )
+
+
+def _seconds(advice: BucketAdvice) -> float:
+    assert advice.iteration_s is not None
+    return advice.iteration_s
+
+
+def print_advice(advice: Sequence[BucketAdvice]) -> None:
+    """A table a point on standard output, and what it says in one line."""
+    console = open_console()
+    for key in dict.fromkeys((row.strategy, row.batch) for row in advice):
+        rows = [row for row in advice if (row.strategy, row.batch) == key]
+        console.print(_table(rows))
+        console.print(_in_words(rows), highlight=False)
+        lines = dict.fromkeys(f"extrapolated: {line}" for row in rows for line in row.extrapolated)
+        for line in (*lines, *dict.fromkeys(line for row in rows for line in row.notes)):
+            console.print(line, highlight=False)
+    console.print("free overlap: by osf. The last three rows are no setting of DDP.", highlight=False)
+
+
+def _in_words(rows: Sequence[BucketAdvice]) -> str:
+    best = next(row for row in rows if row.best)
+    text = f"best of the grid: {best.grouping}, {format_seconds(_seconds(best))}"
+    if best.grouping == _DEFAULT:
+        return text
+    clear = [row for row in rows if row.gain_interval is not None and row.gain_interval[0] > 0]
+    text += f", {_gain_in_words(best)} {_DEFAULT}"
+    if not clear:
+        return f"{text}; no cap is clearly better than {_DEFAULT}"
+    if best in clear:
+        return text
+    surest = min(clear, key=_seconds)
+    return f"{text}, which is not clear; {surest.grouping} is clearly better, {_gain_in_words(surest)} it"
+
+
+def _gain_in_words(row: BucketAdvice) -> str:
+    assert row.gain is not None
+    assert row.gain_interval is not None
+    low, high = row.gain_interval
+    return f"{row.gain:.2%} (90%: {format_difference(low, 2)} to {format_difference(high, 2)}) faster than"
+
+
+def _table(rows: Sequence[BucketAdvice]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    first = rows[0]
+    title = f"buckets of {first.strategy}, batch {first.batch}: {first.evaluator}"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("grouping", "all-reduces", "largest", "iteration", "90%", "free overlap", ""):
+        table.add_column(name, justify="left" if name in ("grouping", "") else "right")
+    for row in rows:
+        time, bounds = row.iteration_s, row.interval_s
+        around = format_around(bounds, time) if time and bounds else ""
+        cells = (
+            row.grouping,
+            str(row.all_reduces),
+            format_bytes(row.largest_bytes),
+            format_seconds(time) if time else "",
+        )
+        table.add_row(*cells, around, format_seconds(row.overlap_s), "best" if row.best else "")
+    return table

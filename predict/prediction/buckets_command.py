@@ -1,0 +1,58 @@
+"""``predict buckets``: the ``bucket_cap_mb`` that makes an iteration shortest. Imports click alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from predict.prediction.command_options import point_options, refuse_missing
+
+
+@click.command("buckets", context_settings={"help_option_names": ["-h", "--help"]})
+@point_options
+@click.option(
+    "--caps",
+    metavar="MiB[,MiB...]",
+    default="1,2,4,8,16,25,32,64,128,256",
+    show_default=True,
+    help="Values of bucket_cap_mb to try, beside torch's default.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write JSON to a file; - for standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--force", is_flag=True, help="Replace an existing output file.")
+@click.pass_context
+def buckets(ctx: click.Context, /, **options: Any) -> None:
+    """Say which bucket_cap_mb of DistributedDataParallel to take, with adaFusion's grouping beside it.
+
+    \b
+    predict buckets --from-profile p.json --model resnet50 --strategy d8 --batch 256
+    """
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
+    from predict.prediction.bucket_advice import advise, print_advice
+
+    refuse_missing(options, "profile", "model", "strategy", "batch")
+    for name in ("bucket_cap_mb", "fusion", "fusion_buffer", "fusion_timeout"):
+        if options[name] is not None:
+            raise UserError(f"--{name.replace('_', '-')}: predict buckets tries groupings; give values by --caps")
+    if options["dataset_samples"] is not None:
+        raise UserError("--dataset-samples: predict buckets compares iterations, and says nothing of epochs")
+    scaled = ctx.get_parameter_source("scaling") is click.core.ParameterSource.COMMANDLINE
+    if scaled and options["ranks"] is None:
+        raise UserError("--scaling is for the rank counts of --ranks; predict buckets has no other use for it")
+    output = options["output"]
+    if output:
+        refuse_overwrite(output, force=options["force"])
+    advice, left_out = advise(options)
+    for line in left_out:
+        say(f"predict: left out: {line}")
+    content = encode_pretty(list(advice))
+    if output:
+        write_output(output, content, force=options["force"])
+    if options["as_json"]:
+        if output is None:
+            write_output("-", content)
+    elif output != "-":
+        print_advice(advice)

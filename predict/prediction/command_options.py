@@ -1,0 +1,85 @@
+"""Options of ``predict`` and its commands that say what is predicted. Imports click alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paradl_bench.plan.options import (
+    accumulate_option,
+    batch_norm_option,
+    bucket_option,
+    exchange_options,
+    input_options,
+    kernel_options,
+    recompute_option,
+    schedule_options,
+    sharing_options,
+    together,
+)
+
+fusion_options = together(
+    click.option(
+        "--fusion",
+        metavar="none|buffer|ada|mg-wfbp|ddp",
+        help="Of --evaluator simulate and osf, which gradients share an all-reduce. Default: ddp, of osf none; buffer"
+        " where one of the next two is given.",
+    ),
+    click.option("--fusion-buffer", metavar="64MiB", help="Of --fusion buffer, as Horovod's. Default: 64 MiB."),
+    click.option("--fusion-timeout", metavar="5ms", help="How long that buffer waits for a gradient. Default: 5 ms."),
+)
+"""Tensor fusion as Horovod and OSF's paper have it."""
+
+point_options = together(
+    click.option(
+        "--from-profile", "profile", type=click.Path(path_type=Path), help="Profile that calibrate fit wrote."
+    ),
+    click.option("--model", metavar="M", help="A model of the profile, or the one that --network describes."),
+    click.option(
+        "--strategy", metavar="S[,S...]", help="Fixed degrees (serial, d4), or kinds whose ranks --ranks sets."
+    ),
+    click.option("--batch", metavar="N[,N...]", help="Global mini-batch; in weak scaling that of the fewest ranks."),
+    click.option("--ranks", metavar="2:1024:x2", help="Rank counts of strategies given as kinds (data)."),
+    click.option("--scaling", type=click.Choice(["weak", "strong"]), default="weak", show_default=True),
+    click.option("--network", type=click.Path(path_type=Path), help="network.json of paradl-bench describe."),
+    click.option("--dataset-samples", type=click.IntRange(1), metavar="D", help="Samples of an epoch."),
+    click.option(
+        "--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured."
+    ),
+    click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, osf, csf or dag."),
+    click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
+    click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
+    kernel_options,
+    click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
+    accumulate_option,
+    recompute_option,
+    bucket_option,
+    batch_norm_option,
+    sharing_options,
+    exchange_options("those of the cluster's innermost level"),
+    schedule_options,
+    click.option(
+        "--stages",
+        metavar="measured|LAYER[,...]",
+        help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
+    ),
+    input_options,
+    fusion_options,
+)
+"""A profile, a model, and the strategies, rank counts and batches to predict; all optional to the parser."""
+
+
+def refuse_missing(options: Mapping[str, Any], *names: str) -> None:
+    """Refuse a command line without these options.
+
+    Raises:
+        UsageError: the first that is missing.
+    """
+    for name in names:
+        if options[name] is None:
+            context = click.get_current_context()
+            parameter = next(each for each in context.command.params if each.name == name)
+            raise click.MissingParameter(ctx=context, param=parameter)

@@ -1,0 +1,306 @@
+"""Predictions: what ``predict`` prints and writes, one object a strategy, rank count and batch.
+
+A prediction is a type of its own, which nothing that calibrates reads (DESIGN.md, idea 4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from calibrate.profile.memory_factors import MemoryMeasure
+from calibrate.profile.unlike_parts import unlike_parts
+from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.emulation import kind_of_emulation, simulated_messages
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.prediction.interval import interval
+from predict.prediction.scaling_band import Timed, efficiency_band
+from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
+from predict.workload import Evaluator, Point, Timing
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One predicted configuration; seconds and bytes.
+
+    Attributes:
+        batch: global mini-batch. local_batch: samples a rank computes.
+        options: those of the strategy that are not the defaults, by the name of the setting.
+        iteration_s: median iteration of the slowest rank. interval_s: its 90% interval.
+        phases_s: FW, BW, GE (what is left of the exchange after the last gradient) and WU follow each other and add up
+            to the iteration, but for a pipeline's waiting.
+        pipeline_stage: whose phases these are, from 0; null without a pipeline, and where they are of no single stage.
+        breakdown_s: FW and BW without communication for layers that compute waits for, GE, WU, and that communication
+            by name (halo, all_gather, ...) add up to the iteration, with what ranks wait for other stages
+            (pipeline_idle), for a mini-batch to be read (input) and to be copied (h2d); exposed_communication lies
+            inside of them.
+        compute_s, communication_s: all of a median rank's compute, and all collectives, each unhindered.
+        overlap_s: both at once.
+        straggler: the slowest rank's compute over a median one's.
+        speedup: samples/s over those of one rank on ``speedup_batch`` samples. efficiency: speedup / ranks, with its
+            90% interval. knee_ranks: of the sweep that this is a point of (:mod:`predict.prediction.scaling`); else
+            null.
+        memory_bytes: peak of one rank. memory_interval_bytes: its 90% interval; null where the profile has no memory
+            factor. memory_of: whose peak: the tensors', or what the factor was fitted to (allocator, device).
+        fits: in the cluster's memory per rank; null where that is not known. ``notes`` say where the limit lies inside
+            of the interval.
+        sources: shares of all predicted seconds. extrapolated: what lies beyond measurement.
+        spread_s: half-width of the interval that each source of error alone would give.
+        model_flops: of forward and backward of the mini-batch, each operation once.
+        model_flops_utilisation: model_flops / (iteration_s x ranks x peak_flops_per_rank); null where no peak was
+            measured or stated. peak_flops_basis: where the peak comes from, or why there is none.
+        tokens_per_s_per_rank: of models of token sequences; else null.
+        rank_hours_per_epoch, rank_hours_per_million_samples: hours of all ranks together; an epoch's are null where its
+            samples were not given. cost_per_epoch, cost_per_million_samples: at the price of a rank-hour, if given.
+    """
+
+    strategy: str
+    ranks: int
+    batch: int
+    evaluator: str
+    model: str
+    input_shape: tuple[int, ...]
+    local_batch: int
+    dtype: str
+    kernel_settings: str
+    optimizer: str
+    backend: str
+    bucket_cap_bytes: int
+    options: dict[str, str]
+    iteration_s: float
+    interval_s: tuple[float, float]
+    epoch_s: float | None
+    samples_per_s: float
+    phases_s: dict[str, float]
+    pipeline_stage: int | None
+    breakdown_s: dict[str, float]
+    compute_s: float
+    communication_s: float
+    overlap_s: float
+    straggler: float
+    speedup: float
+    efficiency: float
+    speedup_batch: int
+    memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
+    memory_of: MemoryMeasure
+    memory_parts_bytes: dict[str, int]
+    fits: bool | None
+    limits: tuple[str, ...]
+    sources: dict[str, float]
+    extrapolated: tuple[str, ...]
+    notes: tuple[str, ...]
+    spread_s: dict[str, float]
+    efficiency_interval: tuple[float, float]
+    knee_ranks: int | None
+    samples_per_s_per_rank: float
+    tokens_per_s_per_rank: float | None
+    model_flops: float
+    model_flops_utilisation: float | None
+    peak_flops_per_rank: float | None
+    peak_flops_basis: str
+    rank_hours_per_epoch: float | None
+    rank_hours_per_million_samples: float
+    cost_per_epoch: float | None
+    cost_per_million_samples: float | None
+
+
+class _Alone(NamedTuple):
+    """One rank on some samples, and whether that was extrapolated."""
+
+    timed: Timed
+    beyond: bool
+
+
+@dataclass(slots=True)
+class Predictor:
+    """Predicts points of one model with one evaluator.
+
+    Args:
+        dataset_samples: D; an epoch has ceil(D/B) iterations.
+        strong_scaling: speed-up is against one rank on the whole batch; else against one rank on the local batch.
+        price_per_rank_hour: in any currency; None leaves costs out.
+    """
+
+    model: CostModel
+    evaluator: Evaluator
+    dataset_samples: int | None = None
+    strong_scaling: bool = False
+    price_per_rank_hour: float | None = None
+    _serial: dict[tuple[object, ...], _Alone] = field(init=False, default_factory=dict)
+
+    def predict(self, point: Point) -> Prediction:
+        """One prediction.
+
+        Raises:
+            UserError: the strategy has no plan or closed form, a limit is exceeded, or the profile lacks a part.
+        """
+        return self.predict_timed(point)[0]
+
+    def predict_timed(self, point: Point) -> tuple[Prediction, Timed]:
+        """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
+        check_dtype(point.strategy, point.settings, self.model.dtype)
+        check_kernel_settings(point.strategy, point.settings, self.model.kernel_settings)
+        workload = self.evaluator.prepare(self.model, point)
+        timing = workload.timing()
+        iteration_s, batch = timing.iteration_s, point.settings.batch
+        timed = Timed(iteration_s, interval(workload))
+        bounds = timed.bounds
+        reference = batch if self.strong_scaling else point.local_batch
+        speedup, notes = self._speedup(iteration_s, batch, reference, point.settings)
+        efficiency = speedup / point.strategy.ranks
+        epoch_s = None if self.dataset_samples is None else -(-self.dataset_samples // batch) * iteration_s
+        costs, memory = workload.costs, workload.memory()
+        prediction = Prediction(
+            iteration_s=iteration_s,
+            interval_s=(bounds.low_s, bounds.high_s),
+            epoch_s=epoch_s,
+            samples_per_s=batch / iteration_s,
+            phases_s={"FW": timing.fw_s, "BW": timing.bw_s, "GE": timing.ge_s, "WU": timing.wu_s},
+            pipeline_stage=timing.stage,
+            breakdown_s=_breakdown(timing),
+            compute_s=costs.compute_s,
+            communication_s=costs.communication_s,
+            overlap_s=timing.overlap_s,
+            straggler=workload.lag,
+            speedup=speedup,
+            efficiency=efficiency,
+            speedup_batch=reference,
+            limits=workload.limits,
+            sources=costs.source_shares(),
+            extrapolated=(*unlike_parts(self.model.profile), *workload.remarks.extrapolated()),
+            notes=(*workload.remarks.notes(), *notes, *self._memory_notes(memory), *self._measured()),
+            spread_s=bounds.spread_s,
+            efficiency_interval=self._band(point, timed, reference, efficiency),
+            knee_ranks=None,
+            **self._configuration(point),
+            **self._memory(memory),
+            **self._use(point, iteration_s, epoch_s),
+        )
+        return prediction, timed
+
+    def _configuration(self, point: Point) -> dict[str, Any]:
+        """Fields on what was predicted."""
+        return {
+            "strategy": str(point.strategy),
+            "ranks": point.strategy.ranks,
+            "batch": point.settings.batch,
+            "evaluator": self.evaluator.name,
+            "model": self.model.network.name,
+            "input_shape": self.model.network.input_shape,
+            "local_batch": point.local_batch,
+            "dtype": self.model.dtype,
+            "kernel_settings": self.model.kernel_settings,
+            "optimizer": self.model.optimizer,
+            "backend": self.model.communication.backend,
+            "bucket_cap_bytes": point.settings.bucket_cap_bytes,
+            "options": point.settings.options,
+        }
+
+    def _memory(self, memory: EstimatedMemory) -> dict[str, Any]:
+        """Fields on what a rank holds."""
+        return {
+            "memory_bytes": memory.peak_bytes,
+            "memory_interval_bytes": memory.interval_bytes,
+            "memory_of": memory.measured,
+            "memory_parts_bytes": memory.parts_bytes,
+            "fits": self._fits(memory),
+        }
+
+    def _use(self, point: Point, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
+        """Fields on what the iteration makes of its ranks."""
+        network, ranks = self.model.network, point.strategy.ranks
+        peak = self.model.device.peak(self.model.place(point.strategy, point.local_batch).ranks_on_host)
+        tokens = tokens_per_sample(network)
+        per_rank = point.settings.batch / iteration_s / ranks
+        return {
+            "samples_per_s_per_rank": per_rank,
+            "tokens_per_s_per_rank": None if tokens is None else tokens * per_rank,
+            "model_flops": model_flops(network, point.settings.batch),
+            "model_flops_utilisation": utilisation(network, point, iteration_s, peak),
+            "peak_flops_per_rank": peak.flops,
+            "peak_flops_basis": peak.basis,
+            **effort(point, iteration_s, epoch_s, self.price_per_rank_hour)._asdict(),
+        }
+
+    def _band(self, point: Point, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
+        if point.strategy.ranks == 1 and point.settings.batch == reference:
+            return efficiency, efficiency
+        return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
+
+    def _fits(self, memory: EstimatedMemory) -> bool | None:
+        limit = self.model.communication.cluster.memory_bytes_per_rank
+        return None if limit is None else memory.peak_bytes <= limit
+
+    def _measured(self) -> tuple[str, ...]:
+        """What the profile's measurements emulated, or had simulated, and compiled."""
+        found = {
+            ("not measured" if simulated_messages(each.emulated) else "measured on an emulated cluster")
+            + f": {kind_of_emulation(each.emulated)}"
+            for each in self.model.profile.environments
+            if each.emulated
+        }
+        emulated = tuple(sorted(found))
+        return (*emulated, *_compiled_notes(self.model.kernel_settings))
+
+    def _memory_notes(self, memory: EstimatedMemory) -> tuple[str, ...]:
+        limit, bounds = self.model.communication.cluster.memory_bytes_per_rank, memory.interval_bytes
+        if limit is None or bounds is None or not bounds[0] <= limit < bounds[1]:
+            return ()
+        held = " to ".join(map(format_bytes, bounds))
+        return (f"{format_bytes(limit)} a rank lie within the 90% interval of the peak ({held}): it may not fit",)
+
+    @property
+    def _without_slow_rank(self) -> CostModel:
+        """What the speed-up is against: one rank that is as fast as measured."""
+        return self.model if self.model.slow_rank is None else dataclasses.replace(self.model, slow_rank=None)
+
+    def _speedup(
+        self, iteration_s: float, batch: int, reference: int, settings: PlanSettings
+    ) -> tuple[float, tuple[str, ...]]:
+        key = _alone_on(reference, settings)
+        if key not in self._serial:
+            serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
+            workload = self.evaluator.prepare(self._without_slow_rank, serial)
+            timed = Timed(workload.timing().iteration_s, interval(workload))
+            self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))
+        (serial_s, _), beyond = self._serial[key]
+        text = f"speed-up is against one rank on batch {reference}, which is itself extrapolated"
+        return (batch / iteration_s) / (reference / serial_s), ((text,) if beyond else ())
+
+
+def _compiled_notes(label: str) -> tuple[str, ...]:
+    """What layers that were compiled each by itself leave out."""
+    if "compile" not in label.split("+"):
+        return ()
+    return (
+        "the layers' times are of each compiled by itself, and add up to more than a model compiled whole takes, as it"
+        " is trained; the interval reaches to what it was measured to take",
+        "memory is that of the model uncompiled",
+    )
+
+
+def _alone_on(samples: int, settings: PlanSettings) -> tuple[object, ...]:
+    """What one rank's iteration depends on."""
+    return samples, settings.accumulate, settings.recompute
+
+
+def _breakdown(timing: Timing) -> dict[str, float]:
+    forward, backward = timing.fw_of_layers_s, timing.bw_of_layers_s
+    return {
+        "FW": timing.fw_s - sum(forward.values()),
+        "BW": timing.bw_s - sum(backward.values()),
+        "GE": timing.ge_s,
+        "WU": timing.wu_s,
+        **({"pipeline_idle": timing.idle_s} if timing.idle_s else {}),
+        **({"input": timing.input_s - timing.h2d_s} if timing.input_s > timing.h2d_s else {}),
+        **({"h2d": timing.h2d_s} if timing.h2d_s else {}),
+        **{name: forward.get(name, 0.0) + backward.get(name, 0.0) for name in sorted({*forward, *backward})},
+        "exposed_communication": timing.exposed_communication_s,
+    }

@@ -1,0 +1,247 @@
+"""Predictions as a table for a person, as JSON, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_around, format_bytes, format_seconds
+from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
+from predict.prediction.prediction import Prediction
+from predict.prediction.scaling import Sweep
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class HasMemory(Protocol):
+    """What says how much memory its ranks need: a prediction, or a what-if."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The largest peak of any rank."""
+
+    @property
+    def memory_interval_bytes(self) -> tuple[int, int] | None:
+        """Its interval; None where nothing was fitted to measured peaks."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a rank has as much; None where nobody said how much it has."""
+
+
+def predictions_json(predictions: Sequence[Prediction]) -> bytes:
+    """A JSON array of objects."""
+    return encode_pretty(list(predictions))
+
+
+def predictions_csv(predictions: Sequence[Prediction]) -> bytes:
+    """A row a prediction; nested fields as ``breakdown_s.FW``, lists joined by semicolons."""
+    return rows_csv([flat_row(prediction) for prediction in predictions])
+
+
+def flat_row(record: msgspec.Struct) -> dict[str, object]:
+    """A record's fields in one level."""
+    flat: dict[str, object] = {}
+    for name, value in msgspec.structs.asdict(record).items():
+        if name in ("interval_s", "predicted_interval_s", "efficiency_interval") or (
+            name.endswith("interval_bytes") and value is not None
+        ):
+            flat |= {f"{name}.low": value[0], f"{name}.high": value[1]}
+        elif name == "input_shape":
+            flat[name] = "x".join(map(str, value))
+        else:
+            flat |= _flattened(name, value)
+    return flat
+
+
+def _flattened(name: str, value: Any) -> dict[str, object]:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, Mapping):
+        nested: dict[str, object] = {}
+        for key, item in value.items():
+            nested |= _flattened(f"{name}.{key}", item)
+        return nested
+    return {name: "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else value}
+
+
+def rows_csv(rows: Sequence[Mapping[str, object]]) -> bytes:
+    """Rows under the columns that any of them has, in the order of their first occurrence."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ()) -> None:
+    """Tables on standard output: the answers, with flags as numbered footnotes and the knee of each sweep; the phases.
+
+    Two, so that each stays within the width of a terminal.
+    """
+
+    first = predictions[0]
+    shape = "x".join(map(str, first.input_shape))
+    footnotes: dict[str, int] = {}
+    rows = []
+    for prediction in predictions:
+        lines = (*prediction.extrapolated, *prediction.notes)
+        numbers = {footnotes.setdefault(line, len(footnotes) + 1) for line in lines}
+        rows.append(_answer(prediction, with_band=bool(sweeps)) | {"see": _ranges(sorted(numbers))})
+    console = open_console()
+    computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
+    title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
+    console.print(_table(rows, title=title))
+    phases = [_phases(prediction) for prediction in predictions]
+    console.print(_table(phases))
+    for_layers = "for layers: all-gathers, halos and the like that FW and BW wait for. "
+    console.print(
+        "90%: interval of the iteration. measured: share of the seconds. "
+        + (for_layers if any(row["for layers"] for row in phases) else "")
+        + ("idle: waiting for other stages. " if any(row["idle"] for row in phases) else "")
+        + ("input: waiting for a mini-batch to be read. " if any(row["input"] for row in phases) else "")
+        + ("h2d: waiting for it to be copied to the device. " if any(row["h2d"] for row in phases) else "")
+        + "GE: what is left of the exchange after the last gradient. exposed: communication that nothing hides.",
+        highlight=False,
+    )
+    for sweep in sweeps:
+        console.print(f"knee of {sweep}", highlight=False)
+    beyond = {line for prediction in predictions for line in prediction.extrapolated}
+    for line, number in footnotes.items():
+        console.print(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}", highlight=False)
+
+
+def _table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
+    """A row a mapping from column to cell; columns that are empty in all of them are left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = [column for column in rows[0] if any(row[column] for row in rows)]
+    for column in shown:
+        table.add_column(column, justify="left" if column in ("strategy", "see") else "right")
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
+    return table
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, three and more that follow each other as 1-3."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+
+
+def lacks_parts(prediction: Prediction) -> bool:
+    """Whether something that an iteration takes was taken as none, since nothing tells it."""
+    return any(TAKEN_AS_NONE in text for text in prediction.extrapolated)
+
+
+def interval_cell(prediction: Prediction) -> str:
+    """Both ends of the interval in percent; not known where a part of the iteration is not."""
+    if lacks_parts(prediction):
+        return "not known"
+    return format_around(prediction.interval_s, prediction.iteration_s)
+
+
+def memory_cell(row: HasMemory) -> str:
+    """The peak, its interval in percent of it, and whether that is more than a rank has."""
+    low, high = row.memory_interval_bytes or (row.memory_bytes,) * 2
+    around = f" {format_around((low, high), row.memory_bytes)}" if low < high else ""
+    return format_bytes(row.memory_bytes) + around + (" (too much)" if row.fits is False else "")
+
+
+def _of_layers_s(prediction: Prediction) -> float:
+    """Seconds of the iteration that compute waits for communication for layers."""
+    others = ("FW", "BW", "GE", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
+    return sum(seconds for name, seconds in prediction.breakdown_s.items() if name not in others)
+
+
+def _efficiency_cell(prediction: Prediction, with_band: bool) -> str:
+    """In percent, with how many of them the band reaches down and up."""
+    low, high = (100 * (end - prediction.efficiency) for end in prediction.efficiency_interval)
+    return f"{prediction.efficiency:.1%}" + (f" {low:+.0f} {high:+.0f}" if with_band else "")
+
+
+def print_use(predictions: Sequence[Prediction]) -> None:
+    """A table of what the iterations make of their ranks."""
+
+    console = open_console()
+    console.print(_table([_use_cells(prediction) for prediction in predictions]))
+    bases = dict.fromkeys((each.peak_flops_basis, each.peak_flops_per_rank is not None) for each in predictions)
+    for basis, known in bases:
+        text = (
+            f"MFU: FLOPs of FW and BW over those of all ranks at their peak, {basis}" if known else f"no MFU: {basis}"
+        )
+        console.print(text, highlight=False)
+
+
+def _use_cells(prediction: Prediction) -> dict[str, str]:
+    """By column; empty where there is nothing to say."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.4g}"
+
+    busy = prediction.model_flops_utilisation
+    return _configuration(prediction) | {
+        "MFU": "" if busy is None else f"{busy:.1%}",
+        "samples/s a rank": number(prediction.samples_per_s_per_rank),
+        "tokens/s a rank": number(prediction.tokens_per_s_per_rank),
+        "rank-hours/1e6 samples": number(prediction.rank_hours_per_million_samples),
+        "rank-hours/epoch": number(prediction.rank_hours_per_epoch),
+        "cost/1e6 samples": number(prediction.cost_per_million_samples),
+        "cost/epoch": number(prediction.cost_per_epoch),
+    }
+
+
+def _configuration(prediction: Prediction) -> dict[str, str]:
+    return {
+        "strategy": prediction.strategy,
+        "ranks": str(prediction.ranks),
+        "batch": str(prediction.batch),
+    }
+
+
+def _answer(prediction: Prediction, *, with_band: bool) -> dict[str, str]:
+    """By column."""
+    return _configuration(prediction) | {
+        "iteration": format_seconds(prediction.iteration_s),
+        "90%": interval_cell(prediction),
+        "epoch": "" if prediction.epoch_s is None else format_seconds(prediction.epoch_s),
+        "samples/s": f"{prediction.samples_per_s:.4g}",
+        "efficiency": _efficiency_cell(prediction, with_band),
+        "memory": memory_cell(prediction),
+        "measured": f"{prediction.sources['measured']:.0%}" + (" of layers" if lacks_parts(prediction) else ""),
+    }
+
+
+def _phases(prediction: Prediction) -> dict[str, str]:
+    """By column."""
+    parts, for_layers_s = prediction.breakdown_s, _of_layers_s(prediction)
+
+    def where_there(seconds: float) -> str:
+        return format_seconds(seconds) if seconds else ""
+
+    return _configuration(prediction) | {
+        "FW": format_seconds(parts["FW"]),
+        "BW": format_seconds(parts["BW"]),
+        "for layers": where_there(for_layers_s),
+        "idle": where_there(parts.get("pipeline_idle", 0.0)),
+        "input": where_there(parts.get("input", 0.0)),
+        "h2d": where_there(parts.get("h2d", 0.0)),
+        "GE": format_seconds(parts["GE"]),
+        "WU": format_seconds(parts["WU"]),
+        "exposed": format_seconds(parts["exposed_communication"]),
+    }

@@ -1,0 +1,173 @@
+"""From the options of ``predict`` to predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.profile.profile import Profile, read_profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import parse_layers, parse_recompute
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import PlanSettings, bucket_limits, library_blocks, ranks_per_node
+from paradl_bench.records.kernel_settings import KernelSettings, choose_label
+from predict.costs.communication.fusion import fusion_options
+from predict.costs.cost_model import CostModel
+from predict.costs.files import choose_measured, choose_network, read_cluster
+from predict.costs.input.input_terms import input_options
+from predict.prediction.points import expand_points, left_out_lines
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.scaling_band import Timed
+from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
+from predict.simulation.slow_rank import slow_rank_option
+from predict.workload import Evaluator, Point, evaluator_named
+
+_MEASURED = "measured"
+"""What ``--stages`` takes for stages that balance the profile's seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the options of ``predict`` and its commands ask for, read and checked.
+
+    Attributes:
+        settings: a plan's settings for a global mini-batch.
+        points: every strategy, rank count and batch. left_out: those of a sweep that are not possible, and why.
+    """
+
+    model: CostModel
+    evaluator: Evaluator
+    settings: Callable[[int], PlanSettings]
+    points: tuple[Point, ...]
+    left_out: tuple[str, ...]
+
+
+def read_request(options: Mapping[str, Any]) -> Request:
+    """The request that the options of :data:`predict.prediction.command_options.point_options` make, by their names.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line.
+    """
+    evaluator = evaluator_named(options["evaluator"])
+    model = read_model(options, evaluator)
+    settings = settings_of(model, options)
+    chosen = expand_points(
+        model.network, options["strategy"], options["batch"], options["ranks"], options["scaling"], settings
+    )
+    refuse_unused(
+        settings(1), [point.strategy for point in chosen.points], *(("split",) if options["split"] is not None else ())
+    )
+    refuse_without_pipeline(options["stages"], chosen.points)
+    points = chosen.points
+    if options["stages"] == _MEASURED:
+        points = tuple(with_balanced_stages(model, point) for point in points)
+    return Request(model=model, evaluator=evaluator, settings=settings, points=points, left_out=chosen.left_out)
+
+
+def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
+    """The cost model of the profile, model, cluster and choices that the options name.
+
+    Raises:
+        UserError: a file is unreadable, or the profile lacks what is chosen.
+    """
+    profile = read_profile(options["profile"])
+    network = choose_network(profile, options["model"], options["network"], options["profile"])
+    optimizer, dtype, kernel_settings = _measured_choices(profile, network, options)
+    cluster: Path | None = options["cluster"]
+    return CostModel(
+        profile=profile,
+        network=network,
+        optimizer=optimizer,
+        dtype=dtype,
+        kernel_settings=kernel_settings,
+        cluster=read_cluster(cluster) if cluster else None,
+        backend=options["backend"],
+        input_options=input_options(evaluator.name, options),
+        fusion=fusion_options(evaluator.name, options),
+        slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
+        dilate=options.get("dilate"),
+        drawn=options.get("dilate") is not None and options["spread"],
+    )
+
+
+class Predicted(NamedTuple):
+    """Predictions, the iteration of each with its interval, and what had to be left out, and why."""
+
+    predictions: tuple[Prediction, ...]
+    timed: tuple[Timed, ...]
+    left_out: tuple[str, ...]
+
+
+def predict_request(options: Mapping[str, Any]) -> Predicted:
+    """Predictions of every strategy, rank count and batch.
+
+    Args:
+        options: of the command line, by the names of its parameters.
+
+    Raises:
+        UserError: whatever of the options or files is wrong, in one line; or no point at all is possible.
+    """
+    request = read_request(options)
+    predictor = Predictor(
+        request.model,
+        request.evaluator,
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+        price_per_rank_hour=options.get("price"),
+    )
+    found: list[tuple[Prediction, Timed]] = []
+    refused: list[tuple[Strategy, UserError]] = []
+    for point in request.points:
+        try:
+            found.append(predictor.predict_timed(point))
+        except UserError as error:
+            refused.append((point.strategy, error))
+    if not found:
+        raise refused[0][1]
+    predictions, timed = zip(*found, strict=True)
+    return Predicted(predictions, timed, tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused)))))
+
+
+def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
+    """A plan's settings for a global mini-batch."""
+    first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
+    known = model.communication.cluster.ranks_per_node
+    on_node = ranks_per_node(options["exchange"], options["ranks_per_node"], known)
+
+    def settings(batch: int) -> PlanSettings:
+        return PlanSettings(
+            batch=batch,
+            optimizer=model.optimizer,
+            first_bucket_bytes=first_bucket,
+            bucket_cap_bytes=bucket_cap,
+            batch_norm=options["batch_norm"],
+            accumulate=options["accumulate"],
+            recompute=parse_recompute(options["recompute"]),
+            split=parse_layers(options["split"], "--split"),
+            filter_backward=options["filter_backward"],
+            spatial_until=options["spatial_until"],
+            exchange=options["exchange"],
+            ranks_per_node=on_node,
+            micro_batches=options["micro_batches"],
+            schedule=options["schedule"],
+            stages=() if options["stages"] in (None, _MEASURED) else tuple(options["stages"].split(",")),
+            blocking=library_blocks(model.communication.backend),
+        )
+
+    return settings
+
+
+def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str, str]:
+    times = [time for time in profile.model_times if time.model == network.name] or list(profile.model_times)
+    dtype = choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32")
+    measured = [time for time in (times or profile.layer_times) if time.dtype == dtype]
+    given = {name: options.get(name) for name in KernelSettings.__struct_fields__}
+    return (
+        choose_measured("optimizer", options["optimizer"], [time.optimizer for time in times], "sgd"),
+        dtype,
+        choose_label(given, [time.kernel_settings for time in measured], network.name),
+    )

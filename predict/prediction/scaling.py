@@ -1,0 +1,128 @@
+"""Sweeps over rank counts: where efficiency begins to fall off.
+
+The *knee* of a sweep is its largest rank count up to which no point's efficiency falls below a fraction of that at the
+smallest count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.strategy import Strategy, parse_strategy
+from predict.prediction.prediction import Prediction
+from predict.prediction.scaling_band import Timed, efficiency_band
+
+DEFAULT_FRACTION = 0.8
+
+
+class Sweep(NamedTuple):
+    """One strategy over rank counts.
+
+    Attributes:
+        strategy: the kind of the axis that grows, with what stands inside of it: ``data+f2``.
+        kept: the samples that every point has, in words.
+        knee_ranks: of the efficiencies as predicted. knee_range: of the lower and of the upper ends of the bands of
+            their ratios to that at the smallest count.
+    """
+
+    strategy: str
+    kept: str
+    fraction: float
+    smallest_ranks: int
+    largest_ranks: int
+    knee_ranks: int
+    knee_range: tuple[int, int]
+
+    def __str__(self) -> str:
+        goes_on = ", the most of the sweep" if self.knee_ranks == self.largest_ranks else ""
+        low, high = self.knee_range
+        band = f"; {low} to {high} by the ends of its band" if low < high else ""
+        text = f"{self.strategy}, {self.kept}: {self.knee_ranks} ranks{goes_on}; up to there efficiency is at least"
+        return f"{text} {self.fraction:.3g} of that at {self.smallest_ranks}{band}"
+
+
+class _Point(NamedTuple):
+    position: int
+    prediction: Prediction
+    timed: Timed
+
+
+def check_fraction(fraction: float) -> None:
+    """Refuse a fraction of the efficiency that is none.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
+    """
+    if not 0 < fraction <= 1:
+        raise UserError(f"--knee {fraction:g}: a fraction of the efficiency is above 0 and at most 1")
+
+
+def with_knees(
+    predictions: Sequence[Prediction], timed: Sequence[Timed], *, strong: bool, fraction: float = DEFAULT_FRACTION
+) -> tuple[tuple[Prediction, ...], tuple[Sweep, ...]]:
+    """Predictions with ``knee_ranks`` where they are part of a sweep, and the sweeps.
+
+    A sweep is what one strategy makes of at least two rank counts by its outermost axis, with the samples a rank (weak
+    scaling) or all of them (strong) kept.
+
+    Args:
+        timed: the iteration of each prediction with its interval.
+        fraction: of the efficiency at the smallest rank count, above 0 and at most 1.
+
+    Raises:
+        UserError: the fraction is none.
+    """
+    check_fraction(fraction)
+    groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[_Point]] = {}
+    for index, (prediction, own) in enumerate(zip(predictions, timed, strict=True)):
+        growing = _growing(parse_strategy(prediction.strategy))
+        key = growing, _kept(prediction, strong=strong), tuple(prediction.options.items())
+        groups.setdefault(key, []).append(_Point(index, prediction, own))
+    found, sweeps = list(predictions), []
+    for (name, kept, _), group in groups.items():
+        points = sorted(group, key=lambda point: point.prediction.ranks)
+        if points[0].prediction.ranks == points[-1].prediction.ranks:
+            continue
+        sweep = _sweep(name, kept, points, fraction)
+        sweeps.append(sweep)
+        for point in points:
+            found[point.position] = msgspec.structs.replace(point.prediction, knee_ranks=sweep.knee_ranks)
+    return tuple(found), tuple(sweeps)
+
+
+def _growing(strategy: Strategy) -> str:
+    """What points of one sweep share: the outermost axis but for its degree, and all inside of it."""
+    if not strategy.axes:
+        return strategy.name
+    outer, *inner = strategy.axes
+    zero = f" with ZeRO stage {outer.zero_stage}" if outer.zero_stage else ""
+    return "+".join([outer.kind, *map(str, inner)]) + zero
+
+
+def _kept(prediction: Prediction, *, strong: bool) -> str:
+    return f"batch {prediction.batch}" if strong else f"{prediction.batch / prediction.ranks:.12g} samples a rank"
+
+
+def _sweep(name: str, kept: str, points: Sequence[_Point], fraction: float) -> Sweep:
+    """The knees of the ratios of efficiency to that at the smallest count, and of the ends of their bands.
+
+    All points have one serial reference, so their efficiencies go as the iterations alone.
+    """
+    smallest, *others = points
+    low, found, high = [1.0], [1.0], [1.0]
+    for point in others:
+        ratio = point.prediction.efficiency / smallest.prediction.efficiency
+        ends = efficiency_band(point.timed, smallest.timed, ratio)
+        for values, value in zip((low, found, high), (ends[0], ratio, ends[1]), strict=True):
+            values.append(value)
+    ranks = [point.prediction.ranks for point in points]
+
+    def knee(ratios: Sequence[float]) -> int:
+        below = next((index for index, ratio in enumerate(ratios) if ratio < fraction), len(ratios))
+        return ranks[max(below - 1, 0)]
+
+    return Sweep(name, kept, fraction, ranks[0], ranks[-1], knee(found), (knee(low), knee(high)))

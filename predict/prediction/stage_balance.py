@@ -1,0 +1,59 @@
+"""The cut into stages that balances a profile's seconds.
+
+A layer counts what a rank computes of it, forward and backward of a micro-batch, with its share of the time between
+operations: measured, or from whichever source the cost model has. Where an axis shares layers it counts as the largest
+of its shards; what is communicated for layers does not count.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Between, Compute
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.stages import balanced_stages
+from predict.costs.cost_model import CostModel
+from predict.workload import Point
+
+CUT_BY = "seconds of the profile"
+
+
+def with_balanced_stages(model: CostModel, point: Point) -> Point:
+    """The point with stages that balance the profile's seconds; as it is without a pipeline.
+
+    Raises:
+        UserError: the profile lacks a part, or the network can't be cut.
+    """
+    if degree_of(point.strategy, "pipeline") == 1:
+        return point
+    stages = balanced_stages(model.network, point.strategy, point.settings, layer_seconds(model, point))
+    settings = msgspec.structs.replace(point.settings, stages=stages, cut_by=CUT_BY)
+    return Point(strategy=point.strategy, settings=settings)
+
+
+def layer_seconds(model: CostModel, point: Point) -> tuple[float, ...]:
+    """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
+    # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
+    # any cut prices them all, and GPipe's has as few stages as any.
+    settings = msgspec.structs.replace(point.settings, schedule="gpipe")
+    plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
+    priced = dict(zip(plan.works, model.price(plan).costs.seconds.tolist(), strict=True))
+    between: dict[str, float] = {work.phase: seconds for work, seconds in priced.items() if isinstance(work, Between)}
+    found: dict[tuple[str, str], float] = {}
+    for work, seconds in priced.items():
+        if isinstance(work, Compute):
+            key = work.layer, work.phase
+            found[key] = max(found.get(key, 0.0), seconds + between[work.phase])
+    return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in model.network.layers)
+
+
+def refuse_without_pipeline(stages: str | None, points: tuple[Point, ...]) -> None:
+    """Refuse ``--stages`` where nothing has stages.
+
+    Raises:
+        UserError: no point has a pipeline.
+    """
+    if stages and not any(degree_of(point.strategy, "pipeline") > 1 for point in points):
+        raise UserError("--stages is for the stages of a pipeline; none of the strategies has one")

@@ -1,0 +1,417 @@
+"""What ``predict search`` chooses from: every strategy for a number of ranks, in every order, with all its settings.
+
+A *mesh* is what decides the work of a rank: the axis that shares layers with its parts, the stages, the replicas. Its
+*placements* are the orders of its axes: they decide who is whose neighbour, and with it which level of the cluster each
+exchange crosses. A *candidate* is a placement with micro-batches, a schedule, a bucket size, and what it computes again
+instead of keeping it; without a pipeline micro-batches are those whose gradients a rank adds up before they are
+exchanged.
+
+ZeRO stages beside other axes and two axes that share layers have no plan. What else could be asked for and is left out
+is said in ``Space.not_searched``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
+from paradl_bench.plan.tasks import RECOMPUTE_ALL, PlanSettings, bucket_limits
+from paradl_bench.strategies.data.zero.plan import check_zero
+from paradl_bench.strategies.nesting.catalog import axis_planners
+from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+from paradl_bench.strategies.passes.recomputation import segments_of
+from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
+from paradl_bench.strategies.spatial.region import most_parts
+from predict.costs.sourced import Ints
+from predict.search.candidates.mirrored import is_first_written
+from predict.search.candidates.ruled_out import RuledOut, batch_refusal
+
+MOST_TRIED_MICRO_BATCHES = 512
+SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
+"""Axes that share layers; a strategy has one of them at most."""
+KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
+"""``PlanSettings.recompute`` to try: all activations are kept, or those of all blocks are computed again."""
+_NO_SCHEDULE = "gpipe"
+"""What settings without a pipeline say, which is their default."""
+
+
+class Mesh(NamedTuple):
+    """What a rank works on, wherever it stands.
+
+    Attributes:
+        shared: the axis that shares layers; None without one.
+        stages: ranks along the pipeline, 1 without one. replicas: along data. zero: the stage of that.
+    """
+
+    shared: Axis | None
+    stages: int
+    replicas: int
+    zero: int = 0
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those of more than one rank, data first."""
+        found = [Axis(kind="data", extents=(self.replicas,), zero_stage=self.zero)] if self.replicas > 1 else []
+        found += [Axis(kind="pipeline", extents=(self.stages,))] if self.stages > 1 else []
+        return (*found, *([self.shared] if self.shared else []))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks hold the same parameters and exchange their gradients."""
+        return self.replicas > 1 or (self.shared is not None and self.shared.kind == "spatial")
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether ranks can compute activations again instead of keeping them."""
+        return self.stages == 1 and self.zero < 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All candidates, as arrays with an entry each.
+
+    Attributes:
+        strategies: every placement. meshes: distinct ones; mesh_of: each strategy's index in them.
+        schedules: by name. caps_mb: of ``bucket_cap_mb``, None for torch's default.
+        recomputed: of ``PlanSettings.recompute``.
+        strategy, micro_batches, schedule, cap, again: per candidate; indices (the last one in ``recomputed``) but for
+            micro-batches.
+        impossible: what cannot be, counted. not_searched: what could, and has no candidates.
+    """
+
+    settings: PlanSettings
+    strategies: tuple[Strategy, ...]
+    meshes: tuple[Mesh, ...]
+    mesh_of: Ints
+    schedules: tuple[str, ...]
+    caps_mb: tuple[float | None, ...]
+    recomputed: tuple[tuple[str, ...], ...]
+    strategy: Ints
+    micro_batches: Ints
+    schedule: Ints
+    cap: Ints
+    again: Ints
+    impossible: RuledOut
+    not_searched: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.strategy)
+
+    def settings_of(self, candidate: int) -> PlanSettings:
+        """A plan's settings of a candidate."""
+        first, cap = bucket_limits(self.caps_mb[self.cap[candidate]])
+        count, pipelined = int(self.micro_batches[candidate]), self.is_pipelined(candidate)
+        return msgspec.structs.replace(
+            self.settings,
+            first_bucket_bytes=first,
+            bucket_cap_bytes=cap,
+            micro_batches=count if pipelined else None,
+            accumulate=1 if pipelined else count,
+            schedule=self.schedules[self.schedule[candidate]],
+            recompute=self.recomputed[self.again[candidate]],
+        )
+
+    def is_pipelined(self, candidate: int) -> bool:
+        """Whether the candidate has stages."""
+        return self.mesh(candidate).stages > 1
+
+    def mesh(self, candidate: int) -> Mesh:
+        """What its ranks work on."""
+        return self.meshes[int(self.mesh_of[self.strategy[candidate]])]
+
+
+def find_space(
+    network: Network,
+    settings: PlanSettings,
+    ranks: int,
+    caps_mb: Sequence[float],
+    recomputed: Sequence[tuple[str, ...]] = KEPT_OR_AGAIN,
+    computed_in: tuple[str, str] = ("fp32", ""),
+    like: tuple[int, ...] = (),
+) -> Space:
+    """Every candidate.
+
+    Args:
+        settings: of the batch and of whatever is not searched. caps_mb: tried beside torch's default.
+        recomputed: of ``PlanSettings.recompute``; where there are several, those that the network has nothing for are
+            left out.
+        computed_in: dtype and kernel settings that are trained in.
+        like: per spatial dim, the first that is like it, of blocks that are predicted alike; none where all differ.
+
+    Raises:
+        UserError: no candidate at all is possible; the message says why.
+    """
+    impossible = RuledOut()
+    names = tuple(sorted(schedules(), key=lambda name: (name != _NO_SCHEDULE, name)))
+    caps: tuple[float | None, ...] = (None, *caps_mb)
+    recomputed = _possible_segments(network, settings, recomputed, impossible, computed_in[0])
+    finder = _Finder(network, settings, ranks, names, caps, recomputed, impossible, like)
+    strategies: list[Strategy] = []
+    meshes: list[Mesh] = []
+    mesh_of: list[int] = []
+    rows = []
+    for mesh in finder.meshes():
+        combinations = finder.combinations(mesh) if finder.trains_in(mesh, *computed_in) else ()
+        if not len(combinations):
+            continue
+        for order in itertools.permutations(mesh.axes):
+            rows.append(np.insert(combinations, 0, len(strategies), axis=1))
+            strategies.append(Strategy(axes=order))
+            mesh_of.append(len(meshes))
+        meshes.append(mesh)
+    if not rows:
+        why = impossible.why_none(settings.batch, ranks)
+        raise UserError(f"no strategy of {network.name} on {ranks} ranks with batch {settings.batch}: {why}")
+    columns = np.concatenate(rows).T
+    return Space(
+        settings=settings,
+        strategies=tuple(strategies),
+        meshes=tuple(meshes),
+        mesh_of=np.array(mesh_of),
+        schedules=names,
+        caps_mb=caps,
+        recomputed=recomputed,
+        strategy=columns[0],
+        micro_batches=columns[1],
+        schedule=columns[2],
+        cap=columns[3],
+        again=columns[4],
+        impossible=impossible,
+        not_searched=(*_left_out(settings, meshes, recomputed), *finder.mirrors()),
+    )
+
+
+def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """What could be asked for of the meshes and has no candidates."""
+    locally = {settings.batch // mesh.replicas for mesh in meshes}
+    if any(_divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
+        yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
+    if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
+        yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
+    if any(mesh.stages > 1 for mesh in meshes):
+        yield "stages that do not balance FLOPs (--stages)"
+    if len(recomputed) > 1:
+        yield "activations of some blocks computed again (--recompute)"
+
+
+def _possible_segments(
+    network: Network,
+    settings: PlanSettings,
+    recomputed: Sequence[tuple[str, ...]],
+    impossible: RuledOut,
+    dtype: str,
+) -> tuple[tuple[str, ...], ...]:
+    found = []
+    for chosen in recomputed:
+        try:
+            tried = msgspec.structs.replace(settings, recompute=chosen)
+            segments_of(network, tried)
+            check_dtype(Strategy(), tried, dtype)
+            found.append(chosen)
+        except UserError as error:
+            if len(recomputed) == 1:
+                raise
+            impossible.add(str(error))
+    return tuple(found)
+
+
+class _Finder:
+    def __init__(
+        self,
+        network: Network,
+        settings: PlanSettings,
+        ranks: int,
+        names: Sequence[str],
+        caps: Sequence[float | None],
+        recomputed: Sequence[tuple[str, ...]],
+        impossible: RuledOut,
+        like: tuple[int, ...],
+    ) -> None:
+        self.mirrored: list[tuple[int, ...]] = []
+        self._like = like
+        self._network, self._settings, self._ranks = network, settings, ranks
+        self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
+        self._schedules = [schedules()[name] for name in names]
+        self._most_stages, self._why = most_stages(network), widest_share(network)
+
+    def meshes(self) -> Iterator[Mesh]:
+        """Those within the limits of their axes and of the batch."""
+        for shared in (None, *self._shared_axes()):
+            rest = self._ranks // (shared.degree if shared else 1)
+            for stages in _divisors(rest):
+                replicas = rest // stages
+                if self._possible(stages, replicas, 1 + (shared is not None)):
+                    yield Mesh(shared, stages, replicas)
+        if self._ranks > 1 and not self._settings.batch % self._ranks:
+            yield from (Mesh(None, 1, self._ranks, stage) for stage in (1, 2, 3) if self._can_shard(stage))
+
+    def _possible(self, stages: int, replicas: int, axes: int) -> bool:
+        """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
+        placements = _placements(stages, replicas, axes - 1)
+        if stages > 1 and self._settings.batch_norm == "sync":
+            self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", placements)
+        elif stages > self._most_stages:
+            name = self._network.name
+            text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
+            self._impossible.add(f"pipeline: {text}{self._why}", placements)
+        elif self._settings.batch % replicas:
+            self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), placements)
+        else:
+            return True
+        return False
+
+    def trains_in(self, mesh: Mesh, dtype: str, kernel_settings: str) -> bool:
+        """Whether a mesh can be trained in a dtype and with kernel settings; else its placements are counted."""
+        try:
+            check_dtype(Strategy(axes=mesh.axes), self._settings, dtype)
+            check_kernel_settings(Strategy(axes=mesh.axes), self._settings, kernel_settings)
+        except UserError as error:
+            self._impossible.add(str(error), math.factorial(len(mesh.axes)))
+            return False
+        return True
+
+    def _can_shard(self, stage: int) -> bool:
+        strategy = Strategy(axes=(Axis(kind="data", extents=(self._ranks,), zero_stage=stage),))
+        try:
+            check_zero(self._network, strategy, self._settings)
+        except UserError as error:
+            self._impossible.add(str(error))
+            return False
+        return True
+
+    def _shared_axes(self) -> Iterator[Axis]:
+        """Axes that share layers, of each degree that divides the ranks."""
+        planners = axis_planners()
+        for kind in SHARING:
+            limit = planners[kind].limit(self._network, self._settings)
+            for degree in _divisors(self._ranks)[1:]:
+                beyond = degree > limit.ranks
+                for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
+                    try:
+                        if beyond:
+                            raise UserError(str(limit))
+                        if kind != "spatial":
+                            planners[kind].check(self._network, Strategy(axes=(axis,)), 0, self._settings)
+                        yield axis
+                    except UserError as error:
+                        text = f"{kind}: {limit}" if beyond else str(error)
+                        self._impossible.add(text, self._strategies_with(degree))
+                if beyond and limit.ranks == 1:
+                    self._impossible.add(f"{kind}: {limit}", self._strategies_with(degree))
+
+    def _strategies_with(self, degree: int) -> int:
+        """Strategies that have one axis of the degree, which shares layers."""
+        rest = self._ranks // degree
+        return sum(_placements(stages, rest // stages, 1) for stages in _divisors(rest))
+
+    def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
+        """An axis of the degree; of spatial, one for each way to part the dims, none of which ends in a 1."""
+        if kind != "spatial":
+            yield Axis(kind=kind, extents=(degree,))
+            return
+        most = most_parts(self._network, until=self._settings.spatial_until)
+        extents = most[0] if most else ()
+        for parts in _factorings(degree, min(len(extents), 3)):
+            kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
+            if not is_first_written(parts, self._like):
+                self.mirrored.append(kept)
+                continue
+            if all(part <= extent for part, extent in zip(kept, extents, strict=False)):
+                yield Axis(kind=kind, extents=kept)
+            else:
+                text = f"spatial: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
+                self._impossible.add(text, self._strategies_with(degree))
+
+    def mirrors(self) -> Iterator[str]:
+        """What blocks have no candidates because others are theirs with dims in turn."""
+        if self.mirrored:
+            few = [str(Axis(kind="spatial", extents=parts)) for parts in dict.fromkeys(self.mirrored)]
+            yield f"blocks that are another's with like dims in turn ({', '.join(few[:3])})"
+
+    def combinations(self, mesh: Mesh) -> Ints:
+        """Micro-batches, schedule, bucket size and what is computed again, of a mesh's candidates: a row each."""
+        caps = range(len(self._caps)) if mesh.exchanges and mesh.zero < 2 else (0,)
+        again = self._computed_again(mesh)
+        local = self._settings.batch // mesh.replicas
+        if mesh.stages == 1:
+            turns = [(count, 0) for count in _divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
+        else:
+            turns = [
+                (count, index)
+                for index in range(len(self._schedules))
+                for count in _divisors(local)
+                if self._takes_turns(mesh, index, count)
+            ]
+        rows = [(*turn, cap, which) for turn in turns for cap in caps for which in again]
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+    def _computed_again(self, mesh: Mesh) -> list[int]:
+        """What the mesh can have of ``recomputed``; placements that it rules out are counted."""
+        found = [which for which, chosen in enumerate(self._recomputed) if mesh.computes_again or not chosen]
+        if len(found) < len(self._recomputed):
+            other, them = ("ZeRO stages 2 and 3", "them") if mesh.zero > 1 else ("a pipeline", "one")
+            text = f"{other} with --recompute, which runs without {them}"
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+        return found
+
+    def _takes_turns(self, mesh: Mesh, index: int, count: int) -> bool:
+        schedule = self._schedules[index]
+        if count > MOST_TRIED_MICRO_BATCHES:
+            return False
+        if schedule.stages(mesh.stages) > self._most_stages:
+            text = f"{schedule.name}: {schedule.stages_per_rank} stages a rank, {self._most_stages} are the most"
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+        elif schedule.refusal(mesh.stages, count):
+            text = f"some micro-batches, which --schedule {schedule.name} does not take"
+            self._impossible.add_settings(text, mesh, math.factorial(len(mesh.axes)))
+        else:
+            return True
+        return False
+
+
+def alike(*columns: Ints) -> tuple[Ints, Ints]:
+    """Which entries of columns of whole numbers from 0 on are equal in all of them.
+
+    Returns:
+        The first of each kind, ordered by the columns, and the kind of each entry.
+    """
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        several = int(column.max(initial=0)) + 1
+        if int(key.max(initial=0)) >= np.iinfo(np.int64).max // several - 1:
+            key = np.unique(key, return_inverse=True)[1]
+        key = key * several + column
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind
+
+
+def _placements(stages: int, replicas: int, shared: int) -> int:
+    """Orders of the axes of more than one rank."""
+    return math.factorial((stages > 1) + (replicas > 1) + shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [part for part in range(1, math.isqrt(number) + 1) if not number % part]
+    return tuple(sorted({*small, *(number // part for part in small)}))
+
+
+def _factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ordered products of so many factors."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in _divisors(number):
+        for rest in _factorings(number // first, parts - 1) if parts > 1 else ():
+            yield (first, *rest)

@@ -1,0 +1,1 @@
+"""Seconds and memory of many candidates at once, as arrays."""

@@ -1,0 +1,60 @@
+"""What predictions turned out to be over their estimates, for those that are still to be predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.space import Space
+
+
+class Corrections:
+    """Corrects estimates by predictions of others, so that the next to be predicted is likely the fastest.
+
+    What estimates leave out differs by mesh and, in a pipeline, by schedule: one queues what it sends behind an
+    exchange of gradients, and another one does not. So each schedule of a mesh has a factor of its own, the least that
+    was found, so that none is passed over for what another one takes. One that none was predicted of takes the least
+    that its schedule has on other meshes, or, before it was tried on a few, the least of all.
+    """
+
+    _FEW = 3
+
+    def __init__(self, space: Space) -> None:
+        mesh_of = space.mesh_of[space.strategy]
+        piped = np.array([mesh.stages > 1 for mesh in space.meshes])[mesh_of]
+        # Schedule 0 stands for meshes without a pipeline, whose factor says nothing of other meshes.
+        self._schedule = np.where(piped, space.schedule + 1, 0)
+        self._mesh = mesh_of
+        self._factor = np.full((len(space.meshes), len(space.schedules) + 1), np.inf)
+
+    def learn(self, candidate: int, estimate_s: float, predicted_s: float) -> None:
+        """Take in what a candidate was estimated, and predicted, to take."""
+        place = int(self._mesh[candidate]), int(self._schedule[candidate])
+        self._factor[place] = min(self._factor[place], predicted_s / estimate_s)
+
+    def of(self, estimates: Floats) -> Floats:
+        """Seconds of all candidates, corrected; of the shape of ``estimates``."""
+        known = np.isfinite(self._factor)
+        least = self._factor.min() if known.any() else 1.0
+        elsewhere = np.where(known.sum(axis=0) >= self._FEW, self._factor.min(axis=0), least)
+        elsewhere[0] = least
+        factor = np.where(known, self._factor, elsewhere)
+        return np.asarray(estimates * factor[self._mesh, self._schedule])
+
+
+def next_to(space: Space, candidate: int) -> Ints:
+    """Candidates of the same strategy whose settings are one step from this one's: another schedule, half or twice the
+    micro-batches, the next bucket size or torch's default, another choice of what is computed again."""
+    own = np.flatnonzero(space.strategy == space.strategy[candidate])
+    ratio = space.micro_batches[own] / space.micro_batches[candidate]
+    caps = np.array([-np.inf if cap is None else cap for cap in space.caps_mb]).argsort().argsort()
+    # The default comes first in that order, and is next to all.
+    step = np.where(caps[space.cap[own]] == 0, 1, caps[space.cap[own]] - caps[space.cap[candidate]])
+    same_cap = space.cap[own] == space.cap[candidate]
+    steps = (
+        (space.schedule[own] != space.schedule[candidate]).astype(int)
+        + (ratio != 1)
+        + ~same_cap
+        + (space.again[own] != space.again[candidate])
+    )
+    return np.asarray(own[(steps == 1) & (ratio >= 0.5) & (ratio <= 2) & (same_cap | (np.abs(step) == 1))])

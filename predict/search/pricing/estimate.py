@@ -1,0 +1,335 @@
+"""Seconds of every candidate, estimated from below with arrays: to choose which of them to predict exactly.
+
+With f_i and b_i forward and backward of a micro-batch on rank i of p (layers' seconds by the share of their FLOPs,
+times the least lag of the last rank, and what compute waits for; what is computed again is backward's), S
+micro-batches, t what is sent over a cut, and X_i the last backward with the exchange of gradients that it hides,
+
+    E_i = sum over j < i of (f_j + t_j) + S (f_i + b_i)
+    iteration >= max over i of [E_i - b_i + X_i + WU_i],  and  max over i of [E_i + sum over j < i of (b_j + t_j)] + ...
+    iteration >= max over i of [sum over j < i of (f_j + t_j) + f_i + S u_i],  u_i all that i sends of a micro-batch
+    X_i = max(b_i + last bucket, backward until the first bucket is full + all buckets)
+
+Rank i cannot begin before the first micro-batch has come through those in front of it, has all its work to do, sends
+one message after the other, both ways, and exchanges one bucket after the other: no schedule that keeps the two halves
+of backward together is faster. One that parts them sends back before the second half: of the second maximum it takes
+forward and messages alone. What is left out only adds: interference, waiting within a schedule, latency behind compute.
+It is an estimate where shards were not measured, which may keep more or less of a layer's efficiency than their share
+of its FLOPs. Where mini-batches are read and copied, the closed form of that makes an iteration of these seconds.
+
+Candidates that differ in bucket sizes alone are one row of the arrays, and rows of pipelines cut alike are computed
+together, whatever their strategies: a call of numpy for each strategy would take longer than all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.pipeline.crossings import elements
+from paradl_bench.strategies.pipeline.stages import cut_into_stages
+from predict.costs.cost_model import CostModel
+from predict.costs.input.input_closed_form import iteration_seconds
+from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
+from predict.search.candidates.space import Mesh, Space, alike
+from predict.search.pricing.exchange import Buckets, Exchanges
+from predict.search.pricing.groups import Group, GroupCosts, group_along
+from predict.search.pricing.layer_seconds import WholeLayers, computed_again
+from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.waits import Waits
+from predict.simulation.input_tasks import refuse_unknown, terms_of
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+_AT_ONCE = 500_000
+"""Elements of an array at most: many for a call of numpy, and few for a cache."""
+
+
+class Cut(NamedTuple):
+    """Stages of a pipeline over so many ranks.
+
+    Attributes:
+        key: ranks, and stages of each. bounds: index of each stage's first layer, and of the end.
+        sent_bytes: a sample, behind each stage.
+    """
+
+    key: tuple[int, int]
+    bounds: Ints
+    sent_bytes: Floats
+
+
+class _Rows(NamedTuple):
+    """Candidates that differ in bucket sizes alone: arrays with an entry each.
+
+    Attributes:
+        strategy, mesh, again: indices in the space. shared: number of what their ranks share of layers.
+        turns: micro-batches, of so many samples. stages_per_rank: of the schedule; in_parts: whether it parts backward.
+        sent, exchanged: links that activations, and gradients, go over. waits: see :class:`Waits`.
+    """
+
+    strategy: Ints
+    mesh: Ints
+    shared: Ints
+    again: Ints
+    turns: Ints
+    samples: Ints
+    stages_per_rank: Ints
+    in_parts: Ints
+    sent: Ints
+    exchanged: Ints
+    waits: Ints
+
+    def take(self, chosen: Ints) -> _Rows:
+        """Some of them."""
+        return _Rows(*(column[chosen] for column in self))
+
+
+class _Links(NamedTuple):
+    """Of a strategy, by number: links that activations and gradients go over, and what compute waits for."""
+
+    sent: int
+    exchanged: int
+    waits: int
+
+
+class _Work(NamedTuple):
+    """Seconds of layers: arrays of shape (rows, layers), and of the weight update by rows."""
+
+    forward: Floats
+    backward: Floats
+    update: Floats
+
+
+class Estimates:
+    """Estimates of a space's candidates, on one cost model."""
+
+    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._model, self._space, self._shared = model, space, shared
+        self._groups = GroupCosts(model.communication)
+        self._ranks = space.strategies[0].ranks
+        self._whole = WholeLayers(model, self._ranks)
+        self._waits = Waits(self._groups)
+        self._numbers: dict[Axis | None, int] = {}
+        # What each rank's part of the parameters takes to be broadcast, reduced, and gathered.
+        self._parts = np.zeros((len(space.strategies), 3))
+        self._again = [
+            computed_again(model.network, msgspec.structs.replace(space.settings, recompute=chosen))
+            for chosen in space.recomputed
+        ]
+        self._cuts: dict[tuple[int, int], Cut] = {}
+
+    def seconds(self) -> Floats:
+        """Of every candidate; infinite where the network has no such cut, or the profile lacks what the strategy needs.
+
+        What it lacks is added to what the space counts as impossible.
+        """
+        space = self._space
+        rows, row = self._rows()
+        found = np.full((len(rows.strategy), len(space.caps_mb)), np.inf)
+        works = [self._shared.of(axis) for axis in self._numbers]
+        self._share = np.array([work.share for work in works]).reshape(-1, len(self._model.network.layers))
+        gradient_bytes = np.array([work.gradient_bytes for work in works], np.int64).reshape(self._share.shape)
+        self._buckets = Buckets(self._groups, gradient_bytes, space.caps_mb)
+        self._updated = gradient_bytes.sum(axis=1) / max(self._shared.of(None).gradient_bytes.sum(), 1)
+        stages = np.array([mesh.stages for mesh in space.meshes])[rows.mesh]
+        zero = np.array([mesh.zero for mesh in space.meshes])[rows.mesh]
+        possible = self._possible[rows.strategy]
+        for key in self._cuts:
+            alike_cut = possible & (zero < 2) & (stages == key[0]) & (rows.stages_per_rank == key[1])
+            for chosen, estimates in self._of_cut(self._cuts[key], rows, np.flatnonzero(alike_cut)):
+                found[chosen] = estimates
+        chosen = np.flatnonzero(possible & (zero > 1))
+        if len(chosen):
+            found[chosen] = self._sharded(rows.take(chosen))[:, None]
+        return self._fed(np.asarray(found[row, space.cap]))
+
+    def _fed(self, seconds: Floats) -> Floats:
+        """What the mini-batches make of iterations of so many seconds."""
+        model, space = self._model, self._space
+        ranks_on_host = model.place(space.strategies[0], 1).ranks_on_host
+        of_strategies = []
+        for strategy, mesh in zip(space.strategies, space.mesh_of, strict=True):
+            terms = terms_of(model, strategy, space.settings.batch // space.meshes[mesh].replicas, ranks_on_host)
+            if not terms.known:
+                refuse_unknown(model.input_options)
+                return seconds
+            of_strategies.append(terms.costs.seconds)
+        reading, copying = np.array(of_strategies)[space.strategy].T
+        return np.asarray(iteration_seconds(terms.fetch, reading, copying, seconds))
+
+    def _rows(self) -> tuple[_Rows, Ints]:
+        """All rows, and the row of each candidate."""
+        space = self._space
+        schedules = [schedule_of(name) for name in space.schedules]
+        meshes = space.mesh_of[space.strategy]
+        piped = np.array([mesh.stages for mesh in space.meshes])[meshes] > 1
+        # The estimate knows how many stages a rank has, whether backward has parts, and nothing else of a schedule.
+        per_rank = np.where(piped, np.array([each.stages_per_rank for each in schedules])[space.schedule], 1)
+        in_parts = piped & np.array([each.splits_backward for each in schedules])[space.schedule]
+        first, row = alike(space.strategy, space.micro_batches, per_rank, in_parts, space.again)
+        strategy, mesh, turns = space.strategy[first], meshes[first], space.micro_batches[first]
+        local = space.settings.batch // np.array([each.replicas for each in space.meshes])[mesh]
+        samples, per_rank = local // turns, per_rank[first]
+        links = self._links(strategy, samples, per_rank)
+        numbers = np.array([self._numbers.get(each.shared, 0) for each in space.meshes])
+        of_strategies = np.array(links, np.int64).T[:, strategy]
+        found = _Rows(
+            strategy,
+            mesh,
+            numbers[mesh],
+            space.again[first],
+            turns,
+            samples,
+            per_rank,
+            in_parts[first],
+            *of_strategies,
+        )
+        return found, row
+
+    def _links(self, strategy: Ints, samples: Ints, stages_per_rank: Ints) -> list[_Links]:
+        """Of every strategy, whatever of rows' estimates may be impossible looked up; those that are not stay out."""
+        space = self._space
+        self._possible = np.zeros(len(space.strategies), bool)
+        # Rows of a strategy stand together.
+        starts = np.searchsorted(strategy, np.arange(len(space.strategies) + 1)).tolist()
+        found = []
+        for index, each in enumerate(space.strategies):
+            own = slice(starts[index], starts[index + 1])
+            mesh = space.meshes[space.mesh_of[index]]
+            try:
+                for per_rank in sorted({*stages_per_rank[own].tolist()}):
+                    self._cut(mesh.stages, per_rank)
+                found.append(self._links_of(mesh, each, sorted({*samples[own].tolist()})))
+                self._parts[index] = self._part_seconds(mesh, each)
+                self._possible[index] = True
+            except UserError as error:
+                space.impossible.add(str(error))
+                if isinstance(error, UnmeasuredCollective):
+                    space.impossible.lacks(each, error.operation)
+                found[index:] = [_Links(0, 0, 0)]
+        return found
+
+    def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
+        self._whole.learn(samples, alone=mesh.stages > 1)
+        self._numbers.setdefault(mesh.shared, len(self._numbers))
+        group = group_along(strategy, mesh.shared.kind) if mesh.shared else Group(1, 1, 1, 1)
+        waits = self._waits.number(self._shared.of(mesh.shared), group)
+        sent = self._groups.link("send_recv", group_along(strategy, "pipeline")) if mesh.stages > 1 else 0
+        exchanges = mesh.exchanges and mesh.zero < 2
+        reduced = self._groups.link("all_reduce", group_along(strategy, "data", "spatial")) if exchanges else 0
+        return _Links(sent, reduced, waits)
+
+    def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
+        """Of the chosen rows, whose pipelines are all cut so, some at a time."""
+        if not len(chosen):
+            return
+        ranks, own = cut.key[0], rows.take(chosen)
+        first, which = alike(own.shared, own.exchanged)
+        exchanges = self._buckets.exchanges(cut.bounds[: ranks + 1], own.shared[first], own.exchanged[first])
+        step = max(_AT_ONCE // max(self._share.shape[1], ranks * len(self._space.caps_mb)), 1)
+        for start in range(0, len(chosen), step):
+            some = np.arange(start, min(start + step, len(chosen)))
+            yield chosen[some], self._of_turns(cut, own.take(some), exchanges, which[some])
+
+    def _of_turns(self, cut: Cut, rows: _Rows, exchanges: Exchanges, which: Ints) -> Floats:
+        """Of shape (rows, bucket sizes)."""
+        ranks = cut.key[0]
+        work = self._work(rows, alone=ranks > 1)
+        # Of shape (rows, stages a rank, ranks): the stages of a rank are as many ranks apart.
+        forward, backward = (
+            np.add.reduceat(own, cut.bounds[:-1], axis=1).reshape(len(rows.turns), -1, ranks)
+            for own in (work.forward, work.backward)
+        )
+        sent = self._transfers(cut, rows)
+        in_front, behind = (_before(own[:, 0] + sent) for own in (forward, backward))
+        done = in_front + rows.turns[:, None] * (forward + backward).sum(axis=1)
+        last = backward[:, 0]
+        gradients = self._buckets.stage_bytes(cut.bounds[: ranks + 1])[rows.shared]
+        update = work.update[:, None] * (gradients / np.maximum(gradients.sum(axis=1, keepdims=True), 1))
+        exchanged = exchanges.seconds(work.backward, which)
+        of_ranks = ((done - last + update)[:, None, :] + exchanged).max(axis=2)
+        first = ((done + behind).max(axis=1) - last[:, 0] + update[:, 0])[:, None] + exchanged[:, :, 0]
+        # What a stage sends back does not wait for all of a backward in parts, and how much of it is not known here:
+        # the way back is that of the messages alone.
+        parted = (in_front + rows.turns[:, None] * forward.sum(axis=1) + _before(sent)).max(axis=1) + update[:, 0]
+        found = np.maximum(of_ranks, np.where(rows.in_parts[:, None], parted[:, None], first))
+        sending = in_front + forward[:, 0] + rows.turns[:, None] * self._sent_each_turn(cut, rows)
+        found = np.maximum(found, sending.max(axis=1)[:, None])
+        # Under ZeRO's first stage each rank broadcasts what it changed after the update.
+        return np.asarray(found + self._ranks * self._parts[rows.strategy, :1])
+
+    def _work(self, rows: _Rows, *, alone: bool) -> _Work:
+        """Layers on a rank, with what their compute waits for, in backward what is computed again too."""
+        forward, backward, update = self._whole.seconds(rows.samples, alone=alone)
+        lag = self._whole.lags(self._space.meshes, rows.mesh, rows.samples)
+        share = self._share[rows.shared] * lag[:, None]
+        sent_forward, sent_backward = self._waits.seconds(rows.waits, rows.samples, self._share.shape[1])
+        forward = forward * share + sent_forward
+        backward = backward * share + sent_backward
+        for which in np.unique(rows.again).tolist():
+            own = rows.again == which
+            backward[own] = self._again[which].added(forward[own], backward[own])
+        parted = np.array([self._ranks if mesh.zero else 1 for mesh in self._space.meshes])
+        return _Work(forward, backward, update * lag * self._updated[rows.shared] / parted[rows.mesh])
+
+    def _cut(self, ranks: int, stages_per_rank: int) -> Cut:
+        key = ranks, stages_per_rank
+        if key not in self._cuts:
+            network = self._model.network
+            if ranks == 1:
+                self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
+                return self._cuts[key]
+            schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
+            stages = cut_into_stages(network, ranks, msgspec.structs.replace(self._space.settings, schedule=schedule))
+            sent = [sum(elements(network, value) for value in stage.sends) for stage in stages]
+            bounds = np.array([*(stage.layers.start for stage in stages), len(network.layers)])
+            self._cuts[key] = Cut(key, bounds, np.array(sent, float) * _ELEMENT_BYTES)
+        return self._cuts[key]
+
+    def _transfers(self, cut: Cut, rows: _Rows) -> Floats:
+        """Seconds of what each rank but the last sends forward of a micro-batch at first; of shape (rows, ranks)."""
+        return np.pad(self._crossing(cut, rows, cut.key[0] - 1), ((0, 0), (0, 1)))
+
+    def _sent_each_turn(self, cut: Cut, rows: _Rows) -> Floats:
+        """Seconds of all that each rank sends of a micro-batch, of each of its stages and both ways; as above."""
+        crossing = self._crossing(cut, rows, len(cut.bounds) - 2)
+        # Each stage but the last sends forward what the next one reads, and that one as much of gradients back.
+        of_stages = np.pad(crossing, ((0, 0), (0, 1))) + np.pad(crossing, ((0, 0), (1, 0)))
+        return np.asarray(of_stages.reshape(len(rows.turns), -1, cut.key[0]).sum(axis=1))
+
+    def _crossing(self, cut: Cut, rows: _Rows, count: int) -> Floats:
+        """Seconds of a micro-batch's message over each of the first cuts; of shape (rows, count)."""
+        if not count:
+            return np.zeros((len(rows.turns), 0))
+        # A block of positions sends its part; of other shards what crosses is whole, or at least their part.
+        parts = np.array([mesh.shared.degree if mesh.shared else 1 for mesh in self._space.meshes])[rows.mesh]
+        first, row = alike(rows.samples, parts, rows.sent)
+        sizes = rows.samples[first, None] * cut.sent_bytes[:count] / parts[first, None]
+        return np.asarray(self._groups.seconds_over(rows.sent[first, None], np.rint(sizes))[row])
+
+    def _part_seconds(self, mesh: Mesh, strategy: Strategy) -> tuple[float, ...]:
+        """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""
+        wanted = {0: (), 1: ("broadcast",)}.get(mesh.zero, ("reduce_scatter", "all_gather"))
+        part = np.floor([self._shared.of(None).gradient_bytes.sum() / self._ranks])
+        group = group_along(strategy, "data")
+        names = ("broadcast", "reduce_scatter", "all_gather")
+        return tuple(float(self._groups.seconds(name, group, part)[0]) if name in wanted else 0.0 for name in names)
+
+    def _sharded(self, rows: _Rows) -> Floats:
+        """ZeRO stages 2 and 3: compute, or reducing and gathering (once, or again for backward) where that is more."""
+        # What these stages hold is never computed again.
+        work = self._work(rows, alone=False)
+        gathers = np.array([mesh.zero - 1 for mesh in self._space.meshes])[rows.mesh]
+        computed = rows.turns * (work.forward.sum(axis=1) + work.backward.sum(axis=1))
+        _, reduced, gathered = self._parts[rows.strategy].T
+        return np.asarray(np.maximum(computed, rows.turns * (gathers * gathered + reduced)) + work.update)
+
+
+def _before(seconds: Floats) -> Floats:
+    """Per rank, the sum over those in front of it; of shape (rows, ranks)."""
+    return np.asarray(np.cumsum(seconds, axis=1) - seconds)

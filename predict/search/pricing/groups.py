@@ -1,0 +1,105 @@
+"""Seconds of collectives among groups of ranks, by where they stand: of many sizes at once, from the profile's fits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.plan.strategy import AxisKind, Strategy
+from paradl_bench.plan.tasks import Collective
+from predict.costs.communication.collective_times import CollectiveTimes
+from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.sourced import Floats, Ints
+
+
+class Group(NamedTuple):
+    """Ranks that communicate.
+
+    Attributes:
+        ranks: how many. span: from the first to the last, side by side. stride: from one to the next.
+        others: groups of the same kind within the span that communicate at once; stages of a pipeline do not.
+    """
+
+    ranks: int
+    span: int
+    stride: int
+    others: int
+
+
+def group_along(strategy: Strategy, *kinds: AxisKind) -> Group:
+    """The ranks along the axes of these kinds; one rank where there are none."""
+    chosen = [index for index, axis in enumerate(strategy.axes) if axis.kind in kinds]
+    if not chosen:
+        return Group(1, 1, 1, 1)
+    span = stride = ranks = others = 1
+    for index, axis in enumerate(strategy.axes):
+        span *= axis.degree if index >= chosen[0] else 1
+        stride *= axis.degree if index > chosen[-1] else 1
+        ranks *= axis.degree if index in chosen else 1
+        others *= axis.degree if index >= chosen[0] and index not in chosen and axis.kind != "pipeline" else 1
+    return Group(ranks, span, stride, others)
+
+
+class GroupCosts:
+    """Collectives of groups, unhindered by compute.
+
+    A *link* is what decides the seconds of a group's collective of so many bytes: its fit at a level, how many ranks
+    take part, and how many of them share a node. Groups that stand in many places have few links between them.
+    """
+
+    def __init__(self, communication: CommunicationCosts) -> None:
+        self._communication = communication
+        self._fits: dict[tuple[str, str, int], int] = {}
+        self._times: list[CollectiveTimes] = []
+        # The first link is that of a rank by itself, which sends nothing.
+        self._links: dict[tuple[int, int, int], int] = {(-1, 1, 1): 0}
+
+    def seconds(self, operation: str, group: Group, message_bytes: Floats) -> Floats:
+        """Of each message, by itself; of the shape of ``message_bytes``.
+
+        Raises:
+            UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
+        """
+        return self.seconds_over(np.array(self.link(operation, group)), message_bytes)
+
+    def link(self, operation: str, group: Group) -> int:
+        """The number of the group's link; 0 of one rank.
+
+        Raises:
+            UserError: the profile holds no fit of the operation, or the cluster given holds fewer ranks.
+        """
+        if group.ranks <= 1:
+            return 0
+        ranks = 2 if operation == "send_recv" else group.ranks
+        per_node = max(1, min(ranks, self._communication.cluster.ranks_per_node // group.stride))
+        return self._links.setdefault((self._fit(operation, group), ranks, per_node), len(self._links))
+
+    def seconds_over(self, links: Ints, message_bytes: Floats) -> Floats:
+        """Of messages that each go over a link of their own; both are broadcast against each other."""
+        links, sizes = np.broadcast_arrays(links, message_bytes)
+        fit, ranks, per_node = np.array(list(self._links), np.int64).T
+        found = np.zeros(sizes.shape)
+        for at in np.unique(fit[links]).tolist():
+            own = fit[links] == at
+            if at >= 0:
+                over = links[own]
+                found[own] = self._times[at].seconds(ranks[over], sizes[own].reshape(1, -1), per_node[over])[0]
+        return found
+
+    def _fit(self, operation: str, group: Group) -> int:
+        levels = self._communication.cluster.levels
+        level = self._communication.level_of_span(group.span)
+        unit = levels[max(levels.index(level) - 1, 0)].ranks
+        crossing = group.span >= unit
+        at_once = min(unit, group.others) if crossing else -(-unit * group.others // group.span)
+        key = operation, level.name, at_once
+        if key not in self._fits:
+            work = Collective(operation=operation, message_bytes=1, ranks=2)
+            phi = self._communication.contention.of_groups(work, level, at_once).factor
+            times = self._communication.times(operation, level, phi)
+            # Of groups that as many others hinder as little, the fit is the same.
+            if times not in self._times:
+                self._times.append(times)
+            self._fits[key] = self._times.index(times)
+        return self._fits[key]

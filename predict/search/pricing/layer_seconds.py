@@ -1,0 +1,152 @@
+"""Seconds of whole layers, what computing some of them again adds, and the least that the last of ranks is late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.compute import backward_layers, layers_with_gradient
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.passes.recomputation import segments_of
+from predict.costs.cost_model import CostModel
+from predict.costs.sourced import Floats, Ints
+from predict.costs.stragglers import RankSpread
+from predict.costs.work_costs import Place
+from predict.search.candidates.space import Mesh, alike
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of forward and of backward of every layer of a network, and of its weight update."""
+
+    forward: Floats
+    backward: Floats
+    update: float
+
+
+def layer_seconds(model: CostModel, place: Place) -> LayerSeconds:
+    """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
+
+    Raises:
+        UserError: the profile has nothing for an operation, or no update by the optimizer.
+    """
+    of_operations, _ = model.compute_seconds(place)
+    *_, between_fw, between_bw, update = model.sums(place).costs.seconds.tolist()
+    layers = model.network.layers
+    forward = np.array([of_operations[layer.operation, "FW"] for layer in layers]) + between_fw / len(layers)
+    backward = np.zeros(len(layers))
+    run = list(backward_layers(model.network, layers_with_gradient(model.network)))
+    backward[run] = [of_operations[layers[i].operation, "BW"] + between_bw / len(run) for i in run]
+    return LayerSeconds(forward, backward, update)
+
+
+class ComputedAgain(NamedTuple):
+    """Segments whose forward runs again in backward.
+
+    Attributes:
+        first: index of the layer of each that backward comes to first, before which forward runs.
+        start, stop: of each segment's range of layers.
+    """
+
+    first: Ints
+    start: Ints
+    stop: Ints
+
+    def added(self, forward: Floats, backward: Floats) -> Floats:
+        """Backward with forward of the segments; all of shape (..., layers)."""
+        before = np.concatenate([np.zeros((*forward.shape[:-1], 1)), np.cumsum(forward, axis=-1)], axis=-1)
+        found = backward.copy()
+        found[..., self.first] += before[..., self.stop] - before[..., self.start]
+        return found
+
+
+def computed_again(network: Network, settings: PlanSettings) -> ComputedAgain:
+    """The segments of ``settings.recompute`` that backward reaches.
+
+    Raises:
+        UserError: the network has no such segments.
+    """
+    order = backward_layers(network, layers_with_gradient(network))
+    found = []
+    for segment in segments_of(network, settings):
+        first = next((layer for layer in order if layer in segment.layers), None)
+        if first is not None:
+            found.append((first, segment.layers.start, segment.layers.stop))
+    return ComputedAgain(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def least_of(one: LayerSeconds, other: LayerSeconds) -> LayerSeconds:
+    """Whichever of each is less."""
+    forward, backward = np.minimum(one.forward, other.forward), np.minimum(one.backward, other.backward)
+    return LayerSeconds(forward, backward, min(one.update, other.update))
+
+
+class WholeLayers:
+    """Layers that a rank runs whole, of every number of samples that candidates have.
+
+    Args:
+        ranks: of every candidate.
+    """
+
+    def __init__(self, model: CostModel, ranks: int) -> None:
+        self._model, self._ranks = model, ranks
+        self._on_host = min(ranks, model.communication.cluster.ranks_per_node)
+        self._rows: dict[Place, LayerSeconds] = {}
+
+    def learn(self, samples: Sequence[int], *, alone: bool) -> None:
+        """Look up as many samples.
+
+        Args:
+            alone: also as a stage runs them, which may compute while the other ranks of its host wait.
+
+        Raises:
+            UserError: the profile has nothing for an operation, or no update by the optimizer.
+        """
+        for number in samples:
+            for place in (self._place(number), *((Place(number, 1, 1),) if alone else ())):
+                if place not in self._rows:
+                    self._rows[place] = layer_seconds(self._model, place)
+
+    def seconds(self, samples: Ints, *, alone: bool) -> tuple[Floats, Floats, Floats]:
+        """Forward and backward, of shape (numbers of samples, layers), and weight update; all of them known.
+
+        Args:
+            alone: the least of what they are, and what they are on a rank whose host has no other.
+        """
+        distinct, place = np.unique(samples, return_inverse=True)
+        rows = [self._rows[self._place(number)] for number in distinct.tolist()]
+        if alone:
+            rows = [
+                least_of(row, self._rows[Place(number, 1, 1)])
+                for row, number in zip(rows, distinct.tolist(), strict=True)
+            ]
+        forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
+        return forward[place], backward[place], np.array([row.update for row in rows])[place]
+
+    def lags(self, meshes: Sequence[Mesh], mesh: Ints, samples: Ints) -> Floats:
+        """:func:`least_lag` of ranks of the meshes with those indices."""
+        first, kind = alike(mesh, samples)
+        spreads = [self._model.rank_spread(self._place(number)) for number in samples[first].tolist()]
+        own = (meshes[index] for index in mesh[first].tolist())
+        found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
+        return np.array(found)[kind]
+
+    def _place(self, samples: int) -> Place:
+        return Place(samples, self._ranks, self._on_host)
+
+
+def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:
+    """How much longer the last of the ranks computes at least, however often they meet: by what is tied alone.
+
+    Of a pipeline's stages, each of the last of the ranks that share its layers, the slowest of all replicas is late in
+    the measure of how far replicas come apart: least where every stage has an equal part in that (as in
+    :mod:`predict.simulation.pipeline_lateness`, whose draws may fall below it).
+    """
+    tied = math.sqrt(spread.tied_share)
+    if mesh.stages == 1:
+        return 1.0 + tied * spread.wait(ranks)
+    sharing = mesh.shared.degree if mesh.shared else 1
+    return 1.0 + tied * (spread.wait(sharing) + spread.wait(mesh.replicas) / math.sqrt(mesh.stages))

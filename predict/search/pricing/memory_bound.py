@@ -1,0 +1,169 @@
+"""The least that candidates can hold, for many at once: rules out what surely does not fit, before anything is planned.
+
+Held throughout are parameters, the optimizer's state and exchange buckets; gradients stay to the update; the first rank
+of a pipeline has the activations of as many micro-batches as its schedule has under way; other ranks have those of one,
+when most of it is held, whether or not some is computed again. What an axis of p shares counts as 1/p of it, and what
+else memory goes to is left out, so that nothing is ruled out that fits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.profile.profile import Profile
+from paradl_bench.core.errors import unknown_choice
+from paradl_bench.network.kinds.autocast import kept_dtype
+from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.memory.ledger import Ledger
+from paradl_bench.strategies.memory.liveness import Liveness
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.memory.peak import STATE_COPIES, MemoryUse
+from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import with_factor
+from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.space import Mesh, Space, alike
+from predict.search.pricing.shared_work import SharedWorks
+
+_ENOUGH = 4
+"""A schedule that has not begun to go backward after so many micro-batches a rank does all forwards first."""
+
+
+class _OfStages(NamedTuple):
+    """Bytes of a pipeline's ranks; one without a pipeline is the first.
+
+    Attributes:
+        parameters: of every rank. kept: what the first stage keeps of a sample from forward to backward.
+    """
+
+    parameters: Floats
+    kept: float
+
+
+class MemoryBounds:
+    """Bytes of tensors on the rank that is looked at, at least.
+
+    Attributes:
+        plan_of: a number for each candidate: those with the same one hold the same, whatever bound or walk finds it.
+            Neither the order of axes nor buckets change it.
+    """
+
+    def __init__(self, model: CostModel, space: Space, shared: SharedWorks) -> None:
+        self._model, self._space, self._shared = model, space, shared
+        if model.optimizer not in STATE_COPIES:
+            raise unknown_choice("optimizer", model.optimizer, STATE_COPIES)
+        self._states = STATE_COPIES[model.optimizer]
+        self._kept: dict[tuple[int, int], tuple[Ints, float]] = {}
+        self._stages: dict[tuple[Axis | None, int, int], _OfStages] = {}
+        self._input_bytes = model.network.input_bytes(1, kept_dtype(model.dtype))
+        self._under_way: dict[tuple[str, int, int], int] = {}
+        self._whole = [self._activations_of_all(chosen) for chosen in space.recomputed]
+        mesh_of = space.mesh_of[space.strategy]
+        self._first, self.plan_of = alike(mesh_of, space.micro_batches, space.schedule, space.again)
+
+    def bytes(self) -> Floats:
+        """Of every candidate."""
+        space = self._space
+        columns = space.mesh_of[space.strategy], space.micro_batches, space.schedule, space.again
+        plans = zip(*(column[self._first].tolist() for column in columns), strict=True)
+        found = [
+            self._of(space.meshes[mesh], count, space.schedules[name], again) for mesh, count, name, again in plans
+        ]
+        return np.array(found)[self.plan_of]
+
+    def _activations_of_all(self, recompute: tuple[str, ...]) -> tuple[float, float]:
+        """Bytes of activations when most are held: of one sample, and of every other."""
+        network, settings = self._model.network, self._space.settings
+        peaks = []
+        for batch in (1, 2):
+            own = msgspec.structs.replace(settings, batch=batch, exchange="flat", recompute=recompute)
+            use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
+            moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
+            peaks.append(float(moving - network.parameter_bytes))
+        # A peak is the largest of sums that grow straight with the batch, and so grows ever faster.
+        return peaks[0], max(peaks[1] - peaks[0], 0.0)
+
+    def _of(self, mesh: Mesh, count: int, schedule: str, again: int) -> float:
+        local = self._space.settings.batch // mesh.replicas
+        parts = mesh.shared.degree if mesh.shared else 1
+        parameters, kept = self._of_stages(mesh, schedule)
+        if mesh.stages == 1:
+            first, other = self._whole[again]
+            active = max(first + (local // count - 1) * other, 0.0) / parts
+        else:
+            active = self._most_under_way(schedule, mesh.stages, count) * (local // count) * kept / parts
+        copies = self._copies(mesh)
+        gradients = 1 / (mesh.replicas if mesh.zero > 1 else 1)
+        active += local * self._input_bytes
+        return max(float(parameters.max()) * (copies + gradients), float(parameters[0]) * copies + active)
+
+    def _copies(self, mesh: Mesh) -> float:
+        """Of parameters, with the optimizer's state and exchange buckets."""
+        if mesh.zero > 1:
+            return (1 + self._states) / mesh.replicas
+        return 1 + self._states / (mesh.replicas if mesh.zero else 1) + mesh.exchanges
+
+    def _of_stages(self, mesh: Mesh, schedule: str) -> _OfStages:
+        stages_per_rank = schedule_of(schedule).stages_per_rank if mesh.stages > 1 else 1
+        key = mesh.shared, mesh.stages, stages_per_rank
+        if key not in self._stages:
+            gradient_bytes = self._shared.of(mesh.shared).gradient_bytes
+            bounds, kept = self._first_stage(mesh.stages, schedule, stages_per_rank)
+            of_stages = np.add.reduceat(gradient_bytes, bounds).reshape(-1, mesh.stages)
+            self._stages[key] = _OfStages(of_stages.sum(axis=0).astype(float), kept)
+        return self._stages[key]
+
+    def _first_stage(self, ranks: int, schedule: str, stages_per_rank: int) -> tuple[Ints, float]:
+        """The first layers of stages, and what the first of them keeps of a sample."""
+        if ranks == 1:
+            return np.zeros(1, np.int64), 0.0
+        key = ranks, stages_per_rank
+        if key not in self._kept:
+            settings = msgspec.structs.replace(self._space.settings, schedule=schedule)
+            stages = cut_into_stages(self._model.network, ranks, settings)
+            self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
+        return self._kept[key]
+
+    def _kept_by(self, stage: Stage) -> float:
+        """Bytes of activations of one sample after its forward."""
+        ledger = Ledger()
+        walk = Liveness(
+            ledger,
+            stage.network,
+            1,
+            dtype=self._model.dtype,
+            device=self._model.device_kind,
+            outputs=stage.outputs,
+            mask_bytes=None if self._model.device_kind == "cpu" else 1,
+        )
+        received = ledger.allocate(0)
+        walk.forward(received)
+        return float(ledger.activations)
+
+    def _most_under_way(self, schedule: str, ranks: int, count: int) -> int:
+        """Micro-batches that the first stage has been forward with, and not backward, at most."""
+        looked_at = min(count, _ENOUGH * ranks)
+        key = schedule, ranks, looked_at
+        if key not in self._under_way:
+            now = most = 0
+            for action in schedule_of(schedule).order(0, ranks, looked_at):
+                if action.stage == 0 and (action.direction == "FW" or action.completes):
+                    now += 1 if action.direction == "FW" else -1
+                    most = max(most, now)
+            self._under_way[key] = most
+        most = self._under_way[key]
+        return count if most == looked_at else most
+
+
+def tensors_within(profile: Profile, limit_bytes: float) -> float:
+    """As many bytes of tensors as a device with that memory holds, by the profile's factor; 0 where none fit."""
+    low, high = 0.0, 2.0 * limit_bytes + 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = with_factor(profile, MemoryUse(round(middle), {})).peak_bytes <= limit_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    return high

@@ -1,0 +1,180 @@
+"""What one rank of an axis that shares layers runs and sends, a sample: from the planners, or from a region's shapes.
+
+A rank's share of a layer is that of its FLOPs, else of its output. Of spatial parallelism the planner is not asked,
+since it cuts the halos of every rank: shares and halos follow from extents, as in the closed form, with no more of a
+halo than a window reaches over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.compute import input_needs_gradient
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.tasks import Collective, Communication, PlanSettings
+from paradl_bench.strategies.nesting.catalog import axis_planners
+from paradl_bench.strategies.spatial.region import spatial_region
+from predict.costs.sourced import Floats, Ints
+
+_ELEMENT_BYTES = DTYPE_BYTES["fp32"]
+
+
+class Message(NamedTuple):
+    """A collective, or a message to a neighbour, that compute of a layer waits for."""
+
+    layer: int
+    phase: Literal["FW", "BW"]
+    operation: str
+    bytes_per_sample: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWork:
+    """A rank's part of a network, by layer.
+
+    Attributes:
+        share: of a layer's seconds. gradient_bytes: of the parameters whose gradient its backward completes.
+    """
+
+    share: Floats
+    gradient_bytes: Ints
+    messages: tuple[Message, ...]
+
+
+def shared_work(network: Network, axis: Axis | None, settings: PlanSettings) -> SharedWork:
+    """The part of the rank at the first position of the axis; all of the network without one.
+
+    Raises:
+        UserError: a limit of the axis is exceeded.
+    """
+    if axis is None:
+        return SharedWork(
+            share=np.ones(len(network.layers)), gradient_bytes=_gradient_bytes(network, network), messages=()
+        )
+    if axis.kind == "spatial":
+        return _Blocks(network, axis.extents, settings).work()
+    planner = axis_planners()[axis.kind]
+    assert isinstance(planner, SharingPlanner)
+    shared = planner.share(network, Strategy(axes=(axis,)), 0, 0, 1, settings)
+    share = np.ones(len(network.layers))
+    messages: list[Message] = []
+    for index, shard in shared.shards.items():
+        share[index] = _share_of(shard.layer, network.layers[index])
+        messages += _messages(index, "FW", (*shard.before_fw, *shard.after_fw))
+        messages += _messages(index, "BW", shard.after_bw)
+    gradient_bytes = _gradient_bytes(network, shared.network)
+    return SharedWork(share=share, gradient_bytes=gradient_bytes, messages=tuple(messages))
+
+
+def _share_of(shard: Layer, whole: Layer) -> float:
+    if whole.fw_flops:
+        return shard.fw_flops / whole.fw_flops
+    return shard.output_elements / max(whole.output_elements, 1)
+
+
+def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communication]) -> Iterator[Message]:
+    for work in works:
+        if isinstance(work, Collective):
+            yield Message(index, phase, work.operation, float(work.message_bytes))
+
+
+def _gradient_bytes(network: Network, held: Network) -> Ints:
+    """Bytes of gradients by the layer whose backward, the last of those that read a parameter, completes them."""
+    size = {parameter.name: parameter.bytes for parameter in held.parameters}
+    found = np.zeros(len(network.layers), np.int64)
+    for index, layer in enumerate(network.layers):
+        found[index] = sum(size.pop(name, 0) for name in dict.fromkeys(layer.parameters))
+    # What no layer reads has no gradient, and is updated and exchanged by nobody.
+    return found
+
+
+class _Blocks:
+    """Blocks of positions.
+
+    Args:
+        parts: along the first spatial dims.
+    """
+
+    def __init__(self, network: Network, parts: Sequence[int], settings: PlanSettings) -> None:
+        self._network, self._parts = network, parts
+        self._region = spatial_region(network, (1,) * len(parts), until=settings.spatial_until)
+        self._inside = self._layers_inside()
+
+    def _layers_inside(self) -> dict[str, int]:
+        """By name, layers whose output has positions enough, and which read none that has not."""
+        known = {self._network.layers[index].name for index in self._region.layers}
+        found: dict[str, int] = {}
+        for index in self._region.layers:
+            layer = self._network.layers[index]
+            enough = all(extent >= part for extent, part in zip(layer.output_shape[1:], self._parts, strict=False))
+            if enough and all(source in found or source not in known for source in layer.inputs):
+                found[layer.name] = index
+        return found
+
+    def _block(self, extents: Sequence[int]) -> list[int]:
+        """The largest block's extents."""
+        whole = list(extents)
+        return [-(-e // part) for e, part in zip(whole, self._parts, strict=False)] + whole[len(self._parts) :]
+
+    def work(self) -> SharedWork:
+        """Shares of the largest block, its halos and the gathers behind the region."""
+        network = self._network
+        share = np.ones(len(network.layers))
+        messages: list[Message] = []
+        differentiated = input_needs_gradient(network)
+        for index in self._inside.values():
+            layer = network.layers[index]
+            extents = layer.output_shape[1:]
+            share[index] = math.prod(self._block(extents)) / math.prod(extents)
+            if self._region.layers[index].exchanges is not None:
+                halos = list(self._halos(layer))
+                messages += (Message(index, "FW", "send_recv", size) for size in halos)
+                messages += (Message(index, "BW", "send_recv", size) for size in halos if differentiated[index])
+        messages += self._gathers()
+        gradient_bytes = _gradient_bytes(network, network)
+        return SharedWork(share=share, gradient_bytes=gradient_bytes, messages=tuple(messages))
+
+    def _halos(self, layer: Layer) -> Iterator[float]:
+        channels, *extents = layer.input_shapes[0]
+        windows = layer_kinds()[layer.kind].windows
+        assert windows is not None
+        block = self._block(extents)
+        for dim, (part, window) in enumerate(zip(self._parts, windows(layer.attributes), strict=False)):
+            depth = ((window.kernel - 1) * window.dilation + 1 - window.stride) // 2
+            if part > 1 and depth > 0:
+                others = math.prod(extent for i, extent in enumerate(block) if i != dim)
+                yield from (channels * depth * others * _ELEMENT_BYTES,) * min(part - 1, 2)
+
+    def _gathers(self) -> Iterator[Message]:
+        seen: set[str] = set()
+        for index, layer in enumerate(self._network.layers):
+            if layer.name in self._inside:
+                continue
+            for name in layer.inputs:
+                if name in self._inside and name not in seen:
+                    seen.add(name)
+                    channels, *extents = self._network.layers[self._inside[name]].output_shape
+                    size = channels * math.prod(self._block(extents)) * _ELEMENT_BYTES
+                    yield Message(index, "FW", "all_gather", float(size))
+
+
+class SharedWorks:
+    """Parts of one network by axis, each found once."""
+
+    def __init__(self, network: Network, settings: PlanSettings) -> None:
+        self._network, self._settings = network, settings
+        self._found: dict[Axis | None, SharedWork] = {}
+
+    def of(self, axis: Axis | None) -> SharedWork:
+        """See :func:`shared_work`."""
+        if axis not in self._found:
+            self._found[axis] = shared_work(self._network, axis, self._settings)
+        return self._found[axis]

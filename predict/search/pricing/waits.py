@@ -1,0 +1,73 @@
+"""What compute of layers waits for where ranks share them, of many candidates at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predict.costs.sourced import Floats, Ints
+from predict.search.candidates.space import alike
+from predict.search.pricing.groups import Group, GroupCosts
+from predict.search.pricing.shared_work import SharedWork
+
+
+class _Known(NamedTuple):
+    """Messages of a part over its links: arrays with an entry each.
+
+    Attributes:
+        work: kept, because parts are told apart by what object they are.
+        layer: index of the one that waits. forward: whether that is in its forward. link: by number.
+    """
+
+    work: SharedWork
+    layer: Ints
+    bytes_per_sample: Floats
+    forward: NDArray[np.bool_]
+    link: Ints
+
+
+class Waits:
+    """Messages of parts of a network over links; each pair of a part and its links has a number."""
+
+    def __init__(self, groups: GroupCosts) -> None:
+        self._groups = groups
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._known: list[_Known] = []
+
+    def number(self, work: SharedWork, group: Group) -> int:
+        """Of a part whose ranks stand so; a part that is equal to another one is another part.
+
+        Raises:
+            UserError: the profile holds no fit of an operation, or the cluster given holds fewer ranks.
+        """
+        messages = work.messages
+        links = {name: self._groups.link(name, group) for name in dict.fromkeys(each.operation for each in messages)}
+        key = id(work), tuple(links.values())
+        if key not in self._numbers:
+            self._numbers[key] = len(self._known)
+            known = _Known(
+                work,
+                np.array([each.layer for each in messages], np.int64),
+                np.array([each.bytes_per_sample for each in messages], float),
+                np.array([each.phase == "FW" for each in messages], bool),
+                np.array([links[each.operation] for each in messages], np.int64),
+            )
+            self._known.append(known)
+        return self._numbers[key]
+
+    def seconds(self, numbers: Ints, samples: Ints, layers: int) -> tuple[Floats, Floats]:
+        """Forward and backward, of shape (numbers, layers); of so many samples each."""
+        first, row = alike(numbers, samples)
+        known = [self._known[number] for number in numbers[first].tolist()]
+        counts = samples[first].tolist()
+        place = np.concatenate([at * layers + each.layer for at, each in enumerate(known)])
+        sizes = np.concatenate([each.bytes_per_sample * count for each, count in zip(known, counts, strict=True)])
+        forward = np.concatenate([each.forward for each in known])
+        seconds = self._groups.seconds_over(np.concatenate([each.link for each in known]), np.rint(sizes))
+        of_forward, of_backward = (
+            np.bincount(place[own], seconds[own], len(first) * layers).astype(float).reshape(-1, layers)[row]
+            for own in (forward, ~forward)
+        )
+        return of_forward, of_backward

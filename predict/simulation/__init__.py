@@ -1,0 +1,1 @@
+"""Simulation of an iteration: tasks on streams, pipelines, late ranks, input."""

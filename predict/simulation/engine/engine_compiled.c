@@ -1,0 +1,315 @@
+/* The event loop of predict/simulation/engine/engine_python.py, compiled: the same steps in the same order.
+
+   A lane is a stream of a role, or one more, and runs its tasks one at a time. All that is under way stands in a heap by when it
+   ends; a lane's place in it changes only where the lane itself, or the one that it is slowed beside, starts or ends.
+
+   Arrays come through the buffer protocol: int32 for indices, float64 for seconds. Of the limited API, so that one
+   build serves every Python from 3.11 on. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of run_events and what it does; predict/simulation/engine/engine_python.py has the same number, and a build of another is not used.
+   To be raised in both with whatever changes it. */
+#define INTERFACE 2
+
+typedef struct {
+    double left;    /* seconds alone, as of since */
+    double since;   /* when left was true */
+    double stretch; /* how many times longer it takes now */
+    double ends;    /* when it ends if nothing changes */
+    int32_t task;   /* -1: idle */
+    int32_t next, stop; /* what is left of the queue */
+    int32_t place;  /* in the heap; -1: not there */
+} Lane;
+
+typedef struct {
+    double overlap, exposed, since;
+} Beside;
+
+typedef struct {
+    const int32_t *queue, *follower_start, *followers;
+    const double *seconds, *slow_compute, *slow_communication;
+    double *start, *end;
+    int32_t *waits_for, *lane_of, *heap;
+    Lane *lanes;
+    Beside *beside;
+    double now;
+    int32_t width, compute, communication; /* lanes of a role, and which of them slow each other */
+    int32_t awaited;                       /* the one whose tasks are slowed beside those of communication */
+    int32_t active, finished;
+} Run;
+
+static void sift_up(Run *run, int32_t place) {
+    int32_t *heap = run->heap, lane = heap[place];
+    double ends = run->lanes[lane].ends;
+    while (place > 0) {
+        int32_t above = (place - 1) / 2;
+        if (run->lanes[heap[above]].ends <= ends) break;
+        heap[place] = heap[above];
+        run->lanes[heap[place]].place = place;
+        place = above;
+    }
+    heap[place] = lane;
+    run->lanes[lane].place = place;
+}
+
+static void sift_down(Run *run, int32_t place) {
+    int32_t *heap = run->heap, lane = heap[place];
+    double ends = run->lanes[lane].ends;
+    for (;;) {
+        int32_t below = 2 * place + 1;
+        if (below >= run->active) break;
+        if (below + 1 < run->active && run->lanes[heap[below + 1]].ends < run->lanes[heap[below]].ends) below++;
+        if (run->lanes[heap[below]].ends >= ends) break;
+        heap[place] = heap[below];
+        run->lanes[heap[place]].place = place;
+        place = below;
+    }
+    heap[place] = lane;
+    run->lanes[lane].place = place;
+}
+
+static void put(Run *run, int32_t index) {
+    Lane *lane = &run->lanes[index];
+    if (lane->place < 0) {
+        run->heap[run->active] = index;
+        sift_up(run, run->active++);
+    } else {
+        sift_down(run, lane->place);
+        sift_up(run, lane->place);
+    }
+}
+
+static void take_out(Run *run, int32_t index) {
+    int32_t place = run->lanes[index].place, last = run->heap[--run->active];
+    run->lanes[index].place = -1;
+    if (last == index) return;
+    run->heap[place] = last;
+    run->lanes[last].place = place;
+    sift_down(run, place);
+    sift_up(run, run->lanes[last].place);
+}
+
+/* Count the time since the role's lanes last changed, before they change again. */
+static void count_beside(Run *run, int32_t role) {
+    const Lane *lanes = run->lanes + (size_t)role * run->width;
+    Beside *beside = &run->beside[role];
+    if (lanes[run->communication].task >= 0 || lanes[run->awaited].task >= 0) {
+        double passed = run->now - beside->since;
+        if (lanes[run->compute].task >= 0) beside->overlap += passed;
+        else beside->exposed += passed;
+    }
+    beside->since = run->now;
+}
+
+static void stretch_to(Run *run, int32_t index, double stretch) {
+    Lane *lane = &run->lanes[index];
+    if (lane->task < 0 || lane->stretch == stretch) return;
+    lane->left -= (run->now - lane->since) / lane->stretch;
+    if (lane->left < 0) lane->left = 0;
+    lane->since = run->now;
+    lane->stretch = stretch;
+    lane->ends = run->now + lane->left * stretch;
+    put(run, index);
+}
+
+static void set_rates(Run *run, int32_t role) {
+    int32_t compute = role * run->width + run->compute, other = role * run->width + run->communication;
+    int32_t awaited = role * run->width + run->awaited;
+    int32_t exchange = run->lanes[other].task, call = run->lanes[awaited].task;
+    if (call >= 0) stretch_to(run, awaited, exchange >= 0 ? run->slow_communication[call] : 1.0);
+    if (exchange >= 0 && run->lanes[compute].task >= 0) {
+        stretch_to(run, compute, run->slow_compute[exchange]);
+        stretch_to(run, other, run->slow_communication[exchange]);
+    } else {
+        stretch_to(run, compute, 1.0);
+        stretch_to(run, other, 1.0);
+    }
+}
+
+/* Start the next task of an idle lane if nothing holds it back; whether it did. */
+static int start_next(Run *run, int32_t index) {
+    Lane *lane = &run->lanes[index];
+    int32_t task;
+    if (lane->task >= 0 || lane->next >= lane->stop) return 0;
+    task = run->queue[lane->next];
+    if (run->waits_for[task]) return 0;
+    count_beside(run, index / run->width);
+    lane->next++;
+    lane->task = task;
+    lane->left = run->seconds[task];
+    lane->since = run->now;
+    lane->stretch = 1.0;
+    lane->ends = run->now + lane->left;
+    run->start[task] = run->now;
+    put(run, index);
+    return 1;
+}
+
+static void finish_first(Run *run) {
+    int32_t index = run->heap[0];
+    Lane *lane = &run->lanes[index];
+    int32_t task = lane->task;
+    run->now = lane->ends;
+    count_beside(run, index / run->width);
+    run->end[task] = run->now;
+    run->finished++;
+    lane->task = -1;
+    if (!start_next(run, index)) take_out(run, index);
+    set_rates(run, index / run->width);
+    for (int32_t at = run->follower_start[task]; at < run->follower_start[task + 1]; at++) {
+        int32_t follower = run->followers[at];
+        if (--run->waits_for[follower] == 0 && start_next(run, run->lane_of[follower]))
+            set_rates(run, run->lane_of[follower] / run->width);
+    }
+}
+
+/* Whether every index points at something, so that no array is read beyond its end. */
+static int is_valid(const int32_t *starts, Py_ssize_t rows, const int32_t *items, Py_ssize_t count, Py_ssize_t tasks) {
+    if (starts[0] != 0 || starts[rows] != count) return 0;
+    for (Py_ssize_t row = 0; row < rows; row++)
+        if (starts[row + 1] < starts[row]) return 0;
+    for (Py_ssize_t at = 0; at < count; at++)
+        if (items[at] < 0 || items[at] >= tasks) return 0;
+    return 1;
+}
+
+static void start_all(Run *run, const int32_t *lane_start, int32_t lanes) {
+    for (int32_t index = 0; index < lanes; index++) {
+        Lane *lane = &run->lanes[index];
+        lane->task = lane->place = -1;
+        lane->next = lane_start[index];
+        lane->stop = lane_start[index + 1];
+        for (int32_t at = lane->next; at < lane->stop; at++) run->lane_of[run->queue[at]] = index;
+    }
+    for (int32_t index = 0; index < lanes; index++)
+        if (start_next(run, index)) set_rates(run, index / run->width);
+}
+
+enum { LANE_START, QUEUE, WAITS_FOR, FOLLOWER_START, FOLLOWERS, SECONDS, SLOW_COMPUTE, SLOW_COMMUNICATION,
+       START, END, OVERLAP, EXPOSED, ARRAYS };
+
+/* Whether items are native signed integers, or floating-point numbers; their size is for the caller to compare.
+   Without a format they are bytes. */
+static int is_native(const char *format, int integers) {
+    if (!format) return 0;
+    if (*format == '@' || *format == '=') format++;
+    return *format && !format[1] && strchr(integers ? "il" : "d", *format);
+}
+
+/* Buffers of all arrays, or nothing and an exception. */
+static int open_arrays(PyObject *const *objects, Py_buffer *views) {
+    for (int i = 0; i < ARRAYS; i++) {
+        int writable = i >= START;
+        Py_ssize_t size = i < SECONDS ? (Py_ssize_t)sizeof(int32_t) : (Py_ssize_t)sizeof(double);
+        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+        int opened = PyObject_GetBuffer(objects[i], &views[i], flags) == 0;
+        if (opened && views[i].itemsize == size && is_native(views[i].format, i < SECONDS)) continue;
+        if (opened)
+            PyErr_Format(PyExc_TypeError, "array %d has items of another type than %s of %zd bytes", i,
+                         i < SECONDS ? "int" : "float", size);
+        for (int done = opened ? i : i - 1; done >= 0; done--) PyBuffer_Release(&views[done]);
+        return 0;
+    }
+    return 1;
+}
+
+static int lengths_agree(const Py_ssize_t *length, Py_ssize_t lanes, Py_ssize_t tasks, int width) {
+    if (lanes < 0 || lanes % width || tasks > INT32_MAX - 1 || lanes > INT32_MAX - 1) return 0;
+    if (length[QUEUE] != tasks || length[WAITS_FOR] != tasks || length[FOLLOWER_START] != tasks + 1) return 0;
+    for (int i = SECONDS; i <= END; i++)
+        if (length[i] != tasks) return 0;
+    return length[OVERLAP] == lanes / width && length[EXPOSED] == lanes / width;
+}
+
+static PyObject *simulate_arrays(Py_buffer *views, int width, int compute, int communication, int awaited) {
+    Py_ssize_t length[ARRAYS], lanes, tasks;
+    Run run = {0};
+    PyObject *result = NULL;
+    for (int i = 0; i < ARRAYS; i++) length[i] = views[i].len / views[i].itemsize;
+    lanes = length[LANE_START] - 1;
+    tasks = length[SECONDS];
+    if (!lengths_agree(length, lanes, tasks, width)
+        || !is_valid(views[LANE_START].buf, lanes, views[QUEUE].buf, tasks, tasks)
+        || !is_valid(views[FOLLOWER_START].buf, tasks, views[FOLLOWERS].buf, length[FOLLOWERS], tasks)) {
+        PyErr_SetString(PyExc_ValueError, "the arrays of the graph do not fit together");
+        return NULL;
+    }
+    run.waits_for = malloc(sizeof(int32_t) * (size_t)(tasks + 1));
+    run.lane_of = calloc((size_t)tasks + 1, sizeof(int32_t));
+    run.heap = malloc(sizeof(int32_t) * (size_t)(lanes + 1));
+    run.lanes = calloc((size_t)lanes + 1, sizeof(Lane));
+    run.beside = calloc((size_t)(lanes / width) + 1, sizeof(Beside));
+    if (run.waits_for && run.lane_of && run.heap && run.lanes && run.beside) {
+        memcpy(run.waits_for, views[WAITS_FOR].buf, sizeof(int32_t) * (size_t)tasks);
+        run.queue = views[QUEUE].buf;
+        run.follower_start = views[FOLLOWER_START].buf;
+        run.followers = views[FOLLOWERS].buf;
+        run.seconds = views[SECONDS].buf;
+        run.slow_compute = views[SLOW_COMPUTE].buf;
+        run.slow_communication = views[SLOW_COMMUNICATION].buf;
+        run.start = views[START].buf;
+        run.end = views[END].buf;
+        run.width = width;
+        run.compute = compute;
+        run.communication = communication;
+        run.awaited = awaited;
+        start_all(&run, views[LANE_START].buf, (int32_t)lanes);
+        while (run.active) finish_first(&run);
+        for (Py_ssize_t role = 0; role < lanes / width; role++) {
+            ((double *)views[OVERLAP].buf)[role] = run.beside[role].overlap;
+            ((double *)views[EXPOSED].buf)[role] = run.beside[role].exposed;
+        }
+        result = PyLong_FromLong(run.finished);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(run.waits_for);
+    free(run.lane_of);
+    free(run.heap);
+    free(run.lanes);
+    free(run.beside);
+    return result;
+}
+
+static PyObject *run_events(PyObject *module, PyObject *arguments) {
+    PyObject *objects[ARRAYS], *result;
+    Py_buffer views[ARRAYS];
+    int width, compute, communication, awaited;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOOOOOOOOOOOiiii:run_events", &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4], &objects[5], &objects[6], &objects[7], &objects[8], &objects[9], &objects[10],
+                          &objects[11], &width, &compute, &communication, &awaited))
+        return NULL;
+    if (width < 1 || compute < 0 || compute >= width || communication < 0 || communication >= width
+        || awaited < 0 || awaited >= width || compute == communication || awaited == compute
+        || awaited == communication) {
+        PyErr_SetString(PyExc_ValueError, "a role has no three such lanes");
+        return NULL;
+    }
+    if (!open_arrays(objects, views)) return NULL;
+    result = simulate_arrays(views, width, compute, communication, awaited);
+    for (int i = 0; i < ARRAYS; i++) PyBuffer_Release(&views[i]);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"run_events", run_events, METH_VARARGS,
+     "Run a graph's tasks; returns how many ended, which is fewer than all where they wait for each other in a circle."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_interface(PyObject *module) { return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_interface}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "engine_compiled", "The simulator's event loop, compiled.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_engine_compiled(void) { return PyModuleDef_Init(&definition); }

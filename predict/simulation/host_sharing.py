@@ -1,0 +1,143 @@
+"""What the ranks of a host take from each other, where they compute in turns.
+
+A profile's seconds are of ranks that all compute at once, as they do under data parallelism; on a host whose memory or
+caches they share, a rank is faster while another one waits. Stages of a pipeline wait for each other, the more so the
+less they are balanced. Where the profile was measured with one rank on the host too, what a stage computes takes
+
+    t = t_all (1 - (1 - r) (1 - b)),     r = t_one / t_all
+
+with b the mean share of the other ranks of its host that compute meanwhile. b follows from when stages compute, and
+that from t: a few rounds find both. More of one makes less of the other, so from the second round on each goes half the
+way, which ends the swinging to and fro of hosts whose ranks slow each other much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Plan
+from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.sourced import Costs, Floats, Mode, Remark
+from predict.simulation.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
+
+_MOST_ROUNDS = 12
+_CLOSE = 1e-3
+"""Of a work's seconds: what it moves by when the rounds end."""
+_MODE = "compute beside idle ranks of the host"
+
+
+def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
+    """A pipeline's plan priced for stages that do not all compute at once; any other plan as it is.
+
+    When stages compute is taken of ranks none of which is late.
+    """
+    plan, place = priced.plan, priced.place
+    if degree_of(plan.strategy, "pipeline") <= 1:
+        return priced
+    alone = model.alone_on_host(plan, place)
+    if alone is None or np.all(alone[0] == 1):
+        return priced
+    beside = ranks_beside(plan, place.ranks_on_host)
+    simulation = PipelineSimulation(plan, np.ones(len(plan.works)))
+    costs = priced.costs
+    idle = np.zeros(len(plan.works))
+    for number in range(_MOST_ROUNDS):
+        found = simulation.computing(costs.seconds, costs.compute_slowdown, costs.communication_slowdown)
+        moved = 1 - busy_beside(plan, found, beside) - idle
+        idle = idle + (moved / 2 if number else moved)
+        costs = _scaled(priced.costs, 1 - (1 - alone[0]) * idle, alone[1] * idle)
+        if np.max(np.abs((1 - alone[0]) * moved)) < _CLOSE:
+            break
+    text = "stages that compute while others of their host wait take from one rank's measured times to all ranks'"
+    priced.remarks.add(Remark(text, False))
+    return dataclasses.replace(priced, costs=costs)
+
+
+def ranks_beside(plan: Plan, ranks_on_host: int) -> Floats:
+    """Of shape (roles, roles): how many ranks of each role share a host with a rank of the role, itself left out.
+
+    Ranks fill hosts in order; a role's first rank stands for all of them.
+    """
+    beside = np.zeros((len(plan.roles), len(plan.roles)))
+    for role, rank in _first_ranks(plan).items():
+        host = rank // ranks_on_host
+        for other in range(host * ranks_on_host, min((host + 1) * ranks_on_host, plan.strategy.ranks)):
+            if other != rank:
+                beside[role, plan.role_of(other)] += 1
+    return beside
+
+
+def busy_beside(plan: Plan, computing: list[Computing], beside: Floats) -> Floats:
+    """Per work, the mean share of the other ranks of the host that compute while it runs; 1 for what never does.
+
+    Args:
+        computing: of each line of stages. beside: of :func:`ranks_beside`.
+    """
+    lines = lines_of_stages(plan)
+    clocks: dict[int, _Clock] = {}
+    for line, of_line in zip(lines, computing, strict=True):
+        for stage, role in enumerate(line):
+            own = of_line.stage == stage
+            clocks.setdefault(role, _Clock(of_line.start_s[own], of_line.end_s[own]))
+    weight, total = np.zeros(len(plan.works)), np.zeros(len(plan.works))
+    for line, of_line in zip(lines, computing, strict=True):
+        shares = np.ones(len(of_line.stage))
+        for stage, role in enumerate(line):
+            own = np.flatnonzero(of_line.stage == stage)
+            shares[own] = _shares(role, of_line.start_s[own], of_line.end_s[own], clocks, beside[role])
+        np.add.at(weight, of_line.task_work, 1.0)
+        np.add.at(total, of_line.task_work, shares[of_line.task_segment])
+    return np.where(weight > 0, total / np.maximum(weight, 1.0), 1.0)
+
+
+class _Clock:
+    """How long a role has computed by a time."""
+
+    def __init__(self, start_s: Floats, end_s: Floats) -> None:
+        order = np.argsort(start_s, kind="stable")
+        self._knots_s = np.concatenate([[0.0], np.stack([start_s[order], end_s[order]], axis=1).ravel()])
+        busy = np.concatenate([[0.0], np.cumsum(end_s[order] - start_s[order])])
+        self._busy_s = np.concatenate([[0.0], np.stack([busy[:-1], busy[1:]], axis=1).ravel()])
+
+    def busy_s(self, start_s: Floats, end_s: Floats) -> Floats:
+        """Seconds computed between two times; arrays of one length."""
+        until = np.interp(end_s, self._knots_s, self._busy_s)
+        return np.asarray(until - np.interp(start_s, self._knots_s, self._busy_s))
+
+
+def _shares(role: int, start_s: Floats, end_s: Floats, clocks: dict[int, _Clock], beside: Floats) -> Floats:
+    lasting = np.maximum(end_s - start_s, np.finfo(float).tiny)
+    busy = np.zeros(len(start_s))
+    for other in np.flatnonzero(beside).tolist():
+        # Replicas of the stage keep its time.
+        share = 1.0 if other == role else clocks[other].busy_s(start_s, end_s) / lasting
+        busy += beside[other] * np.minimum(share, 1.0)
+    others = beside.sum()
+    return np.asarray(busy / others) if others else np.zeros(len(start_s))
+
+
+def _first_ranks(plan: Plan) -> dict[int, int]:
+    """Of each role, the first rank that plays it."""
+    found: dict[int, int] = {}
+    for rank in range(plan.strategy.ranks):
+        found.setdefault(plan.role_of(rank), rank)
+        if len(found) == len(plan.roles):
+            break
+    return found
+
+
+def _scaled(costs: Costs, factor: Floats, factor_sd: Floats) -> Costs:
+    """Costs with seconds times a factor, and the factor's spread as a source of error that all works share."""
+    none = np.zeros(len(factor))
+    return dataclasses.replace(
+        costs,
+        seconds=costs.seconds * factor,
+        independent_sd_s=costs.independent_sd_s * factor,
+        modes=(
+            *(mode._replace(seconds=mode.seconds * factor) for mode in costs.modes),
+            Mode(_MODE, costs.seconds * factor_sd, none, none),
+        ),
+    )

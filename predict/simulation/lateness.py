@@ -1,0 +1,173 @@
+"""What waiting for the last rank adds to a role's compute, task by task (the equations: ``costs/stragglers.py``).
+
+Ranks meet at a collective. A rank that waits for one is level with its group up to where it called it: what it computed
+before that counts no more, what it computed since (beside the collective) still does. One that is over before the
+ranks come to wait for it levels nobody: a gather that was called far ahead. Groups nest: a collective along
+the inner axes levels the ranks of one replica, one along the outer axes all ranks that the axes inside span, so that
+what an outer one waits for beyond the inner ones is wait(outer) - wait(inner) over what was computed since the last
+outer one. At the end of an iteration nobody is level: what the last stretch was late by goes on in the next iteration.
+
+A run of compute tasks is late by what its end is late by, less what its beginning was; so the simulation of the slowest
+rank has each collective start when the last rank is expected to arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import BucketCopy, Communication, Plan, Role, Stream, Transfer
+from predict.costs.sourced import Floats
+from predict.costs.stragglers import RankSpread
+
+
+class _Meeting(NamedTuple):
+    """Where groups of one size are level.
+
+    Attributes:
+        since: per compute task, how many were done when the ranks were last level; -1 in the iteration before.
+        at_end: the same of what the next iteration begins with.
+    """
+
+    ranks: int
+    since: NDArray[np.integer]
+    at_end: int
+
+
+class RoleLateness:
+    """Seconds of a role's tasks with what the last rank is late, for any seconds of its tasks.
+
+    Args:
+        own_relative_sd: per work of the plan, how an event spreads by itself.
+        end_s: per task of the role, when it ends where nobody is late.
+        slower: how many times longer than the others the rank computes, and copies, that is simulated.
+        slow_copies: false where it copies as fast as the others.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        role: Role,
+        spread: RankSpread,
+        own_relative_sd: Floats,
+        end_s: Floats,
+        *,
+        slower: float = 1.0,
+        slow_copies: bool = True,
+    ) -> None:
+        self._slower = slower
+        self._computing = np.flatnonzero(role.stream == Stream.COMPUTE)
+        stretched = slower != 1.0 and slow_copies
+        self._copying = copies_beside_compute(plan, role) if stretched else np.zeros(0, np.int64)
+        self._longer = np.full(len(self._computing), slower)
+        if slower != 1.0 and not slow_copies:
+            copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+            self._longer[copies[role.work[self._computing]]] = 1.0
+        self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
+        self._tied = spread.tied_share
+        meetings = _meetings(plan, role, self._computing, end_s) if spread.wait(plan.strategy.ranks, slower) else []
+        waits = np.diff([0.0, *(spread.wait(each.ranks, slower) for each in meetings)])
+        self._meetings = list(zip(waits.tolist(), meetings, strict=True))
+
+    def of_tasks(self, seconds: Floats) -> Floats:
+        """Seconds of the role's tasks, late ones included.
+
+        Args:
+            seconds: per task of the role, as a rank in the middle takes.
+        """
+        if not self._meetings and self._slower == 1.0:
+            return seconds
+        computed = seconds[self._computing]
+        done = np.concatenate([[0.0], np.cumsum(computed)])
+        squares = np.concatenate([[0.0], np.cumsum((computed * self._own) ** 2)])
+        late = np.zeros(len(computed))
+        for wait, meeting in self._meetings:
+            late += wait * self._late_by(done, squares, meeting)
+        found = seconds.copy()
+        found[self._computing] = self._longer * computed + late
+        found[self._copying] *= self._slower
+        return found
+
+    def _late_by(self, done: Floats, squares: Floats, meeting: _Meeting) -> Floats:
+        """What each task adds to the lateness since the last meeting, over wait(p)."""
+
+        def since(ends: Floats, sums: Floats) -> Floats:
+            # What an iteration begins with goes on from where the one before was last level.
+            carried = np.where(meeting.since < 0, sums[-1] - sums[meeting.at_end], 0.0)
+            return np.asarray(ends - sums[np.maximum(meeting.since, 0)] + carried)
+
+        after = self._tied * since(done[1:], done) ** 2 + since(squares[1:], squares)
+        before = self._tied * since(done[:-1], done) ** 2 + since(squares[:-1], squares)
+        # Differences of sums may come out a rounding below nothing.
+        return np.asarray(np.sqrt(np.maximum(after, 0.0)) - np.sqrt(np.maximum(before, 0.0)))
+
+
+def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
+    """Tasks of a role that copy gradients or parameters on another stream than that of compute."""
+    copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+    return np.flatnonzero((role.stream != Stream.COMPUTE) & copies[role.work])
+
+
+def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:
+    """Ranks that a collective along axes levels: those that its axes and the axes inside span, stages apart."""
+    return math.prod(axis.degree for axis in strategy.axes[min(axes) :] if axis.kind != "pipeline")
+
+
+def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Floats) -> list[_Meeting]:
+    """By size of group, the smallest first."""
+    place = np.full(role.tasks, -1)
+    place[computing] = np.arange(len(computing))
+    called = _called_after(role, place)
+    begins: dict[int, NDArray[np.integer]] = {}
+    ends: dict[int, int] = {}
+    awaited = dict.fromkeys(np.flatnonzero(role.stream == Stream.COMMUNICATION).tolist(), -1)
+    for task, source in zip(*_waits_for_communication(role), strict=True):
+        awaited[source] = place[task] if awaited[source] < 0 else min(awaited[source], place[task])
+    for source, by in awaited.items():
+        work = plan.works[role.work[source]]
+        if not isinstance(work, Communication) or isinstance(work, Transfer):
+            continue
+        size = ranks_level(plan.strategy, work.axes)
+        row = begins.setdefault(size, np.full(len(computing), -1))
+        if by > 0 and end_s[source] < end_s[computing[by - 1]]:
+            continue
+        if by >= 0:
+            row[by] = max(row[by], called[source])
+        else:
+            # Nothing waits for it in this iteration, so the next one does.
+            ends[size] = max(ends.get(size, 0), called[source])
+    sizes = sorted(size for size in begins if size > 1)
+    found = []
+    for size in sizes:
+        # Those who are level with a larger group are level with the smaller ones inside it.
+        wider = [other for other in sizes if other >= size]
+        since = np.maximum.accumulate(np.max([begins[other] for other in wider], axis=0))
+        at_end = max(0, int(since[-1]), *(ends.get(other, 0) for other in wider))
+        found.append(_Meeting(size, since, at_end))
+    return found
+
+
+def _called_after(role: Role, place: NDArray[np.integer]) -> list[int]:
+    """Per task, how many compute tasks are done at the latest when it starts, as its own dependencies tell."""
+    found = [0] * role.tasks
+    last = [0] * len(Stream)
+    starts, awaited = role.dependency_start.tolist(), role.dependencies.tolist()
+    streams, places = role.stream.tolist(), place.tolist()
+    for task, stream in enumerate(streams):
+        if stream == Stream.COMPUTE:
+            found[task] = places[task] + 1
+            continue
+        own = (found[other] for other in awaited[starts[task] : starts[task + 1]])
+        found[task] = last[stream] = max(last[stream], *own, 0)
+    return found
+
+
+def _waits_for_communication(role: Role) -> tuple[list[int], list[int]]:
+    """(compute task, communication that it waits for)."""
+    task = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
+    chosen = (role.stream[task] == Stream.COMPUTE) & (role.stream[role.dependencies] == Stream.COMMUNICATION)
+    return task[chosen].tolist(), role.dependencies[chosen].tolist()

@@ -1,0 +1,156 @@
+"""How long a pipeline is expected to take when its ranks are slow by chance (the spread: ``costs/stragglers.py``).
+
+Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs: the
+one that sets the pace does in every micro-batch, another only once. So the stages that the simulation holds anyway are
+given times by chance, a few iterations' worth, and the mean of what they then take is the expectation:
+
+    x_i = tied part of the rank at stage i (of the last of the ranks that share its layers), of F's quantiles; each draw
+    has one of as many equal parts of F, stage by stage in another order, at any place in it (a Latin hypercube)
+    e_j = own part of each event, normal
+
+A large pipeline affords few draws. What in them was by chance is taken out as far as its lock-step tells: with C_i all
+that stage i computes and S micro-batches,
+
+    g(x) = sum of C_i (1 + x_i) / S + (1 - 1/S) max of C_i (1 + x_i)
+
+is known for many x at once, so the mean is T' = mean T + b (E g - mean g) over the draws, and the variance likewise
+var T + b^2 (Var g - var g); b, the slope of T on g, is kept between 0 and 1 (a control variate).
+
+Of d replicas the last one is late by wait(d) in the measure of how far draws of one replica come apart. Stretched to a
+factor on all compute this is the lag of the whole pipeline. The draws are the same each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Ints
+from predict.costs.cost_model import PricedPlan
+from predict.costs.sourced import Floats
+from predict.costs.stragglers import RankSpread
+from predict.simulation.pipeline_simulation import PipelineSimulation, lines_of_stages
+
+_MOST_DRAWS, _FEWEST_DRAWS = 64, 4
+_LOCK_STEPS = 1024
+_TASKS_TO_SIMULATE = 1_500_000
+"""As many as do not take longer than the prediction may: of a larger pipeline there are fewer draws."""
+
+
+class _Line(NamedTuple):
+    """Tasks of a line of stages: stage and whether it computes of each, seconds as a rank in the middle takes."""
+
+    stage: Ints
+    computes: np.ndarray
+    seconds: Floats
+    own_relative_sd: Floats
+
+
+def pipeline_lag(priced: PricedPlan) -> float:
+    """The factor on all compute with which the pipeline takes as long as is expected; 1 where nothing spreads."""
+    spread, plan = priced.rank_spread, priced.plan
+    if not spread.wait(plan.strategy.ranks):
+        return 1.0
+    ones = np.ones(len(plan.works))
+    simulation = PipelineSimulation(plan, ones, slower=priced.slower, slow_copies=priced.slow_copies)
+    costs = priced.costs
+    of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+    alone = [simulation.line_s(index, of_works) for index in range(len(lines_of_stages(plan)))]
+    slowest = int(np.argmax(alone))
+    stage, work, computes = simulation.tasks_of(slowest)
+    alike = line = _Line(stage, computes, costs.seconds[work], priced.own_relative_sd[work])
+    if priced.slower:
+        of_stages = np.asarray([priced.slower[role] for role in lines_of_stages(plan)[slowest]])
+        line = alike._replace(seconds=alike.seconds * of_stages[stage])
+    replicas = degree_of(plan.strategy, "data")
+
+    def drawn(of: PipelineSimulation, tasks: _Line) -> Floats:
+        chance = _Chance(tasks, spread, priced)
+        taken = np.array([of.line_s(slowest, of_works, added) for added in chance.added_seconds()])
+        return steadied(taken, *chance.lock_steps())
+
+    own = drawn(simulation, line)
+    if priced.slower and replicas > 1:
+        # One replica has the slow rank, the last of the others is late by chance; they are drawn apart.
+        others = drawn(PipelineSimulation(plan, ones), alike)
+        expected_s = float(np.mean(np.maximum.outer(own, others + _late_s(others, spread, replicas - 1))))
+    else:
+        expected_s = float(np.mean(own)) + _late_s(own, spread, replicas)
+    return _factor(simulation, slowest, of_works, line, alone[slowest], expected_s)
+
+
+def _late_s(drawn: Floats, spread: RankSpread, replicas: int) -> float:
+    """How late the last of so many replicas is, one of which takes as long as was drawn."""
+    return float(np.std(drawn, ddof=1)) * spread.wait(replicas) / spread.relative_sd
+
+
+def steadied(drawn_s: Floats, like_s: Floats, many_like_s: Floats) -> Floats:
+    """Draws moved and stretched to the mean and the deviation that a likeness of them, known of many more, tells of.
+
+    Args:
+        like_s: the likeness at the draws; of one length with them, two at least. many_like_s: at many more.
+    """
+    spread, of_likes = float(np.var(drawn_s, ddof=1)), float(np.var(like_s, ddof=1))
+    if not spread or not of_likes:
+        return drawn_s
+    slope = min(max(float(np.cov(drawn_s, like_s)[0, 1]) / of_likes, 0.0), 1.0)
+    mean = float(np.mean(drawn_s)) + slope * float(np.mean(many_like_s) - np.mean(like_s))
+    variance = max(spread + slope**2 * (float(np.var(many_like_s)) - of_likes), 0.0)
+    return np.asarray(mean + (drawn_s - np.mean(drawn_s)) * math.sqrt(variance / spread))
+
+
+class _Chance:
+    """What tasks of a line take longer than in the middle, draw by draw; the same each time."""
+
+    def __init__(self, line: _Line, spread: RankSpread, priced: PricedPlan) -> None:
+        strategy = priced.plan.strategy
+        self._line, self._spread, self._micro_batches = line, spread, priced.plan.micro_batches
+        self._sharing = strategy.ranks // degree_of(strategy, "data") // degree_of(strategy, "pipeline")
+        self._generator = np.random.default_rng(0)
+        self._computed = np.where(line.computes, line.seconds, 0.0)
+        self._of_stages = np.bincount(line.stage, weights=self._computed)
+        draws = min(_MOST_DRAWS, max(_FEWEST_DRAWS, _TASKS_TO_SIMULATE // len(line.seconds)))
+        self._tied = self._draw_tied(draws)
+
+    def _draw_tied(self, draws: int) -> Floats:
+        """Of shape (draws, stages)."""
+        parts = [self._generator.permutation(draws) for _ in self._of_stages]
+        chances = (np.column_stack(parts) + self._generator.random((draws, len(parts)))) / draws
+        return self._spread.tied_deviation(chances ** (1 / self._sharing))
+
+    def added_seconds(self) -> Iterator[Floats]:
+        """Per draw, of each task."""
+        spread, line = self._spread, self._line
+        own = self._computed * spread.own_deviation(line.own_relative_sd)
+        for row in self._tied:
+            added = self._computed * row[line.stage]
+            yield added + own * self._generator.standard_normal(len(own)) if spread.own_weight else added
+
+    def lock_steps(self) -> tuple[Floats, Floats]:
+        """The pipeline in lock-step with the tied part of the draws, and of many more."""
+        return self._lock_step(self._tied), self._lock_step(self._draw_tied(_LOCK_STEPS))
+
+    def _lock_step(self, tied: Floats) -> Floats:
+        stages = self._of_stages * (1 + tied)
+        once = 1 / self._micro_batches
+        return np.asarray(once * stages.sum(axis=1) + (1 - once) * stages.max(axis=1))
+
+
+def _factor(
+    simulation: PipelineSimulation,
+    index: int,
+    of_works: tuple[Floats, Floats, Floats],
+    line: _Line,
+    alone_s: float,
+    expected_s: float,
+) -> float:
+    """The factor on compute that makes the line take as long as expected: a step of the secant, which is straight."""
+    if expected_s <= alone_s:
+        return 1.0
+    first = expected_s / alone_s - 1
+    longer_s = simulation.line_s(index, of_works, np.where(line.computes, first * line.seconds, 0.0))
+    return 1 + first * (expected_s - alone_s) / (longer_s - alone_s) if longer_s > alone_s else 1 + first

@@ -1,0 +1,320 @@
+"""Simulation of a pipeline: all of its roles together, since a stage waits for what its neighbours send.
+
+A receive ends when the matching send does; a send takes the time of its messages (alpha + m beta each) on the sender's
+communication stream, beside compute. ParaDL's closed form assumes otherwise: stages run in lock-step and nothing is
+computed while a transfer is under way. ``overlapped=False`` puts in the second assumption; with equal stages both then
+agree.
+
+Replicas of a stage are one role: what slows the slowest of them is in the lag, as without a pipeline. Where an axis
+shares layers, ranks at one position along it form a line of roles from the first stage to the last, which receive from
+and send to each other alone; lines that differ are simulated each by itself, the slowest is the answer. Communication
+for layers waits on the rank's communication stream behind what it sends.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.core.cache_keys import Same
+from paradl_bench.plan.tasks import BucketCopy, Ints, Phase, Plan, Role, Stream, Transfer
+from predict.costs.sourced import Floats
+from predict.simulation.exposure import exposed_seconds, names_of_layer_communication
+from predict.simulation.input_tasks import INPUT_PHASES, waits_for_input
+from predict.simulation.simulator import LANES, Timeline, condense, couple, simulate
+from predict.workload import Timing
+
+Places = NDArray[np.intp]
+
+
+def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Indices of the roles from the first stage to the last, for each distinct position along the other axes."""
+    axes = [axis for axis in plan.strategy.axes if axis.kind != "data"]
+    along = next(index for index, axis in enumerate(axes) if axis.kind == "pipeline")
+    places = np.array(plan.positions).reshape([axis.degree for axis in axes])
+    lines = np.moveaxis(places, along, -1).reshape(-1, axes[along].degree)
+    return tuple(dict.fromkeys(tuple(line) for line in lines.tolist()))
+
+
+class PipelineSimulation:
+    """A pipeline's plan, condensed and joined once, to be run under many costs of its works.
+
+    Args:
+        lag: per work, how much longer the slowest rank takes.
+        overlapped: false lets a rank compute nothing while it sends.
+        merge: false keeps every task a segment of its own.
+        slower: per role, how many times longer its rank computes; empty for all alike. slow_copies: whether it copies
+            gradients as much longer.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        lag: Floats,
+        *,
+        overlapped: bool = True,
+        merge: bool = True,
+        slower: Sequence[float] = (),
+        slow_copies: bool = True,
+    ) -> None:
+        self._lines = [line.with_lag(lag) for line in _coupled(Same(plan), overlapped, merge)]
+        for of_line, line in zip(self._lines, lines_of_stages(plan), strict=True):
+            if slower:
+                of_line.stretch_stages([slower[index] for index in line], copies=slow_copies)
+
+    def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        """Phases of the rank that ends last: forward, backward and exchange as it was busy with them, then idle time.
+
+        ``bw_s`` and ``ge_s`` follow the last forward in no fixed order: what a rank waits for is ``idle_s``.
+        Communication for layers is a part of forward and backward, as in a run.
+        """
+        timings = [line.timing(seconds, compute_slowdown, communication_slowdown) for line in self._lines]
+        return max(timings, key=lambda timing: timing.iteration_s)
+
+    def iteration_s(self, *costs: Floats) -> float:
+        """When the last role ends."""
+        return max(line.run(*costs).iteration_s for line in self._lines)
+
+    def computing(self, *costs: Floats) -> list[Computing]:
+        """When ranks compute, of each of :func:`lines_of_stages`."""
+        return [line.computing(*costs) for line in self._lines]
+
+    def tasks_of(self, line: int) -> tuple[Ints, Places, NDArray[np.bool_]]:
+        """Per task of a line of stages: its stage, its work, and whether it computes."""
+        own = self._lines[line]
+        return own.task_stage, own.task_work, own.task_computes
+
+    def line_s(self, line: int, costs: Sequence[Floats], added_s: Floats | None = None) -> float:
+        """When the last role of a line ends; ``added_s``: per task of it, seconds more than its work takes."""
+        return self._lines[line].run(*costs, added_s=added_s).iteration_s
+
+    def timelines(self, *costs: Floats) -> list[Timeline]:
+        """Those of each of :func:`lines_of_stages`: segments (tasks, unless merged) role after role."""
+        return [line.run(*costs) for line in self._lines]
+
+
+class Computing(NamedTuple):
+    """When the ranks of a line compute: segments, from the start of the iteration; arrays of one length.
+
+    Attributes:
+        stage: along the line. start_s, end_s: of the segment.
+        task_work, task_segment: of every task that computes, its work and the index of the segment that it lies in.
+    """
+
+    stage: NDArray[np.integer]
+    start_s: Floats
+    end_s: Floats
+    task_work: Places
+    task_segment: NDArray[np.integer]
+
+
+# What ranks of a host take from each other, the lag and the answer are all simulated of one plan.
+@functools.lru_cache(maxsize=1)
+def _coupled(same: Same[Plan], overlapped: bool, merge: bool) -> tuple[_Line, ...]:
+    """The lines of a plan, without lag."""
+    plan = same.thing
+    transfers = _Transfers(plan)
+    return tuple(
+        _Line(plan, [plan.roles[index] for index in line], transfers, overlapped=overlapped, merge=merge)
+        for line in lines_of_stages(plan)
+    )
+
+
+class _Line:
+    """Roles that send to each other, from the first stage to the last."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Sequence[Role],
+        transfers: _Transfers,
+        *,
+        overlapped: bool,
+        merge: bool,
+    ) -> None:
+        roles = [role if overlapped else transfers.with_blocking_sends(role) for role in stages]
+        ends = [transfers.ends(role) for role in roles]
+        condensed = [
+            condense(role, merge=merge, waiting=_chosen(own, "receive"), waited_for=_chosen(own, "send"))
+            for role, own in zip(roles, ends, strict=True)
+        ]
+        segments = [
+            {end: each.segment[tasks] for end, tasks in own.items()} for each, own in zip(condensed, ends, strict=True)
+        ]
+        self._graph = couple([each.graph for each in condensed], _matches(segments))
+        self.task_work = _as_places(np.concatenate([role.work for role in roles]))
+        self._task_lag = np.ones(len(self.task_work))
+        self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
+        self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
+        copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+        self._task_copies = copies[self.task_work]
+        starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
+        self._segment = _as_places(
+            np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
+        )
+        first = [each.first for each in condensed]
+        self._segment_work = _as_places(
+            np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
+        )
+        self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
+        self._phase = np.concatenate([each.phase for each in condensed])
+        self._fetches = np.isin(self._phase, INPUT_PHASES)
+        self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
+        self._names = names_of_layer_communication(plan.works)
+
+    def with_lag(self, lag: Floats) -> _Line:
+        """The same line, whose works take so much longer each."""
+        other = copy.copy(self)
+        other._task_lag = lag[self.task_work]
+        return other
+
+    def stretch_stages(self, factors: Sequence[float], *, copies: bool) -> None:
+        """Let each stage compute, and copy where copies take longer too, so many times longer."""
+        longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
+        self._task_lag *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
+
+    def run(
+        self,
+        seconds: Floats,
+        compute_slowdown: Floats,
+        communication_slowdown: Floats,
+        *,
+        added_s: Floats | None = None,
+    ) -> Timeline:
+        """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
+        of_tasks = seconds[self.task_work] * self._task_lag
+        if added_s is not None:
+            of_tasks = np.maximum(of_tasks + added_s, 0.0)
+        return simulate(
+            self._graph,
+            np.bincount(self._segment, weights=of_tasks, minlength=self._graph.tasks).astype(float),
+            compute_slowdown[self._segment_work],
+            communication_slowdown[self._segment_work],
+        )
+
+    def computing(self, *costs: Floats) -> Computing:
+        """When its ranks compute."""
+        line, chosen = self.run(*costs), self._on_compute
+        index = np.cumsum(chosen) - 1
+        tasks = np.flatnonzero(chosen[self._segment])
+        return Computing(
+            stage=self._role[chosen],
+            start_s=line.start_s[chosen],
+            end_s=line.end_s[chosen],
+            task_work=self.task_work[tasks],
+            task_segment=index[self._segment[tasks]],
+        )
+
+    def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+        """Phases of the rank that ends last."""
+        line = self.run(seconds, compute_slowdown, communication_slowdown)
+        _, waiting = waits_for_input(line, self._phase, self._role == 0)
+        stage = int(self._role[int(np.argmax(np.where(self._fetches, 0.0, line.end_s)))])
+        own = self._role == stage
+        busy = line.end_s - line.start_s
+
+        def computed(phase: Phase) -> float:
+            return float(busy[own & self._on_compute & (self._phase == phase)].sum())
+
+        waited = {phase: self._exposed_for_layers(line, own, phase) for phase in (Phase.FW, Phase.BW)}
+        forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
+        update = computed(Phase.WU)
+        exchange = self._exposed_exchange(line, own) + computed(Phase.GE)
+        return Timing(
+            fw_s=forward,
+            bw_s=backward,
+            ge_s=exchange,
+            wu_s=update,
+            exposed_communication_s=line.exposed_communication_s,
+            overlap_s=line.overlap_s,
+            fw_of_layers_s=waited[Phase.FW],
+            bw_of_layers_s=waited[Phase.BW],
+            idle_s=line.iteration_s - forward - backward - exchange - update - waiting.input_s,
+            **waiting._asdict(),
+            stage=stage,
+        )
+
+    def _exposed_exchange(self, line: Timeline, own: NDArray[np.bool_]) -> float:
+        """Exchange after the last backward, less the copies out of buckets, which compute."""
+        exchanging = own & ~self._on_compute & (self._phase == Phase.GE)
+        if not exchanging.any():
+            return 0.0
+        last = line.end_s[own & self._on_compute & (self._phase == Phase.BW)].max()
+        after = line.end_s[exchanging].max()
+        copying = own & self._on_compute & (self._phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
+        return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
+
+    def _exposed_for_layers(self, line: Timeline, own: NDArray[np.bool_], phase: Phase) -> dict[str, float]:
+        found: dict[str, list[int]] = {}
+        for segment in np.flatnonzero(own & ~self._on_compute & (self._phase == phase)).tolist():
+            name = self._names[self._segment_work[segment]]
+            if name:
+                found.setdefault(name, []).append(segment)
+        return exposed_seconds(line, own & self._on_compute, found)
+
+
+def _as_places(indices: Ints) -> Places:
+    """Indices in the width that numpy looks places up by; narrower ones it would widen in each simulation, slowly."""
+    return indices.astype(np.intp)
+
+
+def ends_of_transfers(plan: Plan, role: Role) -> dict[TransferEnd, list[int]]:
+    """Tasks of a role that send and receive, in order."""
+    return _Transfers(plan).ends(role)
+
+
+class TransferEnd(NamedTuple):
+    """One end of the messages that cross a cut in one phase."""
+
+    direction: str
+    phase: str
+    cut: int
+
+
+class _Transfers:
+    """Which works of a plan send and receive."""
+
+    def __init__(self, plan: Plan) -> None:
+        ends: dict[TransferEnd, int] = {}
+        self._number = np.full(len(plan.works), -1)
+        self._sends = np.zeros(len(plan.works), bool)
+        for index, work in enumerate(plan.works):
+            if isinstance(work, Transfer):
+                self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut), len(ends))
+                self._sends[index] = work.direction == "send"
+        self._ends = list(ends)
+
+    def ends(self, role: Role) -> dict[TransferEnd, list[int]]:
+        """Tasks of a role that send and receive, in order."""
+        numbers = self._number[role.work]
+        tasks = np.flatnonzero(numbers >= 0)
+        tasks = tasks[np.argsort(numbers[tasks], kind="stable")]
+        found, starts = np.unique(numbers[tasks], return_index=True)
+        rows = np.split(tasks, starts[1:])
+        return {self._ends[number]: row.tolist() for number, row in zip(found.tolist(), rows, strict=False)}
+
+    def with_blocking_sends(self, role: Role) -> Role:
+        """The role with its sends on the compute stream."""
+        stream = np.where(self._sends[role.work], np.int32(Stream.COMPUTE), role.stream)
+        return dataclasses.replace(role, stream=stream.astype(np.int32))
+
+
+def _chosen(ends: Mapping[TransferEnd, list[int]], direction: str) -> list[int]:
+    return [task for end, tasks in ends.items() if end.direction == direction for task in tasks]
+
+
+def _matches(ends: Sequence[Mapping[TransferEnd, Ints]]) -> list[tuple[int, Ints, int, Ints]]:
+    """(role, segments) that send and (role, segments) that receive the same messages."""
+    sends = {end[1:]: (role, own) for role, of in enumerate(ends) for end, own in of.items() if end.direction == "send"}
+    return [
+        (*sends[end[1:]], role, own)
+        for role, of in enumerate(ends)
+        for end, own in of.items()
+        if end.direction == "receive"
+    ]

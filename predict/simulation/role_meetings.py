@@ -1,0 +1,87 @@
+"""Where roles of a plan meet: collectives that ranks of several roles are in start when the last of them has come.
+
+The n-th of an operation along the same axes with the same reach is one collective on all ranks of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from paradl_bench.plan.mesh import members_of
+from paradl_bench.plan.tasks import Collective, Ints, Plan, Reach, Role
+from predict.simulation.simulator import TaskGraph
+
+
+class _Kind(NamedTuple):
+    operation: str
+    axes: tuple[int, ...]
+    reach: Reach
+
+
+def meetings(plan: Plan, graphs: Sequence[TaskGraph], nodes: Sequence[Ints]) -> Iterator[tuple[int, Ints, int, Ints]]:
+    """Edges that have a collective of one role wait for all that another role does before the same one.
+
+    Of each pair of roles: (role, nodes) that are waited for, and (role, nodes) that wait, as
+    :func:`predict.simulation.simulator.couple` takes them. What roles issue in unlike numbers has no partner and gets
+    none.
+
+    Args:
+        graphs: of the roles. nodes: per role and task of it, the node of its graph that holds the task.
+    """
+    if len(plan.roles) == 1:
+        return
+    issued = [_issued(plan, role) for role in range(len(plan.roles))]
+    together = _roles_together(plan, issued)
+    before = [_before(role, graph, own) for role, graph, own in zip(plan.roles, graphs, nodes, strict=True)]
+    for waited_for, waiting in permutations(range(len(plan.roles)), 2):
+        for kind, tasks in issued[waiting].items():
+            theirs = issued[waited_for].get(kind, [])
+            if len(theirs) != len(tasks) or waited_for not in together[waiting][kind]:
+                continue
+            pairs = [
+                (each, own) for other, own in zip(theirs, tasks, strict=True) for each in before[waited_for][other]
+            ]
+            source, target = np.array(pairs, np.int32).reshape(-1, 2).T
+            yield waited_for, source, waiting, nodes[waiting][target]
+
+
+def _issued(plan: Plan, role: int) -> dict[_Kind, list[int]]:
+    """Tasks of a role that are collectives, in order, by what they are."""
+    found: dict[_Kind, list[int]] = {}
+    for task, index in enumerate(plan.roles[role].work.tolist()):
+        work = plan.works[index]
+        if isinstance(work, Collective):
+            found.setdefault(_Kind(work.operation, work.axes, work.reach), []).append(task)
+    return found
+
+
+def _before(role: Role, graph: TaskGraph, nodes: Ints) -> list[list[int]]:
+    """Per task, nodes that a rank is done with as it comes to it: those waited for, and the one before on its lane."""
+    rows, awaited, lanes = role.dependency_start.tolist(), nodes[role.dependencies], graph.lane[nodes].tolist()
+    found = [sorted(set(awaited[rows[task] : rows[task + 1]].tolist())) for task in range(role.tasks)]
+    last: dict[int, int] = {}
+    for task, (lane, node) in enumerate(zip(lanes, nodes.tolist(), strict=True)):
+        if lane in last:
+            found[task].append(last[lane])
+        last[lane] = node
+    return found
+
+
+def _roles_together(plan: Plan, issued: Sequence[dict[_Kind, list[int]]]) -> list[dict[_Kind, set[int]]]:
+    """Per role and collective of it, the roles that ranks of its group play."""
+    played = [plan.role_of(rank) for rank in range(plan.strategy.ranks)]
+    found: list[dict[_Kind, set[int]]] = []
+    for role, own in enumerate(issued):
+        # By symmetry any rank of the role tells.
+        rank, works = played.index(role), plan.roles[role].work
+        of_kinds = {}
+        for kind, tasks in own.items():
+            work = plan.works[int(works[tasks[0]])]
+            assert isinstance(work, Collective)
+            of_kinds[kind] = {played[member] for member in members_of(plan.strategy, work, rank)}
+        found.append(of_kinds)
+    return found

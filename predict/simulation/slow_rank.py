@@ -1,0 +1,30 @@
+"""One rank that computes slower than the others: what if a device throttles, or a host is shared.
+
+Every other rank waits for it where they meet, so the iteration is as long as it needs, and what others would have been
+late by chance counts only as far as they may be later still (:meth:`predict.costs.stragglers.RankSpread.wait`). In a
+pipeline it slows its own stage, which sets the pace or not.
+"""
+
+from __future__ import annotations
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.slow_rank import SlowRank, parse_slow_rank
+from predict.costs.sourced import Remark
+
+
+def remark_on(slow: SlowRank) -> Remark:
+    """That it was asked for."""
+    return Remark(f"rank {slow.rank} computes {slow.factor:g} times as long as measured (--slow-rank)", False)
+
+
+def slow_rank_option(evaluator_name: str, text: str | None) -> SlowRank | None:
+    """What ``--slow-rank FACTOR[@RANK]`` says; None where it is not given.
+
+    Raises:
+        UserError: it does not parse, or is for another evaluator.
+    """
+    if text is None:
+        return None
+    if evaluator_name != "simulate":
+        raise UserError(f"--slow-rank is for --evaluator simulate; {evaluator_name} takes all ranks as equally fast")
+    return parse_slow_rank(text)

@@ -1,0 +1,41 @@
+"""``predict timeline``: when every task of an iteration runs, as a trace for Perfetto and a picture in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from predict.prediction.command_options import point_options, refuse_missing
+
+_SLOW_HELP = (
+    "What if one rank (0 unless given) computes FACTOR times as long as measured: it, and the others that wait for it."
+)
+
+
+@click.command("timeline", context_settings={"help_option_names": ["-h", "--help"]})
+@point_options
+@click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
+@click.option("-o", "--output", metavar="FILE", help="Write the trace, as JSON; - for standard output.")
+@click.option(
+    "--ranks-shown",
+    type=click.Choice(["roles", "all"]),
+    default="roles",
+    show_default=True,
+    help="Ranks that do the same once in the trace, or each of them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of a table and a picture.")
+@click.option("--force", is_flag=True, help="Replace an existing output file.")
+def timeline(**options: Any) -> None:
+    """Show when each rank computes and communicates in one predicted iteration.
+
+    \b
+    predict timeline --from-profile p.json --model resnet50 --strategy p4 --batch 64 -o trace.json
+    """
+    from paradl_bench.core.terminal.command_line import refuse_overwrite
+    from predict.timeline.timeline_run import show_timeline
+
+    refuse_missing(options, "profile", "model", "strategy", "batch")
+    if options["output"]:
+        refuse_overwrite(options["output"], force=options["force"])
+    show_timeline(options)

@@ -1,0 +1,108 @@
+"""What ``predict timeline`` prints beside the trace: how every role uses its streams, and a picture."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_seconds
+from predict.prediction.prediction import Prediction
+from predict.timeline.timeline import IterationTimeline
+from predict.timeline.timeline_picture import draw
+from predict.timeline.timeline_use import Use
+
+
+class RoleUse(Use, frozen=True, kw_only=True):
+    """How each of the ranks of a role spends the iteration.
+
+    Attributes:
+        role: its name. ranks: how many play it. finish_s: when its last task ends.
+    """
+
+    role: str
+    ranks: int
+    finish_s: float
+
+
+class TimelineSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted iteration in numbers; seconds.
+
+    Attributes:
+        tasks: of all roles, each role counted once.
+        utilisation, bubble: means over all ranks.
+        trace: the file that was written, or null.
+    """
+
+    model: str
+    strategy: str
+    ranks: int
+    batch: int
+    options: dict[str, str]
+    iteration_s: float
+    interval_s: tuple[float, float]
+    tasks: int
+    utilisation: float
+    bubble: float
+    roles: tuple[RoleUse, ...]
+    trace: str | None
+    extrapolated: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | None) -> TimelineSummary:
+    """The numbers of a timeline."""
+    roles = tuple(
+        RoleUse(
+            role=role.name,
+            ranks=role.ranks,
+            finish_s=role.finish_s,
+            **msgspec.structs.asdict(role.use(timeline.iteration_s)),
+        )
+        for role in timeline.roles
+    )
+    return TimelineSummary(
+        model=prediction.model,
+        strategy=prediction.strategy,
+        ranks=prediction.ranks,
+        batch=prediction.batch,
+        options=prediction.options,
+        iteration_s=timeline.iteration_s,
+        interval_s=prediction.interval_s,
+        tasks=sum(role.of_plan.tasks for role in timeline.roles),
+        utilisation=sum(role.utilisation * role.ranks for role in roles) / prediction.ranks,
+        bubble=sum(role.bubble * role.ranks for role in roles) / prediction.ranks,
+        roles=roles,
+        trace=trace,
+        extrapolated=prediction.extrapolated,
+        notes=prediction.notes,
+    )
+
+
+def print_summary(timeline: IterationTimeline, summary: TimelineSummary) -> None:
+    """A table and a picture on standard output, then what was extrapolated or has to be said."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    title = f"{summary.model}, {summary.strategy} on batch {summary.batch}: {format_seconds(summary.iteration_s)}"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    idle = "bubble" if timeline.is_pipeline else "idle"
+    for column in ("role", "ranks", "ends", "utilisation", "exposed", "overlap", idle):
+        table.add_column(column, justify="left" if column == "role" else "right")
+    for role in summary.roles:
+        times = (role.exposed_communication_s, role.overlap_s)
+        cells = (format_seconds(role.finish_s), f"{role.utilisation:.1%}", *map(format_seconds, times))
+        table.add_row(role.role, str(role.ranks), *cells, f"{role.bubble:.1%}")
+    if len(summary.roles) > 1:
+        table.add_row("mean", str(summary.ranks), "", f"{summary.utilisation:.1%}", "", "", f"{summary.bubble:.1%}")
+    console = open_console()
+    console.print(table)
+    picture = draw(timeline, console.width)
+    for line in (*picture.rows, picture.legend):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(
+        "\nutilisation: share of the iteration in which compute is active. exposed: communication while it is not;"
+        f" overlap: beside it. {idle}: neither.",
+        highlight=False,
+    )
+    for line in (*(f"extrapolated: {line}" for line in summary.extrapolated), *summary.notes):
+        console.print(line, highlight=False)

@@ -1,0 +1,91 @@
+"""From the options of ``predict timeline`` to its trace, its summary and its picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import write_output, write_pieces
+from predict.costs.cost_model import CostModel
+from predict.evaluators import simulate
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.request import read_request
+from predict.timeline.timeline import IterationTimeline, timeline_of
+from predict.timeline.timeline_report import print_summary, summarise
+from predict.timeline.trace_events import trace_json
+from predict.workload import Point, Workload
+
+
+class PredictedTimeline(NamedTuple):
+    """One configuration: every task's times, and the prediction that they are the inside of."""
+
+    timeline: IterationTimeline
+    prediction: Prediction
+
+
+def predict_timeline(
+    model: CostModel, point: Point, *, dataset_samples: int | None = None, strong_scaling: bool = False
+) -> PredictedTimeline:
+    """Plan and price a point once; predict it and simulate its tasks.
+
+    Args:
+        dataset_samples, strong_scaling: as of :class:`~predict.prediction.prediction.Predictor`.
+
+    Raises:
+        UserError: the strategy has no plan, a limit is exceeded, or the profile lacks a part.
+    """
+    priced = simulate.price(model, point)
+    workload = simulate.workload_of(model, point, priced)
+
+    def prepare(of: CostModel, other: Point) -> Workload:
+        return workload if other is point else simulate.prepare(of, other)
+
+    evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)
+    predictor = Predictor(model, evaluator, dataset_samples=dataset_samples, strong_scaling=strong_scaling)
+    return PredictedTimeline(timeline_of(priced, point.settings.schedule, model.slow_rank), predictor.predict(point))
+
+
+def show_timeline(options: Mapping[str, Any]) -> None:
+    """Write the trace where the options say, and print the summary.
+
+    Raises:
+        UserError: whatever of the options, files or limits is wrong, in one line.
+    """
+    output = options["output"]
+    if options["evaluator"] != simulate.EVALUATOR.name:
+        raise UserError(f"a timeline is of --evaluator simulate; {options['evaluator']} has no tasks to show")
+    if options["as_json"] and output == "-":
+        raise UserError("--json and -o - both write to standard output: give one, or a file to -o")
+    if options["ranks_shown"] == "all" and not output:
+        raise UserError("--ranks-shown all is of the trace, which no file was named for: give -o FILE")
+    request = read_request(options)
+    if len(request.points) != 1:
+        asked = ", ".join(f"{point.strategy} on batch {point.settings.batch}" for point in request.points[:3])
+        more = ", ..." if len(request.points) > 3 else ""
+        raise UserError(f"a timeline is of one strategy and batch, not of {len(request.points)} ({asked}{more})")
+    found = predict_timeline(
+        request.model,
+        request.points[0],
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+    )
+    if output:
+        other = {
+            "command": shlex.join(["predict", *sys.argv[1:]]),
+            "profile": str(options["profile"]),
+            "model": found.prediction.model,
+            "strategy": found.prediction.strategy,
+            "prediction": found.prediction,
+        }
+        pieces = trace_json(found.timeline, other, every_rank=options["ranks_shown"] == "all")
+        write_pieces(output, pieces, force=options["force"])
+    summary = summarise(found.timeline, found.prediction, output if output != "-" else None)
+    if options["as_json"]:
+        write_output("-", encode_pretty(summary))
+    elif output != "-":
+        print_summary(found.timeline, summary)

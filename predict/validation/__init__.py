@@ -1,0 +1,1 @@
+"""Predictions held against training runs: scores, memory, activity, the report."""

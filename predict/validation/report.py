@@ -1,0 +1,410 @@
+"""Writes a validation as Markdown, CSV and JSON, and prints its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
+from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
+from paradl_bench.core.terminal.printed import in_code, in_markdown
+from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_difference, format_seconds
+from predict.prediction.presentation import flat_row, rows_csv
+from predict.validation.memory_validation import MemoryScore
+from predict.validation.runs import PHASES
+from predict.validation.validation_report import (
+    EVALUATORS,
+    PIPELINE_IDLE,
+    PREDICTOR,
+    Outlier,
+    Pair,
+    Ranking,
+    Repeated,
+    RepeatedPrediction,
+    Report,
+    Unfit,
+)
+
+_PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)"}
+FILES = ("report.md", "pairs.csv", "report.json")
+_RUN_TITLES = (
+    *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
+    "memory",
+)
+_TOLD = ("schedule", "accumulate", "recompute", "exchange", "batch_norm")
+_RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
+_REPEATED_TITLES = (
+    *("model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"),
+)
+_ALL = "all"
+_CONFIGURATION_TITLES = ("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds")
+_ACTIVITY_TITLES = ("run", "rank", "units", "mean", "worst", "of")
+_SCORE_TITLES = (
+    *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
+    "noise floor",
+    *PHASES,
+)
+
+
+def refuse_existing(directory: Path, *, force: bool) -> None:
+    """Raise before any work is done where a report stands that may not be replaced."""
+    for name in FILES:
+        refuse_overwrite(str(directory / name), force=force)
+
+
+def write_report(directory: Path, report: Report) -> Path:
+    """Write report.md, pairs.csv and report.json; returns the first."""
+    write_text_atomically(directory / "report.md", markdown(report))
+    write_bytes_atomically(directory / "pairs.csv", rows_csv([_csv_row(pair) for pair in report.pairs]))
+    write_bytes_atomically(directory / "report.json", encode_pretty(report))
+    return directory / "report.md"
+
+
+def _csv_row(pair: Pair) -> dict[str, object]:
+    """A pair's fields in one level; its ranks are in the report alone."""
+    row = flat_row(pair)
+    row.pop("activity.ranks", None)
+    return row
+
+
+def print_report(report: Report, path: Path, *, as_json: bool) -> None:
+    """The tables, what stands out, and where the report is; or the report as JSON."""
+    if as_json:
+        write_output("-", encode_pretty(report))
+        return
+    from rich.table import Table
+
+    console = open_console()
+    for title, titles, rows in _tables(report):
+        table = Table(title=title)
+        for column in titles:
+            table.add_column(column, justify="left" if column in ("model", "strategy", "evaluator") else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for line in _findings(report):
+        console.print(line, highlight=False)
+    tell(f"Report: {path}")
+
+
+def _tables(report: Report) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+    """Titles, columns and rows of the tables for the terminal."""
+    tables: list[tuple[str, Sequence[str], list[list[str]]]] = [
+        ("Predicted against measured", _run_titles(report), _run_rows(report)),
+        ("Accuracy", _SCORE_TITLES, _score_rows(report)),
+    ]
+    if report.reruns:
+        tables.append(("What repeating a run predicts of it", _RERUN_TITLES, _rerun_rows(report)))
+    if report.repeated:
+        tables.append(("Median of a configuration's runs", _repeated_titles(report), _repeated_rows(report)))
+        tables.append(("Accuracy over configurations", _CONFIGURATION_TITLES, _configuration_rows(report)))
+    return tables
+
+
+def markdown(report: Report) -> str:
+    """The whole report for a person."""
+    lines = [
+        "# Predicted against measured",
+        "",
+        f"Profile: {in_code(report.profile)}. Every run is predicted by `{PREDICTOR}`;"
+        f" {', '.join(_baselines(report))} are baselines from the same profile,"
+        " where they have something to say. Error is (predicted - measured) / measured "
+        "and accuracy 1 - |error|; measured is the median over iterations of the slowest rank, the noise floor its "
+        "run-to-run spread; memory is the error of the predicted peak, marked "
+        "where the profile's memory factors were fitted to the run or a repetition of it.",
+        "",
+        *_markdown_table(_run_titles(report), _run_rows(report)),
+        "",
+        "## Accuracy",
+        "",
+        "Phases: accuracy of forward, backward, what is left of the gradient exchange after it, and weight update.",
+        "",
+        *_markdown_table(_SCORE_TITLES, _score_rows(report)),
+        "",
+        *_markdown_reruns(report),
+        "## Findings",
+        "",
+        *(f"- {in_markdown(line)}" for line in _findings(report)),
+        "",
+        "## Phases",
+        "",
+        *_markdown_table(("run", "phase", "predicted", "measured", "error"), _phase_rows(report)),
+        "",
+        *_markdown_activity(report),
+    ]
+    return "\n".join(lines)
+
+
+def _markdown_activity(report: Report) -> list[str]:
+    rows = _activity_rows(report)
+    if not rows:
+        return []
+    return [
+        "## Activity",
+        "",
+        "By rank, how far begin and end of each unit of work (forward and backward of a micro-batch or of a stage, "
+        "exchange, weight update) are off their prediction, relative to the measured iteration.",
+        "",
+        *_markdown_table(_ACTIVITY_TITLES, rows),
+        "",
+    ]
+
+
+def _activity_rows(report: Report) -> list[list[str]]:
+    """A row each rank of a run."""
+    return [
+        [
+            f"{pair.model} {_configured(pair)} {pair.batch}",
+            str(rank.rank),
+            str(rank.units),
+            f"{rank.mean_error:.1%}",
+            f"{rank.worst_error:.1%}",
+            rank.worst_unit,
+        ]
+        for pair in _of(report, PREDICTOR)
+        if pair.activity is not None
+        for rank in pair.activity.ranks
+    ]
+
+
+def _activity_line(report: Report) -> list[str]:
+    """Activity errors of all runs in a line; nothing where there are none."""
+    known = [pair.activity for pair in _of(report, PREDICTOR) if pair.activity is not None]
+    if not known:
+        return []
+    mean = sum(each.mean_error for each in known) / len(known)
+    worst = max(each.worst_rank_error for each in known)
+    return [
+        f"activity error (begin and end of every rank's work, relative to the iteration): {mean:.1%} in the mean of"
+        f" {counted(len(known), 'run')}, {worst:.1%} on the worst rank"
+    ]
+
+
+def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(in_markdown(cell) for cell in cells)} |"
+
+    return [line(titles), line(["---"] * len(titles)), *map(line, rows)]
+
+
+def _of(report: Report, evaluator: str) -> list[Pair]:
+    return [pair for pair in report.pairs if pair.evaluator == evaluator]
+
+
+def _baselines(report: Report) -> list[str]:
+    return [name for name in EVALUATORS[1:] if name in report.overall]
+
+
+def _run_titles(report: Report) -> list[str]:
+    return [*_RUN_TITLES, *(f"{name} error" for name in _baselines(report))]
+
+
+def _markdown_reruns(report: Report) -> list[str]:
+    if not report.reruns:
+        return []
+    return [
+        "## Repeated runs",
+        "",
+        "How well the other real runs of a configuration predict each run of it; a prediction can hardly do better.",
+        "",
+        *_markdown_table(_RERUN_TITLES, _rerun_rows(report)),
+        "",
+        "Where the machine's speed changes from run to run, one prediction can't meet every run. Below, the median of "
+        "a configuration's runs, between the fastest and the slowest of them, stands for it.",
+        "",
+        *_markdown_table(_repeated_titles(report), _repeated_rows(report)),
+        "",
+        *_markdown_table(_CONFIGURATION_TITLES, _configuration_rows(report)),
+        "",
+    ]
+
+
+def _rerun_rows(report: Report) -> list[list[str]]:
+    return [
+        [strategy, str(rerun.runs), format_accuracy(rerun.mean_accuracy), f"{rerun.half_width_85:.1%}"]
+        for strategy, rerun in report.reruns.items()
+    ]
+
+
+def _repeated_titles(report: Report) -> list[str]:
+    return [*_REPEATED_TITLES, *(f"{name} error" for name in _baselines(report))]
+
+
+def _repeated_rows(report: Report) -> list[list[str]]:
+    names = _baselines(report)
+    return [
+        [
+            one.model,
+            _configured(one),
+            str(one.batch),
+            str(one.runs),
+            format_seconds(one.measured_range_s[0]),
+            format_seconds(one.measured_median_s),
+            format_seconds(one.measured_range_s[1]),
+            format_seconds(predicted.predicted_s),
+            format_difference(predicted.error),
+            "yes" if predicted.covered else "no",
+            *(format_difference(one.by_evaluator[name].error) if name in one.by_evaluator else "" for name in names),
+        ]
+        for one in report.repeated
+        for predicted in (one.by_evaluator[PREDICTOR],)
+    ]
+
+
+def _configuration_rows(report: Report) -> list[list[str]]:
+    """Accuracy of every evaluator over the configurations of a strategy that ran more than once, and over all."""
+    groups: dict[tuple[str, str], list[RepeatedPrediction]] = {}
+    for strategy in (*dict.fromkeys(one.strategy for one in report.repeated), _ALL):
+        of_strategy = [one.by_evaluator for one in report.repeated if strategy in (one.strategy, _ALL)]
+        for name in (PREDICTOR, *_baselines(report)):
+            groups[strategy, name] = [found[name] for found in of_strategy if name in found]
+    return [
+        [
+            strategy,
+            name,
+            str(len(found)),
+            format_accuracy(1 - sum(abs(one.error) for one in found) / len(found)),
+            format_accuracy(1 - max(abs(one.error) for one in found)),
+            f"{sum(one.covered for one in found) / len(found):.0%}",
+        ]
+        for (strategy, name), found in groups.items()
+        if found
+    ]
+
+
+def _run_rows(report: Report) -> list[list[str]]:
+    by_run: dict[str, dict[str, Pair]] = {}
+    for pair in report.pairs:
+        by_run.setdefault(pair.run, {})[pair.evaluator] = pair
+    names = _baselines(report)
+    return [
+        [
+            pair.model,
+            _configured(pair),
+            str(pair.batch),
+            format_seconds(pair.measured_median_s),
+            format_seconds(pair.measured_iqr_s),
+            f"{pair.noise_floor:.1%}",
+            format_seconds(pair.predicted_s),
+            " to ".join(map(format_seconds, pair.interval_s)),
+            format_difference(pair.error),
+            "yes" if pair.covered else "no",
+            _memory_cell(pair),
+            *(format_difference(of_run[name].error) if name in of_run else "" for name in names),
+        ]
+        for of_run in by_run.values()
+        for pair in (of_run[PREDICTOR],)
+    ]
+
+
+def _configured(pair: Pair | Repeated) -> str:
+    """The strategy, with what tells runs of it apart."""
+    told = [f"{name.replace('_', '-')} {pair.options[name]}" for name in _TOLD if name in pair.options]
+    told += ["emulated"] if pair.emulated else []
+    return pair.strategy + (f" ({'; '.join(told)})" if told else "")
+
+
+def _memory_cell(pair: Pair) -> str:
+    if pair.memory is None:
+        return ""
+    return format_difference(pair.memory.error) + (" (fitted)" if pair.memory.fitted_to else "")
+
+
+def _score_rows(report: Report) -> list[list[str]]:
+    scores = [(strategy, by_evaluator) for strategy, by_evaluator in report.strategies.items()]
+    scores.append((_ALL, {name: overall.score for name, overall in report.overall.items()}))
+    return [
+        [
+            strategy,
+            name,
+            str(score.runs),
+            format_accuracy(score.mean_accuracy),
+            format_accuracy(score.worst_accuracy),
+            format_difference(score.mean_error),
+            f"{score.interval_coverage:.0%}",
+            f"{score.median_half_width:.1%}",
+            f"{score.median_noise_floor:.1%}",
+            *(
+                format_accuracy(score.phase_accuracy[phase], 0) if phase in score.phase_accuracy else ""
+                for phase in PHASES
+            ),
+        ]
+        for strategy, by_evaluator in scores
+        for name, score in by_evaluator.items()
+    ]
+
+
+def _phase_rows(report: Report) -> list[list[str]]:
+    return [
+        [
+            f"{pair.model} {_configured(pair)} {pair.batch}",
+            name,
+            format_seconds(phase.predicted_s),
+            format_seconds(phase.measured_s),
+            "" if phase.error is None else format_difference(phase.error),
+        ]
+        for pair in _of(report, PREDICTOR)
+        for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
+    ]
+
+
+def _findings(report: Report) -> list[str]:
+    simulated = _of(report, PREDICTOR)
+    unlike = [pair.run for pair in simulated if pair.issued_equals_plan is False]
+    beyond = dict.fromkeys(line for pair in simulated for line in pair.extrapolated)
+    floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
+    return [
+        *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
+        *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
+        *_activity_line(report),
+        *(_outlier_line("outside its interval", outlier) for outlier in report.outliers),
+        *(_outlier_line("far off, though inside its interval", outlier) for outlier in report.far_off),
+        *map(_unfit_line, report.did_not_fit),
+        *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
+        *(f"extrapolated: {line}" for line in beyond),
+        *([f"noise floor from: {', '.join(floors)}"] if floors else []),
+        *report.notes,
+    ]
+
+
+def _ranking_line(evaluator: str, ranking: Ranking) -> str:
+    correlation = "" if ranking.rank_correlation is None else f"rank correlation {ranking.rank_correlation:.2f}, "
+    regret = "" if ranking.top1_regret is None else f"regret of the strategy chosen {ranking.top1_regret:.1%}, "
+    return f"{evaluator}: {correlation}{regret}over {ranking.groups} (model, batch) with several strategies"
+
+
+def _memory_line(evaluator: str, memory: MemoryScore) -> str:
+    left_out = f"{memory.left_out} left out, to which the profile's memory factors were fitted"
+    if memory.mean_absolute_error is None or memory.worst_error is None:
+        return f"memory by {evaluator}: no run to test it on; {left_out}"
+    held = "" if memory.interval_coverage is None else f", interval holds {memory.interval_coverage:.0%}"
+    return (
+        f"memory by {evaluator}: mean error {memory.mean_absolute_error:.1%}, worst"
+        f" {format_difference(memory.worst_error)}{held}, "
+        f"over {counted(memory.runs, 'run')}" + (f"; {left_out}" if memory.left_out else "")
+    )
+
+
+def _unfit_line(unfit: Unfit) -> str:
+    expected = "as predicted" if unfit.predicted_bytes > unfit.had_bytes else "and was predicted to fit"
+    return (
+        f"did not fit, {expected}: {unfit.model} {unfit.strategy} batch {unfit.batch}, rank {unfit.rank} in "
+        f"{unfit.phase} needed {format_bytes(unfit.needed_bytes)} and had {format_bytes(unfit.had_bytes)}; "
+        f"tensors were predicted to take {format_bytes(unfit.predicted_bytes)}"
+    )
+
+
+def _outlier_line(what: str, outlier: Outlier) -> str:
+    direction = "more" if outlier.phase_difference_s > 0 else "less"
+    return (
+        f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {format_difference(outlier.error)} "
+        f"(noise floor {outlier.noise_floor:.1%}); most of it is {_PHASE_IN_WORDS.get(outlier.phase, outlier.phase)}, "
+        f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{_why(outlier)}"
+    )
+
+
+def _why(outlier: Outlier) -> str:
+    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
+    if outlier.shares_memory and outlier.phase == "WU":
+        return "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
+    return ""

@@ -1,0 +1,197 @@
+"""Training runs as validation reads them: the iteration of the slowest rank, its phases, and the noise of the run.
+
+An iteration's time is that of its slowest rank. Its phases are those of the rank that finishes backward last: the
+others wait for it, and their wait is no exchange. Stages of a pipeline compute different layers, so there the phases
+are those of the stage that the prediction speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.measure.machine.node_findings import lines_of_nodes
+from paradl_bench.measure.stragglers.stragglers import training_pace
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.emulation import kind_of_emulation
+from paradl_bench.records.hosts.host_record import read_host_records
+from paradl_bench.records.measurement import Manifest, read_manifest, read_records, torn_rows
+from paradl_bench.records.training.training_record import (
+    RUN_NAME,
+    TRAINING_FILE,
+    TrainingIterations,
+    TrainingRun,
+    read_run,
+)
+from predict.costs.sourced import Floats
+
+MIN_ITERATIONS = 5
+"""A median of fewer says nothing of a run."""
+PHASES = ("FW", "BW", "GE", "WU")
+_ROUNDING = 1e-9
+"""Of an iteration, what sums of its phases may be off by."""
+_FIELDS = ("fw_s", "bw_s", "exposed_ge_s", "wu_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run that was measured.
+
+    Attributes:
+        iteration_s: of the slowest rank, per iteration in order.
+        rank_times_s: of shape (iterations, ranks, 5): the whole iteration, FW, BW, exposed GE and WU.
+    """
+
+    path: Path
+    manifest: Manifest
+    description: TrainingRun
+    iteration_s: Floats
+    rank_times_s: Floats
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """What two runs share that repeat each other."""
+        run = self.description
+        emulated = kind_of_emulation(self.manifest.environment.emulated)
+        of_model = run.model, run.input_shape, run.network_digest
+        return *of_model, run.strategy, run.settings, run.dtype, run.kernel_settings, run.backend, emulated
+
+    @property
+    def median_s(self) -> float:
+        """Median iteration."""
+        return float(np.median(self.iteration_s))
+
+    def phases_s(self, stage: int | None = None) -> dict[str, float]:
+        """Medians of FW, BW, exposed GE and WU of the rank that finishes backward last.
+
+        Args:
+            stage: of a pipeline, whose ranks are to be looked at; None for all ranks.
+        """
+        medians = np.median(self._of_last(stage)[:, 1:], axis=0)
+        return dict(zip(PHASES, map(float, medians), strict=True))
+
+    def idle_s(self, stage: int) -> float | None:
+        """Median of what the phases of the same ranks leave of an iteration: waiting for other stages of a pipeline.
+
+        Returns:
+            None where phases hold it, as in runs that did not time it by itself.
+        """
+        times = self._of_last(stage)
+        idle_s = float(np.median(times[:, 0] - times[:, 1:].sum(axis=1)))
+        return idle_s if idle_s > _ROUNDING * self.median_s else None
+
+    def _of_last(self, stage: int | None) -> Floats:
+        """Times of the rank of a stage that finishes backward last, of shape (iterations, 5)."""
+        times = self.rank_times_s[:, self._ranks_of(stage)]
+        last = np.argmax(times[:, :, 1] + times[:, :, 2], axis=1)
+        return np.asarray(times[np.arange(len(times)), last])
+
+    def _ranks_of(self, stage: int | None) -> list[int]:
+        strategy, ranks = parse_strategy(self.description.strategy), range(self.rank_times_s.shape[1])
+        if stage is None:
+            return list(ranks)
+        along = [axis.kind for axis in strategy.axes].index("pipeline")
+        return [rank for rank in ranks if strategy.coordinates(rank)[along] == stage]
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Runs of directories, and lines on what to know of each: skipped, incomplete, on unlike nodes, held up by a rank.
+
+    Raises:
+        UserError: a directory holds no training run, one that can't be read, or none has enough iterations.
+    """
+    runs: list[Run] = []
+    lines: list[str] = []
+    for path in paths:
+        manifest = read_manifest(path)
+        if manifest.kind != "training":
+            raise UserError(f"{path} holds {manifest.kind}, no training run: give directories of paradl-bench train")
+        records = read_records(path, TRAINING_FILE, TrainingIterations)
+        times = _by_iteration(records)
+        if len(times) < MIN_ITERATIONS:
+            lines.append(f"{path}: skipped, {len(times)} iterations on all ranks; at least {MIN_ITERATIONS} are needed")
+            continue
+        if not manifest.complete:
+            lines.append(f"{path}: incomplete, its {len(times)} iterations are used")
+        lines += [f"{path}/{name}: 1 row that was not written whole is left out" for name in torn_rows(path)]
+        about = read_run(path)
+        stray = next((record.rank for record in records if record.rank >= about.ranks), None)
+        if stray is not None:
+            raise UserError(f"{path} holds iterations of rank {stray}, and its run has ranks 0 to {about.ranks - 1}")
+        pace = training_pace(about, records, read_host_records(path))
+        lines += [f"{path}: {line}" for line in (*lines_of_nodes(path), *pace.lines())]
+        runs.append(_run(path, manifest, about, times))
+    if not runs:
+        raise UserError(f"no run to compare with: {'; '.join(lines)}")
+    return tuple(runs), tuple(lines)
+
+
+def runs_that_did_not_fit(paths: Sequence[Path]) -> tuple[Run, ...]:
+    """Runs that memory ended, without times.
+
+    Raises:
+        UserError: a directory holds no measurement, or one that can't be read.
+    """
+    found = []
+    for path in paths:
+        manifest = read_manifest(path)
+        description = read_run(path) if manifest.kind == "training" and (path / RUN_NAME).exists() else None
+        if description is not None and description.did_not_fit:
+            found.append(
+                Run(
+                    path=path,
+                    manifest=manifest,
+                    description=description,
+                    iteration_s=np.empty(0),
+                    rank_times_s=np.empty((0, description.ranks, 5)),
+                )
+            )
+    return tuple(found)
+
+
+def has_iterations(path: Path) -> bool:
+    """Whether a run has enough iterations on all ranks to be compared."""
+    return len(_by_iteration(read_records(path, TRAINING_FILE, TrainingIterations))) >= MIN_ITERATIONS
+
+
+def _by_iteration(records: Iterable[TrainingIterations]) -> Floats:
+    """Times of shape (iterations, ranks, 5) for the iterations that every rank holds: the whole, then its phases."""
+    found: dict[int, dict[int, tuple[float, ...]]] = {}
+    for record in records:
+        columns = (record.iteration_s, *(getattr(record, field) for field in _FIELDS))
+        for index, row in enumerate(zip(*columns, strict=True), start=record.first_iteration):
+            found.setdefault(index, {})[record.rank] = row
+    ranks = max((len(row) for row in found.values()), default=0)
+    whole = [row for _, row in sorted(found.items()) if len(row) == ranks]
+    return np.array([[row[rank] for rank in sorted(row)] for row in whole], float)
+
+
+def _run(path: Path, manifest: Manifest, description: TrainingRun, times: Floats) -> Run:
+    if times.shape[1] != description.ranks:
+        raise UserError(f"{path} holds iterations of {times.shape[1]} ranks, and its run has {description.ranks}")
+    return Run(
+        path=path,
+        manifest=manifest,
+        description=description,
+        iteration_s=times[:, :, 0].max(axis=1),
+        rank_times_s=times,
+    )
+
+
+def noise_floor(run: Run, runs: Sequence[Run]) -> tuple[float, str]:
+    """Run-to-run spread of the measurement, relative to it, and what it was taken from.
+
+    Of runs with one configuration: the median over pairs of the difference of their medians. Of a single run: the
+    difference of the medians of its halves.
+    """
+    medians = [other.median_s for other in runs if other.configuration == run.configuration]
+    if len(medians) > 1:
+        pairs = [abs(a - b) / ((a + b) / 2) for i, a in enumerate(medians) for b in medians[i + 1 :]]
+        return float(np.median(pairs)), f"{len(medians)} runs"
+    half = len(run.iteration_s) // 2
+    first, second = np.median(run.iteration_s[:half]), np.median(run.iteration_s[half:])
+    return float(abs(first - second) / run.median_s), "halves of the run"

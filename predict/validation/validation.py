@@ -1,0 +1,355 @@
+"""Predictions held against training runs, with the baselines beside them (INTERFACE.md, "predict validate")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.profile.profile import Profile, read_profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.units import format_seconds
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.cluster import Cluster
+from paradl_bench.records.emulation import words_of_emulation
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.costs.files import choose_network, read_cluster
+from predict.costs.input.input_terms import NO_INPUT
+from predict.emulation.ghost import slept_seconds
+from predict.prediction.interval import WORST_OVERLAP
+from predict.prediction.prediction import Prediction, Predictor
+from predict.validation.activity import Activity, activity_of
+from predict.validation.memory_validation import memory_pair
+from predict.validation.runs import PHASES, Run, has_iterations, noise_floor, read_runs, runs_that_did_not_fit
+from predict.validation.validation_report import (
+    EVALUATORS,
+    FAR_OFF,
+    PIPELINE_IDLE,
+    PREDICTOR,
+    Outlier,
+    Pair,
+    PhasePair,
+    Report,
+    Rerun,
+    Unfit,
+)
+from predict.validation.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
+from predict.workload import Point, evaluators
+
+_NO_BACKEND = "none"
+_SAME_SECONDS = 1e-6
+"""Relative difference of sums of equal seconds, that were added up in other orders."""
+
+
+def validate_runs(profile_path: Path, paths: Sequence[Path], *, cluster_path: Path | None, force: bool) -> Report:
+    """Predict every run with every evaluator that covers its strategy, and compare.
+
+    Args:
+        force: compare runs of another environment or network than the profile's, and note it.
+
+    Raises:
+        UserError: no usable run, a run of a model that the profile lacks, or of another environment without ``force``.
+    """
+    profile = read_profile(profile_path)
+    cluster = read_cluster(cluster_path) if cluster_path else None
+    unfit = runs_that_did_not_fit(list(dict.fromkeys(paths)))
+    without_times = {run.path for run in unfit if not has_iterations(run.path)}
+    comparable = [path for path in dict.fromkeys(paths) if path not in without_times]
+    runs, notes = read_runs(comparable) if comparable or not unfit else ((), ())
+    predictors = _Predictors(profile, profile_path, cluster)
+    differences = list(
+        dict.fromkeys(line for run in (*runs, *unfit) for line in (*_unlike(profile, run), *predictors.unslept(run)))
+    )
+    if differences and not force:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        raise UserError(f"{differences[0]}{more} (profile {profile_path}); give --force to compare nevertheless")
+    activities = {run.path: predictors.activity(run) for run in runs}
+    pairs = tuple(
+        _pair(run, runs, profile, predictors.predict(run, evaluator), activities[run.path])
+        for run in runs
+        for evaluator in EVALUATORS
+        if predictors.covers(run, evaluator)
+    )
+    simulated = list(pairs_of(pairs, PREDICTOR))
+    strategies = tuple(dict.fromkeys(run.description.strategy for run in runs))
+    known = [name for name in EVALUATORS if any(pair.evaluator == name for pair in pairs)]
+    return Report(
+        profile=str(profile_path),
+        pairs=pairs,
+        strategies={
+            strategy: scores_by_evaluator([p for p in pairs if p.strategy == strategy]) for strategy in strategies
+        },
+        overall={name: overall_score(list(pairs_of(pairs, name))) for name in known},
+        reruns=_reruns(runs, strategies),
+        outliers=tuple(_outlier(pair) for pair in simulated if not pair.covered),
+        far_off=tuple(_outlier(pair) for pair in simulated if pair.covered and abs(pair.error) > FAR_OFF),
+        notes=(
+            *notes,
+            *_emulated([*runs, *unfit]),
+            *(f"compared by force: {line}" for line in differences),
+            *_without_activity(activities),
+        ),
+        did_not_fit=tuple(_unfit(run, predictors.predict(run, PREDICTOR)) for run in unfit),
+        repeated=repeated_of(pairs),
+    )
+
+
+def _reruns(runs: Sequence[Run], strategies: Iterable[str]) -> dict[str, Rerun]:
+    found = {name: rerun_of([run for run in runs if run.description.strategy == name]) for name in strategies}
+    return {name: rerun for name, rerun in found.items() if rerun is not None}
+
+
+def _unfit(run: Run, prediction: Prediction) -> Unfit:
+    about = run.description
+    worst = max(about.did_not_fit, key=lambda found: found.needed_bytes)
+    return Unfit(
+        run=str(run.path),
+        model=about.model,
+        strategy=about.strategy,
+        batch=about.batch,
+        rank=worst.rank,
+        phase=worst.phase,
+        needed_bytes=worst.needed_bytes,
+        had_bytes=worst.had_bytes,
+        predicted_bytes=prediction.memory_bytes,
+    )
+
+
+def _without_activity(activities: Mapping[Path, Activity | str]) -> list[str]:
+    """Runs whose begins and ends are not compared, and why, a line for what several share."""
+    found: dict[str, list[str]] = {}
+    for path, activity in activities.items():
+        if isinstance(activity, str):
+            found.setdefault(activity, []).append(str(path))
+    return [f"no activity error, {why}: {', '.join(paths)}" for why, paths in found.items()]
+
+
+def _emulated(runs: Sequence[Run]) -> list[str]:
+    """What was emulated of which runs, a line for what several share."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(words_of_emulation(run.manifest.environment.emulated), []).append(str(run.path))
+    lines = [f"emulated, {words}: {', '.join(paths)}" for words, paths in found.items() if words]
+    if any(run.description.ghost is not None and run.description.ghost.host_s is not None for run in runs):
+        lines.append(
+            "intervals of emulated runs end later by what their ranks take the host for besides communication, any part"
+            " of which may show; each run measured that"
+        )
+    return lines
+
+
+def _unlike(profile: Profile, run: Run) -> list[str]:
+    """What makes a run unlike the profile: its environment against the nearest of the profile's, and its network."""
+    environment = run.manifest.environment.computing
+    found = min((known.differences(environment) for known in profile.environments), key=len, default=[])
+    lines = []
+    kinds = dict.fromkeys(words_of_emulation(known.computing.emulated) for known in profile.environments)
+    emulated = "; ".join(words for words in kinds if words)
+    if emulated and not environment.emulated and not any(text.startswith("emulated ") for text in found):
+        # Layers of this host are like the run's, and what was swept over emulated links is not.
+        lines.append(f"{run.path} ran on real links, and the profile holds what was measured on {emulated}")
+    if found:
+        lines.append(f"{run.path} was run in another environment than the profile's: {'; '.join(found)}")
+    network = profile.network.get(run.description.model)
+    if network is not None and network.digest != run.description.network_digest:
+        shapes = ["x".join(map(str, shape)) for shape in (network.input_shape, run.description.input_shape)]
+        about = f"input {shapes[0]} against {shapes[1]}" if shapes[0] != shapes[1] else "layers or parameters differ"
+        lines.append(f"{run.path} trained another {run.description.model} than the profile's: {about}")
+    return lines
+
+
+def _own_network(profile: Profile, run: Run) -> Path | None:
+    """The run's own file of a network that the profile does not hold, where layers slept what it estimates."""
+    if run.description.ghost is None or run.description.model in profile.network:
+        return None
+    return next(iter(sorted(run.path.glob("network-*.json"))), None)
+
+
+class _Predictors:
+    """Cost models by what they are made for, kept from run to run."""
+
+    def __init__(self, profile: Profile, profile_path: Path, cluster: Cluster | None) -> None:
+        self._profile = profile
+        self._profile_path = profile_path
+        self._cluster = cluster
+        self._evaluators = evaluators()
+        self._models: dict[tuple[str | float | None, ...], CostModel] = {}
+
+    def covers(self, run: Run, evaluator: str) -> bool:
+        """Whether the evaluator has something to say on a run's strategy and settings."""
+        asked = self._evaluators[evaluator]
+        if run.description.ghost is not None and run.description.ghost.slow_rank is not None and evaluator != PREDICTOR:
+            # The closed forms take all ranks as equally fast.
+            return False
+        return asked.covers(parse_strategy(run.description.strategy)) and asked.knows(run.description.settings)
+
+    def predict(self, run: Run, evaluator: str) -> Prediction:
+        """The prediction of a run's configuration.
+
+        Raises:
+            UserError: the profile lacks what the run needs; the message names the run.
+        """
+        try:
+            return self._predict(run, evaluator)
+        except UserError as error:
+            raise UserError(f"{run.path}: {error}") from error
+
+    def activity(self, run: Run) -> Activity | str:
+        """When ranks worked, against the simulation; or in words why that is not known.
+
+        Raises:
+            UserError: as of :meth:`predict`.
+        """
+        try:
+            return activity_of(run, self._model_of(run))
+        except UserError as error:
+            raise UserError(f"{run.path}: {error}") from error
+
+    def unslept(self, run: Run) -> list[str]:
+        """What an emulated run slept other than this profile says; nothing of a real run."""
+        about = run.description
+        if about.ghost is None:
+            return []
+        model = self._model_of(run)
+        strategy = parse_strategy(about.strategy)
+        plan = planner_for(strategy).plan(model.network, strategy, about.settings)
+        costs = model.compute_costs(plan)
+        said_s = about.ghost.dilate * sum(slept_seconds(plan, costs, about.ghost.slow_rank).values())
+        slept_s = sum(about.ghost.slept_s.values())
+        if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
+            return []
+        return [
+            f"{run.path} slept {format_seconds(slept_s)} an iteration, and would sleep {format_seconds(said_s)} by this"
+            " profile: it was emulated by another one"
+        ]
+
+    def _predict(self, run: Run, evaluator: str) -> Prediction:
+        point = Point(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+        return Predictor(self._model_of(run), self._evaluators[evaluator]).predict(point)
+
+    def _model_of(self, run: Run) -> CostModel:
+        about = run.description
+        dilate, slow = (about.ghost.dilate, about.ghost.slow_rank) if about.ghost else (None, None)
+        drawn = about.ghost is not None and about.ghost.drawn is not None
+        of_ghosts = dilate, drawn, "" if slow is None else str(slow)
+        key = (
+            about.model,
+            about.network_digest,
+            about.optimizer,
+            about.dtype,
+            about.kernel_settings,
+            about.backend,
+            *of_ghosts,
+        )
+        if key not in self._models:
+            own = _own_network(self._profile, run)
+            self._models[key] = CostModel(
+                profile=self._profile,
+                network=choose_network(self._profile, about.model, own, self._profile_path),
+                optimizer=about.optimizer,
+                dtype=about.dtype,
+                kernel_settings=about.kernel_settings,
+                cluster=self._cluster,
+                backend=None if about.backend == _NO_BACKEND else about.backend,
+                # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
+                input_options=NO_INPUT,
+                dilate=dilate,
+                slow_rank=slow,
+                drawn=drawn,
+            )
+        return self._models[key]
+
+
+def _pair(run: Run, runs: Sequence[Run], profile: Profile, prediction: Prediction, activity: Activity | str) -> Pair:
+    about, measured_s, predicted_s = run.description, run.median_s, prediction.iteration_s
+    low, high = _interval(run, prediction)
+    error = predicted_s / measured_s - 1
+    floor, origin = noise_floor(run, runs)
+    measured_phases_s = run.phases_s(prediction.pipeline_stage)
+    phases = {name: _phase(prediction.phases_s[name], measured_phases_s[name]) for name in PHASES}
+    idle = _idle(run, prediction)
+    return Pair(
+        run=str(run.path),
+        complete=run.manifest.complete,
+        evaluator=prediction.evaluator,
+        model=about.model,
+        input_shape=about.input_shape,
+        strategy=about.strategy,
+        ranks=about.ranks,
+        batch=about.batch,
+        dtype=about.dtype,
+        kernel_settings=about.kernel_settings,
+        optimizer=about.optimizer,
+        backend=about.backend,
+        bucket_cap_bytes=about.bucket_cap_bytes,
+        first_bucket_bytes=about.first_bucket_bytes,
+        options=about.settings.options,
+        iterations=len(run.iteration_s),
+        predicted_s=predicted_s,
+        interval_s=(low, high),
+        measured_median_s=measured_s,
+        measured_iqr_s=float(np.subtract(*np.percentile(run.iteration_s, [75, 25]))),
+        noise_floor=floor,
+        noise_floor_from=origin,
+        error=error,
+        accuracy=1 - abs(error),
+        covered=low <= measured_s <= high,
+        phases=phases,
+        explained_by=_explained_by(error, phases if idle is None else {**phases, PIPELINE_IDLE: idle}),
+        issued_equals_plan=about.issued_equals_plan,
+        memory=memory_pair(profile, run, prediction),
+        sources=prediction.sources,
+        extrapolated=prediction.extrapolated,
+        emulated=words_of_emulation(run.manifest.environment.emulated),
+        activity=activity if isinstance(activity, Activity) and prediction.evaluator == PREDICTOR else None,
+        idle=idle,
+    )
+
+
+def _interval(run: Run, prediction: Prediction) -> tuple[float, float]:
+    """As predicted; of an emulated run with what its ranks take the host for besides communication at its upper end."""
+    (low, high), ghost, predicted_s = prediction.interval_s, run.description.ghost, prediction.iteration_s
+    if ghost is not None and ghost.host_s is not None:
+        # As with what overlap may cost: any part of it shows, on this side alone.
+        high = predicted_s + math.hypot(high - predicted_s, WORST_OVERLAP * ghost.host_at_most_s)
+    return low, high
+
+
+def _idle(run: Run, prediction: Prediction) -> PhasePair | None:
+    """Waiting for other stages, of the stage that the phases are of."""
+    if prediction.pipeline_stage is None:
+        return None
+    measured_s = run.idle_s(prediction.pipeline_stage)
+    return None if measured_s is None else _phase(prediction.breakdown_s.get(PIPELINE_IDLE, 0.0), measured_s)
+
+
+def _explained_by(error: float, parts: Mapping[str, PhasePair]) -> str:
+    sign = 1 if error > 0 else -1
+    return max(parts, key=lambda name: sign * _difference_s(parts[name]))
+
+
+def _difference_s(pair: PhasePair) -> float:
+    return pair.predicted_s - pair.measured_s
+
+
+def _phase(predicted_s: float, measured_s: float) -> PhasePair:
+    error = predicted_s / measured_s - 1 if measured_s > 0 else None
+    return PhasePair(predicted_s=predicted_s, measured_s=measured_s, error=error)
+
+
+def _outlier(pair: Pair) -> Outlier:
+    phase = pair.idle if pair.explained_by == PIPELINE_IDLE and pair.idle else pair.phases[pair.explained_by]
+    return Outlier(
+        run=pair.run,
+        model=pair.model,
+        strategy=pair.strategy,
+        batch=pair.batch,
+        error=pair.error,
+        noise_floor=pair.noise_floor,
+        phase=pair.explained_by,
+        phase_difference_s=_difference_s(phase),
+        shares_memory=pair.ranks > 1 and pair.backend != "nccl" and not pair.emulated,
+    )

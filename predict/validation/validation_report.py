@@ -1,0 +1,230 @@
+"""What ``predict validate`` writes into ``report.json``: pairs of predicted and measured, scores, outliers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from predict.validation.activity import Activity
+from predict.validation.memory_validation import MemoryPair, MemoryScore
+
+PREDICTOR = "simulate"
+"""The evaluator under test; the others of :data:`EVALUATORS` are its baselines."""
+EVALUATORS = (PREDICTOR, "proportional", "paradl", "csf")
+PIPELINE_IDLE = "pipeline_idle"
+"""What explains an error where it is no phase, by the name of ``breakdown_s``."""
+FAR_OFF = 0.1
+"""Errors from which on a run's worst phase is told even where its interval, being wide, holds."""
+
+
+class PhasePair(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase as predicted and as measured; error is (predicted - measured) / measured, None where it took no time."""
+
+    predicted_s: float
+    measured_s: float
+    error: float | None
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction beside the run that it predicts.
+
+    Attributes:
+        options: those of the strategy that are not the defaults, by the name of the setting.
+        noise_floor: run-to-run spread of the measurement, relative to it. noise_floor_from: what it was taken from.
+        error: (predicted - measured) / measured. accuracy: 1 - |error|.
+        interval_s: of an emulated run, with what its ranks take the host for besides communication at its upper end.
+        covered: whether the interval holds the measured median.
+        idle: of a pipeline, waiting of the stage that the phases are of for others; None where it is not known.
+        explained_by: the phase, or ``pipeline_idle``, whose difference has the error's sign and is largest.
+        issued_equals_plan: whether the run issued the plan's collectives.
+        memory: None where the run did not track it.
+        emulated: what of the run was not real, in words; empty for a real one.
+        activity: of the evaluator under test alone; None where begins and ends are not known, which a note says.
+    """
+
+    run: str
+    complete: bool
+    evaluator: str
+    model: str
+    input_shape: tuple[int, ...]
+    strategy: str
+    ranks: int
+    batch: int
+    dtype: str
+    kernel_settings: str
+    optimizer: str
+    backend: str
+    bucket_cap_bytes: int
+    first_bucket_bytes: int
+    options: dict[str, str]
+    iterations: int
+    predicted_s: float
+    interval_s: tuple[float, float]
+    measured_median_s: float
+    measured_iqr_s: float
+    noise_floor: float
+    noise_floor_from: str
+    error: float
+    accuracy: float
+    covered: bool
+    phases: dict[str, PhasePair]
+    explained_by: str
+    issued_equals_plan: bool | None
+    memory: MemoryPair | None
+    sources: dict[str, float]
+    extrapolated: tuple[str, ...]
+    emulated: str = ""
+    activity: Activity | None = None
+    idle: PhasePair | None = None
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How one evaluator did over some runs.
+
+    Attributes:
+        interval_coverage: share of runs whose median lies in the interval.
+        median_half_width: of the interval, relative to the prediction.
+        phase_accuracy: mean of 1 - |error| per phase, over runs in which it took time.
+    """
+
+    runs: int
+    mean_accuracy: float
+    worst_accuracy: float
+    mean_error: float
+    interval_coverage: float
+    median_half_width: float
+    median_noise_floor: float
+    phase_accuracy: dict[str, float]
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """How one evaluator orders strategies that were run at the same model and batch; means over such groups.
+
+    Attributes:
+        rank_correlation: Spearman's.
+        top1_regret: measured time of the strategy predicted best over that of the best, less 1.
+    """
+
+    groups: int
+    rank_correlation: float | None
+    top1_regret: float | None
+
+
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a run is predicted by other real runs of its configuration: the median of their medians.
+
+    Attributes:
+        runs: those that have at least one other.
+        half_width_85: relative half-width that an interval round it needs to hold 85% of the runs.
+    """
+
+    runs: int
+    mean_accuracy: float
+    half_width_85: float
+
+
+class RepeatedPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluator says of a configuration that ran more than once.
+
+    Attributes:
+        error: (predicted - measured) / measured, of the median of the runs' medians. covered: whether the interval
+            holds that.
+    """
+
+    predicted_s: float
+    error: float
+    covered: bool
+
+
+class Repeated(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that ran more than once, beside its predictions.
+
+    On a host whose speed changes from run to run, a single run tells the host's error as much as the prediction's.
+
+    Attributes:
+        options: what tells it from others of its strategy, beside bucket sizes, dtype and the like.
+        measured_median_s: of the runs' medians. measured_range_s: the fastest run's and the slowest one's.
+        by_evaluator: of those that say something on it.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    strategy: str
+    batch: int
+    options: dict[str, str]
+    emulated: str
+    runs: int
+    measured_median_s: float
+    measured_range_s: tuple[float, float]
+    by_evaluator: dict[str, RepeatedPrediction]
+
+
+class Overall(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluator's score and ranking over all runs; memory over those that it was not fitted to."""
+
+    score: Score
+    ranking: Ranking
+    memory: MemoryScore | None = None
+
+
+class Outlier(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is far off, or whose median lies outside the interval, and what explains most of the error.
+
+    The phase is one of those of the run, or ``pipeline_idle``.
+
+    Attributes:
+        shares_memory: whether several ranks computed on CPUs, and so from one host's memory.
+    """
+
+    run: str
+    model: str
+    strategy: str
+    batch: int
+    error: float
+    noise_floor: float
+    phase: str
+    phase_difference_s: float
+    shares_memory: bool = False
+
+
+class Unfit(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that memory ended, beside the memory that was predicted of it.
+
+    Attributes:
+        needed_bytes: what the rank that ran out held and asked for; its whole process, where the prediction counts
+            tensors. had_bytes: what there was.
+    """
+
+    run: str
+    model: str
+    strategy: str
+    batch: int
+    rank: int
+    phase: str
+    needed_bytes: int
+    had_bytes: int
+    predicted_bytes: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``report.json`` holds.
+
+    Attributes:
+        strategies: by strategy, then by evaluator.
+        overall: by evaluator.
+        outliers: outside of their intervals. far_off: inside, by errors of more than :data:`FAR_OFF`.
+        reruns: by strategy: what a prediction can reach at best on this machine.
+        repeated: configurations that ran more than once, in the order of the runs.
+        notes: runs that were skipped or incomplete, and differences of environment that were accepted.
+        did_not_fit: runs that memory ended; those with enough iterations are among the pairs too.
+    """
+
+    profile: str
+    pairs: tuple[Pair, ...]
+    strategies: dict[str, dict[str, Score]]
+    overall: dict[str, Overall]
+    reruns: dict[str, Rerun]
+    outliers: tuple[Outlier, ...]
+    notes: tuple[str, ...]
+    did_not_fit: tuple[Unfit, ...] = ()
+    repeated: tuple[Repeated, ...] = ()
+    far_off: tuple[Outlier, ...] = ()

@@ -1,0 +1,160 @@
+"""How evaluators did over some runs: accuracy, coverage of intervals, order of strategies, and what reruns allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from predict.costs.sourced import Floats
+from predict.validation.memory_validation import memory_score
+from predict.validation.runs import PHASES, Run
+from predict.validation.validation_report import (
+    EVALUATORS,
+    Overall,
+    Pair,
+    Ranking,
+    Repeated,
+    RepeatedPrediction,
+    Rerun,
+    Score,
+)
+
+
+def overall_score(pairs: Sequence[Pair]) -> Overall:
+    """Score, ranking and memory over one evaluator's pairs."""
+    of_memory = [pair.memory for pair in pairs if pair.memory is not None]
+    return Overall(score=_score(pairs), ranking=rank(pairs), memory=memory_score(of_memory) if of_memory else None)
+
+
+def scores_by_evaluator(pairs: Sequence[Pair]) -> dict[str, Score]:
+    """By evaluator, of those that say something on these runs."""
+    return {name: _score(own) for name in EVALUATORS if (own := list(pairs_of(pairs, name)))}
+
+
+def pairs_of(pairs: Iterable[Pair], evaluator: str) -> Iterable[Pair]:
+    """Those of one evaluator."""
+    return (pair for pair in pairs if pair.evaluator == evaluator)
+
+
+def _score(pairs: Iterable[Pair]) -> Score:
+    chosen = list(pairs)
+    phase_errors = {
+        name: [error for pair in chosen if (error := pair.phases[name].error) is not None] for name in PHASES
+    }
+    return Score(
+        runs=len(chosen),
+        mean_accuracy=float(np.mean([pair.accuracy for pair in chosen])),
+        worst_accuracy=min(pair.accuracy for pair in chosen),
+        mean_error=float(np.mean([pair.error for pair in chosen])),
+        interval_coverage=float(np.mean([pair.covered for pair in chosen])),
+        median_half_width=float(np.median([half_width(pair) for pair in chosen])),
+        median_noise_floor=float(np.median([pair.noise_floor for pair in chosen])),
+        phase_accuracy={name: float(1 - np.mean(np.abs(errors))) for name, errors in phase_errors.items() if errors},
+    )
+
+
+def half_width(pair: Pair) -> float:
+    """Half the interval, relative to the prediction."""
+    low, high = pair.interval_s
+    return (high - low) / 2 / pair.predicted_s
+
+
+def rank(pairs: Sequence[Pair]) -> Ranking:
+    """Order of strategies, predicted and measured, within each model, input shape, batch, dtype, kernel settings,
+    optimizer and emulation.
+
+    Repeated runs of one strategy count as one, by the median of their medians.
+    """
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[Pair]]] = {}
+    for pair in pairs:
+        groups.setdefault(_work_of(pair), {}).setdefault(_way_of(pair), []).append(pair)
+    correlations, regrets = [], []
+    for strategies in groups.values():
+        if len(strategies) < 2:
+            continue
+        measured = np.array([np.median([p.measured_median_s for p in repeated]) for repeated in strategies.values()])
+        predicted = np.array([repeated[0].predicted_s for repeated in strategies.values()])
+        correlations.append(_spearman(predicted, measured))
+        regrets.append(float(measured[int(np.argmin(predicted))] / measured.min() - 1))
+    known = [value for value in correlations if value is not None]
+    return Ranking(
+        groups=len(regrets),
+        rank_correlation=float(np.mean(known)) if known else None,
+        top1_regret=float(np.mean(regrets)) if regrets else None,
+    )
+
+
+def _work_of(pair: Pair) -> tuple[object, ...]:
+    """What strategies are compared at."""
+    computed_in = pair.dtype, pair.kernel_settings
+    return pair.model, pair.input_shape, pair.batch, *computed_in, pair.optimizer, pair.emulated
+
+
+def _way_of(pair: Pair) -> tuple[object, ...]:
+    return pair.strategy, pair.bucket_cap_bytes, pair.first_bucket_bytes, *sorted(pair.options.items())
+
+
+def repeated_of(pairs: Iterable[Pair]) -> tuple[Repeated, ...]:
+    """Configurations with more than one run, predictions held against the median of the runs' medians."""
+    groups: dict[tuple[object, ...], dict[str, list[Pair]]] = {}
+    for pair in pairs:
+        key = (*_work_of(pair), pair.backend, *_way_of(pair))
+        groups.setdefault(key, {}).setdefault(pair.evaluator, []).append(pair)
+    return tuple(
+        _repeated(by_evaluator) for by_evaluator in groups.values() if len(next(iter(by_evaluator.values()))) > 1
+    )
+
+
+def _repeated(by_evaluator: dict[str, list[Pair]]) -> Repeated:
+    runs = next(iter(by_evaluator.values()))
+    one, medians_s = runs[0], [pair.measured_median_s for pair in runs]
+    measured_s = float(np.median(medians_s))
+    return Repeated(
+        model=one.model,
+        input_shape=one.input_shape,
+        strategy=one.strategy,
+        batch=one.batch,
+        options=one.options,
+        emulated=one.emulated,
+        runs=len(runs),
+        measured_median_s=measured_s,
+        measured_range_s=(min(medians_s), max(medians_s)),
+        by_evaluator={name: _of_repeated(own[0], measured_s) for name, own in by_evaluator.items()},
+    )
+
+
+def _of_repeated(pair: Pair, measured_s: float) -> RepeatedPrediction:
+    low, high = pair.interval_s
+    return RepeatedPrediction(
+        predicted_s=pair.predicted_s, error=pair.predicted_s / measured_s - 1, covered=low <= measured_s <= high
+    )
+
+
+def _spearman(first: Floats, second: Floats) -> float | None:
+    """Correlation of ranks, ties sharing their mean rank; None where one side does not vary."""
+    one, other = _ranks(first), _ranks(second)
+    if min(np.ptp(one), np.ptp(other)) == 0:
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    ordered = np.sort(values)
+    return np.array([float(np.mean(np.flatnonzero(ordered == value))) for value in values])
+
+
+def rerun_of(runs: Sequence[Run]) -> Rerun | None:
+    """How the other runs of its configuration predict each run; None where no configuration was run twice."""
+    deviations = []
+    for run in runs:
+        others = [o.median_s for o in runs if o is not run and o.configuration == run.configuration]
+        if others:
+            deviations.append(abs(float(np.median(others)) / run.median_s - 1))
+    if not deviations:
+        return None
+    return Rerun(
+        runs=len(deviations),
+        mean_accuracy=float(1 - np.mean(deviations)),
+        half_width_85=float(np.quantile(deviations, 0.85)),
+    )

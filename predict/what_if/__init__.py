@@ -1,0 +1,1 @@
+"""A prediction on other links, another device, other rank counts or batches."""

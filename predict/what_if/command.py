@@ -1,0 +1,83 @@
+"""``predict what-if``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from predict.prediction.command_options import point_options, refuse_missing
+
+
+@click.command("what-if", context_settings={"help_option_names": ["-h", "--help"]})
+@point_options
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="QUANTITY=VALUES",
+    help="bandwidth, latency (bandwidth@LEVEL for one level), peak-flops, memory-bandwidth: factors on what was "
+    "measured; ranks, batch: numbers. VALUES: 0.1:10:log (9 points), 0.1:10:log:21, 1:64:x2, or 1,2,4. Repeatable.",
+)
+@click.option("--grid", is_flag=True, help="All combinations of --vary. Default: one at a time.")
+@click.option("-o", "--output", metavar="FILE", help="Write JSON (or CSV with --csv) to a file; - for standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
+@click.option("--plot", metavar="FILE", help="Draw into a file: .png, .svg or .html (needs paradl[plots]).")
+@click.option("--force", is_flag=True, help="Replace existing output files.")
+def what_if_command(**options: Any) -> None:
+    """Predict other links, another device, other rank counts or batches, beside what was measured.
+
+    \b
+    predict what-if --from-profile p.json --model resnet50 --strategy d8 --batch 256 --vary bandwidth=0.1:10:log
+    predict what-if ... --vary peak-flops=1,2,4 --vary memory-bandwidth=1,2,4 --grid
+    """
+    refuse_missing(options, "profile", "model", "strategy", "batch")
+    if not options["vary"]:
+        raise click.UsageError("Missing option '--vary': write --vary bandwidth=0.1:10:log, or another quantity.")
+    _run(options)
+
+
+def _run(options: dict[str, Any]) -> None:
+    from paradl_bench.core.errors import UserError
+    from paradl_bench.core.terminal.command_line import refuse_overwrite, say
+    from predict.prediction.request import read_request
+    from predict.what_if.presentation import draw_what_if, refuse_one_file, refuse_undrawable
+    from predict.what_if.quantities import parse_varied, settings_of
+    from predict.what_if.what_if import what_if
+
+    if options["as_json"] and options["as_csv"]:
+        raise UserError("--json and --csv exclude each other: give one")
+    settings = settings_of([parse_varied(text) for text in options["vary"]], grid=options["grid"])
+    if options["plot"]:
+        refuse_undrawable(options["plot"])
+        refuse_one_file(options["output"], options["plot"])
+    for target in filter(None, (options["output"], options["plot"])):
+        refuse_overwrite(target, force=options["force"])
+    found = what_if(
+        read_request(options),
+        settings,
+        dataset_samples=options["dataset_samples"],
+        strong_scaling=options["scaling"] == "strong",
+    )
+    for line in found.left_out:
+        say(f"predict: left out: {line}")
+    _write(found.rows, options)
+    if options["plot"]:
+        draw_what_if(found.rows, options["plot"], force=options["force"])
+
+
+def _write(rows: Any, options: dict[str, Any]) -> None:
+    from paradl_bench.core.files.storage import encode_pretty
+    from paradl_bench.core.terminal.command_line import write_output
+    from predict.prediction.presentation import flat_row, rows_csv
+    from predict.what_if.presentation import print_what_if
+
+    output, as_csv = options["output"], options["as_csv"]
+    content = rows_csv([flat_row(row) for row in rows]) if as_csv else encode_pretty(list(rows))
+    if output:
+        write_output(output, content, force=options["force"])
+    if as_csv or options["as_json"]:
+        if output is None:
+            write_output("-", content)
+    elif output != "-":
+        print_what_if(rows, grid=options["grid"])

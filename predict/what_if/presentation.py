@@ -1,0 +1,186 @@
+"""A what-if as a table for a person, and drawn."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import open_console, write_output
+from paradl_bench.core.terminal.printed import in_drawing
+from paradl_bench.core.units import format_around, format_seconds
+from predict.costs.hardware.what_if_hardware import AS_MEASURED
+from predict.prediction.presentation import memory_cell
+from predict.what_if.quantities import Setting, hardware_of, shown_value
+from predict.what_if.what_if import BOUNDS, WhatIf
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DRAWN = (".png", ".svg", ".html")
+_MOST_TICKS = 9
+_TITLES = {"exposed communication": "exposed"}
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Told apart by people with any colour vision (Okabe and Ito)."""
+
+
+def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
+    """A table on standard output, with what lies beyond measurement and the notes below it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    first = rows[0]
+    names = list(dict.fromkeys(name for row in rows for name in row.varied))
+    how = "all combinations" if grid else "one at a time, the others as measured" if len(names) > 1 else ""
+    title = f"{first.model}: {first.evaluator}, what if {', '.join(names)}" + (f" ({how})" if how else "")
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
+    varied = names if grid or len(names) == 1 else ["varied"]
+    epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
+    columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
+    columns += ["memory", "bound by", *shown]
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column in ("strategy", "varied", "bound by") else "right"
+        table.add_column(_TITLES.get(column, column), justify=justify)
+    for row in rows:
+        table.add_row(
+            row.strategy,
+            str(row.ranks),
+            str(row.batch),
+            *([_text(row.varied)] if varied == ["varied"] else [_value(row.varied, name) for name in names]),
+            format_seconds(row.iteration_s),
+            format_around(row.interval_s, row.iteration_s),
+            *([format_seconds(row.epoch_s)] if epoch and row.epoch_s is not None else []),
+            f"{row.speedup_over_base:.3g}",
+            memory_cell(row),
+            row.bound_by,
+            *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
+            style="" if row.varied else "bold",
+        )
+    open_console().print(table)
+    _print_notes(rows)
+
+
+def _print_notes(rows: Sequence[WhatIf]) -> None:
+    """What the columns mean, and what the rows rest on."""
+
+    console = open_console()
+    console.print(
+        "speed-up: samples/s over those of the row as measured (-). bound by: what most of the iteration is. "
+        "exposed: communication that nothing hides. 90%: interval of the iteration. "
+        "bandwidth, latency, peak-flops, memory-bandwidth: factors on what was measured.",
+        highlight=False,
+    )
+    # Rows on other hardware would say so once a value; what they vary stands in the table.
+    lines = {line for row in rows if hardware_of(row.varied) == AS_MEASURED for line in row.extrapolated}
+    for line in sorted(lines):
+        console.print(f"extrapolated: {line}", highlight=False)
+    if any(row.sources["scaled_by_roofline"] for row in rows):
+        console.print("extrapolated: compute of rows on another device is scaled by the roofline", highlight=False)
+    for line in dict.fromkeys(note for row in rows for note in row.notes):
+        console.print(line, highlight=False)
+
+
+def _text(setting: Setting) -> str:
+    return ", ".join(f"{name} {shown_value(name, value)}" for name, value in setting.items()) or "-"
+
+
+def _value(setting: Setting, name: str) -> str:
+    return shown_value(name, setting[name]) if name in setting else "-"
+
+
+def refuse_undrawable(target: str) -> None:
+    """Refuse, before any work is done, a file that cannot be drawn.
+
+    Raises:
+        UserError: its name ends in nothing that is drawn, or matplotlib is missing.
+    """
+    if Path(target).suffix.lower() not in DRAWN:
+        raise UserError(f"--plot {target}: the name has to end in {', '.join(DRAWN)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError("drawing needs matplotlib: pip install 'paradl[plots]'") from None
+
+
+def refuse_one_file(output: str | None, drawing: str) -> None:
+    """Refuse, before any work is done, rows and a drawing that would replace each other.
+
+    Raises:
+        UserError: both go to one file.
+    """
+    if output not in (None, "-") and Path(output).resolve() == Path(drawing).resolve():
+        raise UserError(f"-o and --plot both write to {drawing}: give two names")
+
+
+def draw_what_if(rows: Sequence[WhatIf], target: str, *, force: bool) -> None:
+    """Draw the iteration over each quantity that was varied, a panel each, with its interval.
+
+    A line a strategy, and in a grid one for each combination of the other quantities. The row as measured is a dashed
+    line. ``.html`` holds the drawing inside.
+
+    Raises:
+        UserError: the file exists and ``force`` is not given, or cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for row in rows for name in row.varied))
+    figure = Figure(figsize=(1 + 5.5 * len(names), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for panel, name in zip(panels, names, strict=True):
+        for index, (label, line) in enumerate(_lines(rows, name).items()):
+            colour = _COLOURS[index % len(_COLOURS)]
+            values = [row.varied[name] for row in line]
+            seconds = [row.iteration_s for row in line]
+            panel.plot(values, seconds, "o-", color=colour, label=in_drawing(label), markersize=4)
+            lows, highs = zip(*(row.interval_s for row in line), strict=True)
+            panel.fill_between(values, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        for base in (row for row in rows if not row.varied):
+            panel.axhline(base.iteration_s, color="0.5", linestyle="--", linewidth=1)
+        panel.set_xscale("log")
+        _mark_values(panel, name, sorted({row.varied[name] for row in rows if name in row.varied}))
+        panel.set_xlabel(name if name in ("ranks", "batch") else f"{name}, times what was measured")
+        panel.legend(fontsize=8)
+    panels[0].set_ylabel("iteration [s], with 90% interval")
+    panels[0].set_ylim(bottom=0)
+    figure.suptitle(in_drawing(f"{rows[0].model}: {rows[0].evaluator}"))
+    drawn = io.BytesIO()
+    suffix = Path(target).suffix.lower()
+    figure.savefig(drawn, dpi=130, format="png" if suffix == ".html" else suffix[1:])
+    content = drawn.getvalue()
+    write_output(target, _page(content, rows[0].model) if suffix == ".html" else content, force=force)
+
+
+def _mark_values(panel: Axes, name: str, values: Sequence[float]) -> None:
+    """Ticks at values that were varied, at most so many of them that they can be read."""
+    from matplotlib.ticker import NullLocator
+
+    marked = values[:: -(-len(values) // _MOST_TICKS)]
+    panel.set_xticks(marked, [shown_value(name, value) for value in marked])
+    panel.xaxis.set_minor_locator(NullLocator())
+
+
+def _lines(rows: Sequence[WhatIf], name: str) -> dict[str, list[WhatIf]]:
+    """Rows along one quantity, by their base, which stands before them, and by what else they are of."""
+    found: dict[str, list[WhatIf]] = {}
+    base = ""
+    for row in rows:
+        if not row.varied:
+            base = f"{row.strategy}, batch {row.batch}"
+        elif name in row.varied:
+            others = [f"{other}={shown_value(other, value)}" for other, value in row.varied.items() if other != name]
+            found.setdefault("; ".join([base, *others]), []).append(row)
+    return {label: sorted(line, key=lambda row: row.varied[name]) for label, line in found.items()}
+
+
+def _page(drawing: bytes, title: str) -> bytes:
+    from html import escape
+
+    data = base64.b64encode(drawing).decode()
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}: what if</title>'
+    return f'{head}<img alt="iteration over what was varied" src="data:image/png;base64,{data}"></html>'.encode()

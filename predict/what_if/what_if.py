@@ -1,0 +1,200 @@
+"""What-if: a prediction on other links, another device, other rank counts or batches, beside the one as measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Prediction, Predictor
+from predict.prediction.request import Request
+from predict.prediction.stage_balance import with_balanced_stages
+from predict.what_if.quantities import Setting, hardware_of
+from predict.workload import Evaluator, Point
+
+BOUNDS = ("compute", "exposed communication", "idle", "input")
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prediction of a what-if; seconds.
+
+    Attributes:
+        varied: the value of each quantity that was varied; nothing for the prediction as measured, the base.
+        speedup_over_base: samples/s over those of the base, the same strategy as measured.
+        bound_by: what most of the iteration is, of ``seconds_of``, whose values add up to the iteration.
+        interval_s, epoch_s, memory_bytes, memory_interval_bytes, fits, sources, extrapolated, notes: as of any
+            prediction.
+    """
+
+    varied: Setting
+    strategy: str
+    ranks: int
+    batch: int
+    evaluator: str
+    model: str
+    iteration_s: float
+    interval_s: tuple[float, float]
+    epoch_s: float | None
+    samples_per_s: float
+    speedup_over_base: float
+    bound_by: str
+    seconds_of: dict[str, float]
+    breakdown_s: dict[str, float]
+    memory_bytes: int
+    memory_interval_bytes: tuple[int, int] | None
+    fits: bool | None
+    sources: dict[str, float]
+    extrapolated: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.bound_by not in BOUNDS:
+            raise ValueError(f"bound_by has to be one of {', '.join(BOUNDS)}, not {self.bound_by!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfs:
+    """Rows of a what-if, each base before what was varied of it; and what of it is not possible, and why."""
+
+    rows: tuple[WhatIf, ...]
+    left_out: tuple[str, ...]
+
+
+def what_if(
+    request: Request,
+    settings: Sequence[Setting],
+    *,
+    dataset_samples: int | None = None,
+    strong_scaling: bool = False,
+) -> WhatIfs:
+    """Predict every point of a request as measured, then under every setting.
+
+    Args:
+        dataset_samples: of an epoch; None leaves epochs out.
+        strong_scaling: other rank counts keep the global mini-batch; else it grows with them.
+
+    Raises:
+        UserError: a setting names a level that the cluster lacks, a point is not possible as measured, or nothing of
+            what was varied is.
+    """
+    for setting in settings:
+        hardware_of(setting).check_levels(request.model.communication.cluster)
+    rows: list[WhatIf] = []
+    refused: list[UserError] = []
+    predict = _remembering(request.model, request.evaluator, dataset_samples)
+    for point in request.points:
+        base = predict({}, point)
+        rows.append(_row({}, base, base))
+        for setting in settings:
+            try:
+                varied = _varied_point(request, point, setting, strong_scaling=strong_scaling)
+                rows.append(_row(setting, predict(setting, varied), base))
+            except UserError as error:
+                refused.append(error)
+    if len(rows) == len(request.points):
+        raise refused[0]
+    left_out = dict.fromkeys((*request.left_out, *map(str, refused)))
+    return WhatIfs(rows=tuple(rows), left_out=tuple(left_out))
+
+
+def _remembering(
+    model: CostModel, evaluator: Evaluator, dataset_samples: int | None
+) -> Callable[[Setting, Point], Prediction]:
+    """Predictions under a setting; the cost model of the hardware last asked for is kept."""
+    known = hardware_of({})
+    predictor = Predictor(model, evaluator, dataset_samples)
+
+    def predict(setting: Setting, point: Point) -> Prediction:
+        nonlocal known, predictor
+        hardware = hardware_of(setting)
+        if hardware != known:
+            known = hardware
+            predictor = Predictor(dataclasses.replace(model, hardware=hardware), evaluator, dataset_samples)
+        return predictor.predict(point)
+
+    return predict
+
+
+def _varied_point(request: Request, point: Point, setting: Setting, *, strong_scaling: bool) -> Point:
+    """The point with the ranks and the batch of a setting.
+
+    Raises:
+        UserError: it is not possible; the message says why.
+    """
+    if not setting.keys() & {"ranks", "batch"}:
+        return point
+    ranks = int(setting.get("ranks", point.strategy.ranks))
+    strategy = point.strategy if ranks == point.strategy.ranks else _with_ranks(point.strategy, ranks)
+    batch = int(setting.get("batch", point.settings.batch))
+    if "batch" not in setting and not strong_scaling:
+        grown = batch * ranks
+        if grown % point.strategy.ranks:
+            raise UserError(
+                f"batch {batch} of {point.strategy} does not grow to a whole one on {ranks} ranks: vary the batch as"
+                " well, or keep it with --scaling strong"
+            )
+        batch = grown // point.strategy.ranks
+    settings = request.settings(batch)
+    planner_for(strategy).check(request.model.network, strategy, settings)
+    varied = Point(strategy=strategy, settings=settings)
+    # Stages that nobody named were balanced by measured seconds, which other ranks and batches balance anew.
+    return with_balanced_stages(request.model, varied) if settings.stages != point.settings.stages else varied
+
+
+def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:
+    """The strategy with its outermost axis grown, or shrunk, to so many ranks."""
+    if not strategy.axes:
+        raise UserError("serial has one rank: vary the ranks of a strategy that grows, as --strategy d2")
+    first = strategy.axes[0]
+    inner = strategy.ranks // first.degree
+    if len(first.extents) > 1 or ranks % inner:
+        raise UserError(f"{strategy} does not grow to {ranks} ranks by its outermost axis, {first.kind}")
+    grown = msgspec.structs.replace(first, extents=(ranks // inner,))
+    return Strategy(axes=(grown, *strategy.axes[1:]))
+
+
+def _row(setting: Setting, prediction: Prediction, base: Prediction) -> WhatIf:
+    seconds = seconds_of(prediction)
+    return WhatIf(
+        varied=setting,
+        strategy=prediction.strategy,
+        ranks=prediction.ranks,
+        batch=prediction.batch,
+        evaluator=prediction.evaluator,
+        model=prediction.model,
+        iteration_s=prediction.iteration_s,
+        interval_s=prediction.interval_s,
+        epoch_s=prediction.epoch_s,
+        samples_per_s=prediction.samples_per_s,
+        speedup_over_base=prediction.samples_per_s / base.samples_per_s,
+        bound_by=max(seconds, key=lambda name: seconds[name]),
+        seconds_of=seconds,
+        breakdown_s=prediction.breakdown_s,
+        memory_bytes=prediction.memory_bytes,
+        memory_interval_bytes=prediction.memory_interval_bytes,
+        fits=prediction.fits,
+        sources=prediction.sources,
+        extrapolated=prediction.extrapolated,
+        notes=prediction.notes,
+    )
+
+
+def seconds_of(prediction: Prediction) -> dict[str, float]:
+    """What the iteration of the slowest rank is made of, by :data:`BOUNDS`; adds up to the iteration.
+
+    In a pipeline what a stage waits for before it computes is idle time, messages included; the exposed part there is
+    that of the gradient exchange and of layers.
+    """
+    parts = prediction.breakdown_s
+    idle, waiting = parts.get("pipeline_idle", 0.0), parts.get("input", 0.0) + parts.get("h2d", 0.0)
+    exposed = parts["exposed_communication"]
+    if idle:
+        own = ("FW", "BW", "WU", "pipeline_idle", "input", "h2d", "exposed_communication")
+        exposed = sum(seconds for name, seconds in parts.items() if name not in own)
+    return dict(zip(BOUNDS, (prediction.iteration_s - exposed - idle - waiting, exposed, idle, waiting), strict=True))

@@ -1,0 +1,140 @@
+"""BERT, GPT-2 and T5 on real ranks: gradients are the serial model's, and what is issued is what is planned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[bench,test]'")
+
+from paradl_bench.ranks.launcher import launch_ranks
+
+pytestmark = pytest.mark.distributed
+
+NETWORKS = """
+from paradl_bench.network.models.language_models import build_language_model
+
+def small(family, **settings):
+    "Without dropout, which draws other masks on every rank."
+    model = build_language_model(family, vocab_size=53, **settings)
+    model.input_shape = (10,)
+    return model
+
+def bert(tied=True):
+    return small("bert", tied=tied, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def gpt2(tied=True):
+    return small("gpt2", tied=tied, n_embd=64, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+def t5(tied=True):
+    return small("t5", tied=tied, d_model=64, d_ff=96, d_kv=16, num_layers=2, num_heads=4, dropout_rate=0.0)
+
+def bert_untied(): return bert(tied=False)
+def gpt2_untied(): return gpt2(tied=False)
+def t5_untied(): return t5(tied=False)
+"""
+
+CHECK = """
+import sys
+import torch
+from paradl_bench.ranks.groups.process_groups import join_ranks
+from paradl_bench.measure.training.recorder import CollectiveRecorder, differences, planned_collectives
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.nesting.parallel import build_parallel
+
+def build(name, text, schedule, context, double):
+    strategy = parse_strategy(text)
+    replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+    places = zip(strategy.axes, strategy.coordinates(context.rank))
+    replica = next((at for axis, at in places if axis.kind == "data"), 0)
+    model = load_model(f"networks:{name}")
+    network = trace_network(model)
+    if double:
+        model.module.double()
+    settings = PlanSettings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,
+        schedule=schedule)
+    with CollectiveRecorder() as recorder:
+        parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)
+    batch = model.make_batch(4 * replicas, seed=7)
+    own = [part[4 * replica : 4 * replica + 4] for part in batch]
+    plan = planner_for(strategy).plan(network, strategy, settings)
+    return model, parallel, batch, own, replicas, plan, recorder.issued("setup")
+
+def iterate(model, parallel, own):
+    if parallel.pipeline is not None:
+        return parallel.pipeline.step(*own)
+    loss = model.loss(parallel.module(own[0]), own[1])
+    loss.backward()
+    return loss.detach()
+
+def check_gradients(name, text, schedule, context):
+    model, parallel, batch, own, replicas, _, _ = build(name, text, schedule, context, double=True)
+    serial = load_model(f"networks:{name}")
+    serial.module.double()
+    exact = dict(serial.module.named_parameters())
+    for _ in range(2):
+        model.module.zero_grad()
+        serial.module.zero_grad()
+        loss = iterate(model, parallel, own)
+        exact_loss = serial.loss(serial.module(batch[0]), batch[1])
+        exact_loss.backward()
+        if loss is not None and replicas == 1:
+            torch.testing.assert_close(loss, exact_loss.detach(), rtol=1e-9, atol=1e-11)
+        held = dict(model.module.named_parameters())
+        assert held
+        compared = 0
+        for key, parameter in held.items():
+            if parameter.shape == exact[key].shape:
+                compared += 1
+                torch.testing.assert_close(parameter.grad, exact[key].grad, rtol=1e-9, atol=1e-11,
+                    msg=lambda text: f"gradient of {key}: {text}")
+        assert compared
+
+def check_plan(name, text, schedule, context):
+    model, parallel, _, own, _, plan, setup = build(name, text, schedule, context, double=False)
+    issued = list(setup)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.01)
+    for when in ("first", "rebuild", "iteration"):
+        with CollectiveRecorder() as recorder:
+            iterate(model, parallel, own)
+            optimizer.step()
+            optimizer.zero_grad()
+        issued += recorder.issued(when)
+    found = differences(issued, planned_collectives(plan, context.rank))
+    assert not found, "; ".join(found)
+    assert any(item.when == "iteration" for item in issued)
+
+sys.path.append(sys.argv[1])
+with join_ranks("gloo", "cpu", timeout_s=60) as context:
+    for case in sys.argv[2:]:
+        name, text, schedule = case.split(":")
+        try:
+            check_gradients(name, text, schedule, context)
+            check_plan(name, text, schedule, context)
+        except BaseException as error:
+            raise AssertionError(f"{case}, rank {context.rank}: {error}") from error
+"""
+
+FAMILIES = ("bert", "gpt2", "t5")
+CASES = {
+    2: [f"{name}:d2:gpipe" for name in FAMILIES]
+    + [f"{name}:{text}:gpipe" for name in ("bert", "t5") for text in ("f2", "c2")]
+    + [f"{name}_untied:p2:{schedule}" for name in FAMILIES for schedule in ("gpipe", "1f1b", "interleaved")],
+    4: [f"{name}_untied:{text}:1f1b" for name in FAMILIES for text in ("p4", "d2p2")],
+}
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_gradients_are_serial_and_messages_are_planned(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    program = tmp_path / "program_of_test.py"
+    program.write_text(CHECK)
+    command = [sys.executable, str(program), str(tmp_path), *CASES[ranks]]
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=240)

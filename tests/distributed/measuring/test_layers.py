@@ -1,0 +1,204 @@
+"""``paradl-bench layers`` as a user calls it: on one rank and two at once, resumed, and given wrong input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+from in_process import run_in_process
+
+from paradl_bench.measure.layers.summary import closures
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.records.measurement import (
+    COPIES_FILE,
+    ITERATIONS_FILE,
+    LAYERS_FILE,
+    CopySamples,
+    IterationSamples,
+    LayerSamples,
+    read_manifest,
+    read_records,
+)
+from paradl_bench.strategies.nesting.catalog import planner_for
+
+FACTORY = """
+import torch
+class Net(torch.nn.Module):
+    input_shape = (3, 12, 12)
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.two = torch.nn.Conv2d(6, 6, 3, padding=1)
+        self.three = torch.nn.Conv2d(6, 6, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(6)
+        self.head = torch.nn.Linear(6, 4)
+    def forward(self, x):
+        x = torch.relu(self.one(x))
+        x = self.three(torch.relu(self.norm(self.two(x)))) + x
+        return self.head(x.mean((2, 3)))
+"""
+SETTINGS = ("--batch", "3,5", "--blocks", "2", "--iterations", "2", "--warmup", "1")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "nets_of_layers_test.py").write_text(FACTORY)
+    # A user's own predict.py must not shadow the project's package.
+    (tmp_path / "predict.py").write_text("raise SystemExit('shadowed')")
+    return tmp_path
+
+
+def layers(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paradl_bench", "layers", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=240, check=False)
+
+
+def read(directory: Path) -> tuple[list[LayerSamples], list[IterationSamples], list[CopySamples]]:
+    return (
+        read_records(directory, LAYERS_FILE, LayerSamples),
+        read_records(directory, ITERATIONS_FILE, IterationSamples),
+        read_records(directory, COPIES_FILE, CopySamples),
+    )
+
+
+@pytest.mark.distributed
+def test_every_layer_and_phase_is_measured_and_resumed(workplace: Path) -> None:
+    model = "nets_of_layers_test:Net"
+    done = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = workplace / "out"
+    network = msgspec.json.decode((directory / "network-nets_of_layers_test_Net.json").read_bytes(), type=Network)
+    samples, iterations, copies = read(directory)
+    in_situ = [s for s in samples if s.mode == "in_situ"]
+    assert {(s.layer, s.phase, s.batch, s.block) for s in in_situ} == {
+        (layer.name, phase, batch, block)
+        for layer in network.layers
+        for phase in ("FW", "BW")
+        for batch in (3, 5)
+        for block in (0, 1)
+    }
+    assert {len(s.samples_s) for s in in_situ} == {2}
+    assert sum(sum(s.samples_s) for s in in_situ if s.layer == "two" and s.phase == "BW") > 0
+    isolated = {(s.operation, s.phase) for s in samples if s.mode == "isolated"}
+    twins = [layer for layer in network.layers if layer.name in ("two", "three")]
+    assert twins[0].operation == twins[1].operation
+    assert {s.layer for s in samples if s.mode == "isolated" and s.operation == twins[0].operation} == {"two"}
+    # The first convolution reads the input, which needs no gradient.
+    assert {p for o, p in isolated if o == network.layers[0].operation} == {"FW", "BW_weight"}
+    assert {p for o, p in isolated if o == twins[0].operation} == {"FW", "BW_input", "BW_weight"}
+    assert len(iterations) == 4
+    assert {(c.direction, c.bytes) for c in copies} == {
+        (direction, network.parameter_bytes) for direction in ("into", "out", "add")
+    }
+    assert len(json.loads(done.stdout)) == len(closures(directory)) == 2
+    manifest = read_manifest(directory)
+    assert manifest.complete
+    assert manifest.environment.settings["threads"] == "1"
+    assert manifest.environment.settings["MALLOC_MMAP_THRESHOLD_"] != "default"
+    _resume(workplace, model, directory)
+
+
+def _resume(workplace: Path, model: str, directory: Path) -> None:
+    """Take the last block and half a line away, as an interruption would have, and go on."""
+    lines = (directory / ITERATIONS_FILE).read_bytes().splitlines(keepends=True)
+    (directory / ITERATIONS_FILE).write_bytes(b"".join(lines[:-1]) + lines[-1][:50])
+    again = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out")
+    assert again.returncode == 0, again.stderr
+    assert "3 blocks measured before" in again.stderr
+    blocks = [(i.batch, i.block) for i in read(directory)[1]]
+    assert sorted(blocks) == [(3, 0), (3, 1), (5, 0), (5, 1)]
+    other = layers(workplace, model, *SETTINGS, "--isolated", "none", "-o", "out")
+    assert other.returncode == 2
+    assert "was measured with isolated all, not none" in other.stderr
+
+
+@pytest.mark.distributed
+def test_numbers_of_ranks_are_measured_in_turn_and_resumed(workplace: Path) -> None:
+    """One rank, a part of them and all; those that a turn leaves out have nothing to say."""
+    arguments = ("nets_of_layers_test:Net", *SETTINGS, "--ranks-on-host", "1,2,3", "-o", "turns")
+    done = layers(workplace, *arguments)
+    assert done.returncode == 0, done.stderr
+    samples, iterations, copies = read(workplace / "turns")
+    ranks = {(count, rank) for count in (1, 2, 3) for rank in range(count)}
+    assert {(s.ranks_on_host, s.rank) for s in samples} == {(c.ranks_on_host, c.rank) for c in copies} == ranks
+    first = [i for i in iterations if i.rank == 0]
+    turns = [(i.block, i.batch, i.ranks_on_host) for i in first]
+    assert sorted(turns) == [(block, batch, count) for block in (0, 1) for batch in (3, 5) for count in (1, 2, 3)]
+    # A block's numbers of ranks follow each other, and another one begins in the next block.
+    assert [count for _, _, count in turns] == [1, 2, 3, 1, 2, 3, 2, 3, 1, 2, 3, 1]
+    assert [turns[at][1] for at in range(0, 12, 3)] == [turns[at + 2][1] for at in range(0, 12, 3)]
+    path = workplace / "turns" / ITERATIONS_FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    again = layers(workplace, *arguments)
+    assert again.returncode == 0, again.stderr
+    assert "11 blocks measured before" in again.stderr
+    assert sorted((i.block, i.batch, i.ranks_on_host) for i in read(workplace / "turns")[1] if i.rank == 0) == sorted(
+        turns
+    )
+
+
+@pytest.mark.distributed
+def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> None:
+    settings = ("--batch", "3", "--blocks", "2", "--iterations", "2", "--warmup", "1", "--shards", "f4,c2,s2")
+    done = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = workplace / "out"
+    name = "network-nets_of_layers_test_Net.json"
+    network = msgspec.json.decode((directory / name).read_bytes(), type=Network)
+    samples, iterations, copies = read(directory)
+    for text in ("f4", "c2", "s2"):
+        strategy = parse_strategy(text)
+        plan = planner_for(strategy).plan(network, strategy, PlanSettings(batch=3))
+        wanted = {layer.operation for layer, _ in plan.sharded}
+        assert wanted
+        assert {s.operation for s in samples if s.shard == text} == wanted
+        assert sum(sum(s.samples_s) for s in samples if s.shard == text and s.phase == "BW") > 0
+        # 6 filters over 4 ranks are 2, 2, 1 and 1, 3 channels over 2 are 2 and 1; either half has one halo row.
+        assert {i.position for i in iterations if i.shard == text} == {"f4": {0, 2}, "c2": {0, 1}, "s2": {0}}[text]
+    assert {s.layer for s in samples if not s.shard} == {layer.name for layer in network.layers}
+    assert len(iterations) == 2 * (1 + 2 + 2 + 1)
+    assert len(copies) == 2 * 3
+    assert {c["shard"] for c in json.loads(done.stdout)} == {"", "f4", "c2", "s2"}
+    again = layers(workplace, "nets_of_layers_test:Net", *settings, "-o", "out")
+    assert again.returncode == 0
+    assert len(read(directory)[1]) == len(iterations)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet19", "--batch", "2", "-o", "x"), "did you mean resnet18"),
+        (("resnet18", "--batch", "0", "-o", "x"), "not a positive whole number"),
+        (("resnet18", "--batch", "2", "--ranks-on-host", "1,0", "-o", "x"), "not a positive whole number"),
+        (("resnet18", "--batch", "2", "--input-shape", "3x0x4", "-o", "x"), "is not a positive whole number"),
+        (("resnet18", "--batch", "2", "--input-shape", "5x32x32", "-o", "x"), "does not run on an input of 5x32x32"),
+        (("resnet18", "--batch", "1", "--input-shape", "3x32x32", "-o", "x"), "does not train with batch 1"),
+        (("nets_of_layers_test:Nets", "--batch", "2", "-o", "x"), "did you mean Net"),
+        (("resnet18", "--batch", "2", "-o", "nets_of_layers_test.py"), "is a file"),
+        (("resnet18", "--batch", "2", "--shards", "d2", "-o", "x"), "none of its axes shares layers"),
+        (("nets_of_layers_test:Net", "--batch", "2", "--shards", "f8", "-o", "x"), "fewest filters, layer head"),
+        (("resnet18", "--batch", "2", "--shards", "q2", "-o", "x"), "does not parse"),
+        (("resnet18", "--batch", "2", "-o", "."), "holds no measurement"),
+        (("resnet18", "--batch", "2", "--device", "cuda", "-o", "x"), "cuda"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(workplace: Path, arguments: tuple[str, ...], message: str) -> None:
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = run_in_process(workplace, "layers", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (workplace / "x").exists()

@@ -1,0 +1,224 @@
+"""Sweeps and training on emulated nodes: what they measure and record, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from in_process import run_in_process
+from namespaces_held import held, namespaces_of, needs_nodes
+from survival_program import children, start, wait_for, write_networks
+
+from calibrate.fit.fit import fit_profile
+from paradl_bench.measure.collectives.ghosts_before import GHOSTS_S
+from paradl_bench.ranks.emulated_nodes.links import burst_bytes
+from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
+from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
+from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes
+from paradl_bench.records.hosts.host_record import read_hosts
+from paradl_bench.records.measurement import (
+    COLLECTIVES_FILE,
+    INTERFERENCE_FILE,
+    CollectiveSamples,
+    InterferenceSamples,
+    read_manifest,
+    read_records,
+)
+from paradl_bench.records.training.training_record import read_run
+
+pytestmark = pytest.mark.distributed
+
+RATE = 25e6
+LINK = ("--link-bandwidth", "200Mbit/s")
+SWEEP = ("collectives", *LINK, "--ops", "all_reduce", "--blocks", "1", "--point-seconds", "0.001")
+
+
+def nodes_of(directory: Path) -> EmulatedNodes | None:
+    return emulated_nodes(read_manifest(directory).environment.emulated)
+
+
+def may_take_turns() -> bool:
+    """Whether this machine lets a process run under SCHED_RR; a container may not."""
+    program = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+@needs_nodes
+def test_an_all_reduce_between_nodes_takes_at_least_what_the_link_allows_and_inside_one_it_does_not(
+    tmp_path: Path,
+) -> None:
+    across = run_in_process(
+        tmp_path, *SWEEP, "--nodes", "2", "--ranks-per-node", "1", "--sizes", "4K,64K,8M", "-o", "across"
+    )
+    assert across.returncode == 0, across.stderr
+    assert across.stdout.startswith("emulated: 2 x 1 ranks, nodes with links of 25.0 MB/s (tbf at both ends")
+    inside = run_in_process(
+        tmp_path, *SWEEP, "--nodes", "1", "--ranks-per-node", "2", "--sizes", "4K,64K,8M", "-o", "inside",
+        "--behind-compute", "--beside-all-reduce", "--beside-compute",
+    )  # fmt: skip
+    assert inside.returncode == 0, inside.stderr
+    # Layers sleep there, and so does what stands before calls.
+    behind = read_records(tmp_path / "inside", BEHIND_FILE, BehindComputeSamples)
+    beside = read_records(tmp_path / "inside", BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples)
+    both = read_records(tmp_path / "inside", INTERFERENCE_FILE, InterferenceSamples)
+    assert {record.kernel for record in (*behind, *beside, *both)} == {"ghosts"}
+    assert sorted({record.rank for record in both}) == [0, 1]
+    assert min(value for record in both for value in record.compute_alone_s) >= GHOSTS_S
+    assert min(value for record in behind for row in record.compute_s for value in row) >= GHOSTS_S
+    settings = read_manifest(tmp_path / "inside").environment.settings
+    assert settings["scheduling"] == ("SCHED_RR" if may_take_turns() else "SCHED_OTHER")
+    for name, level, hosts in (("across", "system", ["node0", "node1"]), ("inside", "node", ["node0", "node0"])):
+        records = read_records(tmp_path / name, COLLECTIVES_FILE, CollectiveSamples)
+        assert all(record.verified and (record.level, record.ranks) == (level, 2) for record in records)
+        placed = read_hosts(tmp_path / name)
+        assert [placed[rank].host for rank in range(2)] == hosts
+        # Nodes share the host's clock.
+        assert all((host.clock_offset_s, host.clock_error_s) == (0, 0) for host in placed.values())
+        assert len({host.core for host in placed.values()}) == min(2, len(os.sched_getaffinity(0)))
+        found = nodes_of(tmp_path / name)
+        assert found is not None
+        assert (found.ranks, found.link_bytes_per_s) == (2, RATE)
+    # Either rank sends as many bytes as the message has: 2 (p - 1) / p times as many.
+    least_s = (8 * 1024**2 - burst_bytes(RATE)) / RATE
+    (large,) = (
+        record
+        for record in read_records(tmp_path / "across", COLLECTIVES_FILE, CollectiveSamples)
+        if record.message_bytes == 8 * 1024**2
+    )
+    assert min(max(times) for times in zip(*large.samples_s, strict=True)) >= least_s
+    profile = fit_profile([tmp_path / "inside", tmp_path / "across"], command_line=("calibrate",), force=False)
+    assert [(level.name, level.ranks) for level in profile.cluster.levels] == [("node", 2), ("system", 2)]
+    assert {fit.level for fit in profile.communication} == {"node", "system"}
+
+
+def ranks_on_nodes(process: subprocess.Popen[str]) -> set[str]:
+    return namespaces_of(*children(process.pid)) if process.poll() is None else set()
+
+
+@needs_nodes
+def test_nodes_are_gone_after_a_kill_of_the_launcher_and_after_an_interruption_of_the_next_run(tmp_path: Path) -> None:
+    command = (*SWEEP, "--nodes", "2", "--ranks-per-node", "1", "--sizes", "1K", "--blocks", "3000", "-o", "sweep")
+    for number in (signal.SIGKILL, signal.SIGINT):
+        process = start(tmp_path, *command)
+        measured = tmp_path / "sweep" / COLLECTIVES_FILE
+        before = measured.stat().st_size if measured.exists() else 0
+        wait_for(lambda: measured.exists() and measured.stat().st_size > before)  # noqa: B023
+        namespaces = ranks_on_nodes(process)
+        assert len(namespaces) == 2
+        assert held(namespaces) == namespaces
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 3), errors
+        # Ranks end when the kernel tells them that their launcher is gone.
+        wait_for(lambda: not held(namespaces))  # noqa: B023
+
+
+@needs_nodes
+def test_training_runs_on_nodes_and_issues_what_is_planned(tmp_path: Path) -> None:
+    write_networks(tmp_path)
+    command = ("train", "survivors:Plain", "--batch", "4", "--strategy", "d2", "--nodes", "2", *LINK, "-o", "run")
+    result = run_in_process(tmp_path, *command, "--iterations", "3", "--warmup", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["emulated"].startswith("2 x 1 ranks, nodes with links of 25.0 MB/s")
+    assert summary["run"]["issued_equals_plan"] is True
+    other = run_in_process(tmp_path, *command, "--nodes", "1", "--iterations", "3", "--warmup", "3")
+    assert other.returncode == 2
+    assert "was measured with emulated_nodes 2x1, not 1x2; give another directory" in other.stderr
+
+
+@pytest.mark.slow
+@needs_nodes
+def test_an_exchange_by_leaders_and_groups_at_once_know_emulated_nodes(tmp_path: Path) -> None:
+    write_networks(tmp_path)
+    result = run_in_process(
+        tmp_path, "train", "survivors:Plain", "--batch", "4", "--strategy", "d4", "--exchange", "leader",
+        "--nodes", "2", *LINK, "--iterations", "3", "--warmup", "3", "-o", "run",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    run = read_run(tmp_path / "run")
+    assert (run.ranks_per_node, run.issued_equals_plan) == (2, True)
+    groups = {item.group for item in run.issued if item.when == "iteration"}
+    assert {(0, 1), (0, 2)} <= groups
+    result = run_in_process(
+        tmp_path,
+        *SWEEP,
+        "--nodes",
+        "2",
+        "--ranks-per-node",
+        "2",
+        "--concurrent",
+        "2",
+        "--sizes",
+        "256K,1M",
+        "-o",
+        "two",
+    )
+    assert result.returncode == 0, result.stderr
+    records = read_records(tmp_path / "two", COLLECTIVES_FILE, CollectiveSamples)
+    # A group has a rank on either node, and shares the links with the other group.
+    assert {(record.level, record.ranks, record.ranks_per_node) for record in records} == {("system", 2, 1)}
+    sent = [record for record in records if record.message_bytes == 1024**2]
+    assert {(record.concurrent, record.group) for record in sent} == {(1, 0), (2, 0), (2, 1)}
+    seconds = [max(times) for record in sent for times in zip(*record.samples_s, strict=True)]
+    assert min(seconds) >= (1024**2 - burst_bytes(RATE)) / RATE
+
+
+def test_without_root_a_sweep_goes_on_on_one_level_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paradl_bench", *SWEEP, "--nodes", "2", "--ranks-per-node", "1"]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv of util-linux, which takes root's rights away, is not installed")
+        command = ["setpriv", "--bounding-set=-sys_admin", *command]
+    result = subprocess.run(
+        [*command, "--sizes", "1K", "-o", "sweep"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "emulated: 2 x 1 ranks, nodes on one level (this process may not make network names" in result.stderr
+    (record,) = read_records(tmp_path / "sweep", COLLECTIVES_FILE, CollectiveSamples)
+    assert (record.level, record.verified) == ("node", True)
+    assert nodes_of(tmp_path / "sweep") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("collectives --nodes 2 --ranks 2", "--nodes 2: give the rate of each node's link as well"),
+        ("collectives --ranks-per-node 2 --ranks 2", "--ranks-per-node is of emulated nodes: give --nodes"),
+        (
+            "collectives --nodes 3 --ranks-per-node 1 --concurrent 2 --link-bandwidth 1Gbit/s",
+            "--concurrent 2: 3 ranks do not make so many equal groups of 2 or more",
+        ),
+        ("collectives --nodes 1 --ranks-per-node 1 --link-bandwidth 1Gbit/s", "a collective takes at least 2 ranks"),
+        (
+            "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --backend nccl",
+            "--nodes emulates nodes for ranks on a CPU",
+        ),
+        ("collectives --tool osu --nodes 2 --ranks 2", "--nodes is for --tool torch; osu does not know it"),
+        (
+            "collectives --nodes 2 --ranks 2 --link-bandwidth 1Gbit/s --launcher torchrun",
+            "--nodes emulates nodes for ranks that this program starts; torchrun started this one",
+        ),
+        (
+            "train alexnet --strategy d4 --batch 4 --nodes 3 --link-bandwidth 1Gbit/s",
+            "--nodes 3, which 4 ranks do not fill equally",
+        ),
+    ],
+)
+def test_mistakes_are_said_before_any_rank_starts(
+    tmp_path: Path, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    result = run_in_process(tmp_path, *arguments.split(), "-o", "out")
+    assert (result.returncode, message in result.stderr) == (2, True), result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

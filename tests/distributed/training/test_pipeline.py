@@ -1,0 +1,195 @@
+"""Pipelines on real ranks: losses and parameter gradients are the serial model's, what is sent is the plan's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from paradl_bench.ranks.launcher import launch_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[bench,test]'")
+
+import drawn_networks
+from pipeline_program import Case, case_of
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.strategies.nesting.catalog import planner_for
+
+pytestmark = pytest.mark.distributed
+
+PROGRAM = Path(__file__).parents[2] / "on_ranks" / "pipeline_program.py"
+NETWORKS = ("Chain", "Residual", "Branching", "Normed")
+
+CASES = {
+    2: [
+        f"{name}:p2:{schedule}:{count}"
+        for name in NETWORKS
+        for schedule in ("gpipe", "1f1b", "interleaved", "zb")
+        for count in (2, 4)
+    ]
+    + ["Chain:p2:gpipe:1", "Chain:p2:1f1b:3:features.3", "Residual:p2:gpipe:2:convs.3"],
+    4: [
+        f"{name}:{text}:{schedule}:4"
+        for name in NETWORKS
+        for text, schedule in (("p4", "gpipe"), ("p4", "1f1b"), ("d2p2", "gpipe"), ("d2p2", "1f1b"))
+    ]
+    + ["Chain:p2d2:1f1b:3", "Residual:d2p2:interleaved:4", "Normed:d2p2:interleaved:2", "Branching:p4:1f1b:6"]
+    + ["Residual:p4:zb:6", "Chain:d2p2:zb:3", "Normed:p2d2:zb:4", "Branching:d2p2:zb:2"],
+}
+
+# What pipelines are easily wrong about (pipeline_idioms.py), each under another schedule; and at other cuts.
+IDIOMS = (
+    *("Discarded", "Views", "Filled", "Copied", "SeveralTensors", "Attending", "RunningSums", "Constants"),
+    *("Auxiliary", "Query", "Transposed", "ChangedInput"),
+)
+IMAGES = ("DiscardedImages", "ChangedChannels", "ViewedChannels", "AuxiliaryImages", "NormedImages")
+
+# An axis that shares layers inside of a pipeline, or outside; and eight stages on four ranks.
+NESTED = {
+    4: [
+        *("Chain:p2f2:gpipe:2:scatter", "Normed:p2s2:interleaved:4", "Residual:p2f2:1f1b:4"),
+        *("Rereading:p2s1x2:1f1b:3", "Rereading:p2s2:zb:2:two", "transformer_networks.gpt2:p2t2:gpipe:2"),
+        *("Branching:c2p2:interleaved:4", "pipeline_idioms.Query:p2c2:1f1b:2", "pipeline_idioms.Query:p2f2:zb:2"),
+        *("pipeline_idioms.Attending:d2p2:zb:2", "pipeline_idioms.ChangedChannels:p2s2:1f1b:2"),
+        *("pipeline_idioms.ViewedChannels:p2s2:zb:2", "pipeline_idioms.AuxiliaryImages:p2s2:gpipe:2"),
+    ],
+}
+MORE_NESTED = {
+    4: [f"{name}:p2{axis}:gpipe:2" for name in NETWORKS for axis in ("f2", "c2", "s2")]
+    + [f"pipeline_idioms.{name}:{text}:1f1b:2" for name in IMAGES for text in ("p2s2", "s2p2", "p2s1x2")]
+    + [f"pipeline_idioms.{name}:p2c2:1f1b:2" for name in IDIOMS]
+    + ["Rereading:p2f2:gpipe:2", "Rereading:p2s2:gpipe:2", "Chain:p2c2:interleaved:2", "Residual:p2s2:interleaved:2"]
+    + [f"Rereading:p2s2:gpipe:2:{cut}" for cut in ("early", "late", "three", "two", "fc")]
+    + [f"transformer_networks.{name}:p2t2:gpipe:2" for name in ("Split", "Own", "t5")]
+    + [f"transformer_networks.Split:p2t2:1f1b:3:{cut}" for cut in ("q", "up", "transpose#6")]
+    + ["Rereading:p2c2:1f1b:3", "transformer_networks.gpt2:p2t2:zb:2"]
+    + ["Chain:f2p2:1f1b:2", "Normed:s2p2:gpipe:2", "Residual:p4:interleaved:8"]
+    + ["Normed:p4:interleaved:4", "Residual:f2p2:1f1b:2:scatter", "Rereading:p2f2:interleaved:2:scatter"]
+    + [f"{name}:p4:zb:4" for name in NETWORKS]
+    + ["Chain:p2f2:zb:2:scatter", "Rereading:p2c2:zb:3", "Normed:s2p2:zb:2", "transformer_networks.Split:p2t2:zb:3:up"],
+}
+
+# Three deep, each in another order of axes and under another schedule.
+DEEP = {
+    8: ["Chain:d2p2f2:gpipe:2", "Residual:d2p2c2:1f1b:2", "Normed:d2p2s2:interleaved:2", "Rereading:p2s2d2:1f1b:3"],
+}
+
+IDIOMATIC = {
+    2: [f"pipeline_idioms.{name}:p2:{schedule}:2" for name in IDIOMS for schedule in ("gpipe", "interleaved", "zb")],
+    3: [f"pipeline_idioms.{name}:p3:1f1b:3" for name in IDIOMS],
+}
+MORE_IDIOMATIC = {
+    2: [f"pipeline_idioms.{name}:p2:1f1b:3" for name in IDIOMS]
+    + [f"pipeline_idioms.Discarded:p2:zb:2:{cut}" for cut in ("b", "tanh", "d", "f")]
+    + [f"pipeline_idioms.Views:p2:zb:2:{cut}" for cut in ("c", "view", "getitem#4", "pad")]
+    + [f"pipeline_idioms.Attending:p2:zb:2:{cut}" for cut in ("gru", "gru#2", "lstm", "lstm#3", "matmul", "getitem")]
+    + [f"pipeline_idioms.Query:p2:zb:2:{cut}" for cut in ("tanh", "q", "k", "v", "softmax", "fc")]
+    + [f"pipeline_idioms.SeveralTensors:p2:interleaved:2:{cuts}" for cuts in ("chunk:unbind:e", "cat:split:d")],
+    4: [
+        f"pipeline_idioms.{name}:{strategy}:{schedule}:4"
+        for name in IDIOMS
+        for strategy, schedule in (("p4", "gpipe"), ("p4", "zb"), ("d2p2", "1f1b"), ("p2f2", "gpipe"))
+    ],
+}
+
+# By number of ranks; each network takes the next strategy, and the next schedule.
+DRAWN = {
+    2: ("p2",),
+    4: ("p4", "d2p2", "p2f2", "p2c2", "p2s2", "p2t2"),
+    8: ("d2p2f2", "d2p2c2", "d2p2s2", "p2d2t2", "p2s2x2", "p4f2", "f2p2d2"),
+}
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+A_LAUNCH = 20
+"""Cases that ranks run before they are started anew."""
+
+
+def run(ranks: int, cases: list[str], timeout_s: int = 900, environment: Mapping[str, str] | None = None) -> None:
+    # A message that nobody answers ends the ranks after a minute; this is for the whole, with other work on the cores.
+    command = [sys.executable, str(PROGRAM), *cases]
+    beside = {"PYTHONPATH": str(PROGRAM.parent), **(environment or {})}
+    launch_ranks(command, ranks=ranks, device="cpu", timeout_s=timeout_s, environment=beside)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_stages_are_serial(ranks: int) -> None:
+    run(ranks, CASES[ranks])
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_work_in_place_views_and_several_outputs_are_serial(ranks: int) -> None:
+    run(ranks, IDIOMATIC[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", MORE_IDIOMATIC)
+def test_more_of_them_are_serial(ranks: int) -> None:
+    cases = MORE_IDIOMATIC[ranks]
+    for start in range(0, len(cases), A_LAUNCH):
+        run(ranks, cases[start : start + A_LAUNCH])
+
+
+@pytest.mark.parametrize("ranks", NESTED)
+def test_stages_that_share_their_layers_are_serial(ranks: int) -> None:
+    run(ranks, NESTED[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MORE_NESTED)
+def test_more_stages_that_share_their_layers_are_serial(ranks: int) -> None:
+    run(ranks, MORE_NESTED[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", DEEP)
+def test_three_deep_is_serial(ranks: int) -> None:
+    run(ranks, DEEP[ranks])
+
+
+def drawn_cases(strategies: tuple[str, ...], numbers: range, schedules: int) -> Iterator[str]:
+    """Every network under every strategy, each with as many of the schedules, taken in turn."""
+    for turn, (number, strategy) in enumerate(itertools.product(numbers, strategies)):
+        for chosen in range(schedules):
+            schedule = SCHEDULES[(turn + number // len(SCHEDULES) + chosen) % len(SCHEDULES)]
+            yield f"drawn_networks.kept{number}:{strategy}:{schedule}:{2 + number % 2}"
+
+
+def can_run(case: Case) -> bool:
+    """Whether torch runs it alone, no limit refuses it, and no maximum is of padding alone, which is infinite."""
+    try:
+        model, network = case.load()
+        planner_for(case.strategy).plan(network, case.strategy, case.settings)
+    except UserError:
+        return False
+    inputs, _ = model.make_batch(case.settings.batch, seed=7)
+    return bool(model.module(inputs).isfinite().all())
+
+
+def run_drawn(where: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: int, schedules: int) -> None:
+    environment = drawn_networks.keep(drawn_networks.drawn_networks(count, of=10 + ranks), where / "networks.json")
+    monkeypatch.setitem(os.environ, *next(iter(environment.items())))
+    asked = list(drawn_cases(DRAWN[ranks], range(count), schedules))
+    cases = [text for text in asked if can_run(case_of(text))]
+    # Some networks have fewer layers than stages, or fewer filters than ranks, or lose their positions at once.
+    assert len(cases) >= len(asked) / 3
+    for start in range(0, len(cases), A_LAUNCH):
+        run(ranks, cases[start : start + A_LAUNCH], environment=environment)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_drawn_networks_in_stages_are_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    run_drawn(tmp_path, monkeypatch, ranks, count={2: 3, 4: 1}[ranks], schedules=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("ranks", "count", "schedules"), [(2, 40, 3), (4, 12, 1), (8, 10, 1)])
+def test_many_drawn_networks_in_stages_are_serial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, count: int, schedules: int
+) -> None:
+    run_drawn(tmp_path, monkeypatch, ranks, count, schedules)

@@ -1,0 +1,145 @@
+"""Transformers whose tensor parallel training is held against the serial one; of transformers' own, tiny ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paradl_bench.network.models.torchvision_import import import_torchvision_models
+
+WIDTH, TOKENS = 12, 6
+
+
+class Own(nn.Module):
+    """One fused projection for queries, keys and values, heads counted out, a mask with heads, a gated perceptron."""
+
+    input_shape = (TOKENS, WIDTH)
+    heads = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm0, self.norm1, self.norm2 = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.gate, self.up = nn.Linear(WIDTH, 10), nn.Linear(WIDTH, 10)
+        self.down = nn.Linear(10, WIDTH, bias=False)
+        self.add_attention()
+        # A model's last linear layer tells its classes.
+        self.head1, self.head2 = nn.Linear(WIDTH, 8), nn.Linear(8, 5)
+
+    def add_attention(self) -> None:
+        self.distances = nn.Embedding(TOKENS, self.heads)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        at = torch.arange(tokens, device=x.device)
+        slopes = torch.arange(1, self.heads + 1, device=x.device).view(1, -1, 1, 1)
+        distance = (at[:, None] - at[None, :]).abs()
+        scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5 + self.distances(distance).permute(2, 0, 1)
+        weights = F.softmax(scores - distance * slopes, dim=3)
+        return self.out((weights @ v).transpose(1, 2).contiguous().view(batch, tokens, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm0(x)
+        x = x + self.attend(self.norm1(x))
+        y = self.norm2(x)
+        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return self.head2(F.relu_(self.head1(x.mean(1))))
+
+
+class Split(Own):
+    """Projections that are split and chunked, attention in one call, a causal one, fewer keys than queries."""
+
+    def add_attention(self) -> None:
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.out2 = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm3 = nn.LayerNorm(WIDTH)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.view(*part.shape[:-1], self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(WIDTH, dim=2)
+        )
+        once = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = self.norm3(self.out(once.transpose(1, 2).flatten(2)))
+        return x + self.grouped(x)
+
+    def grouped(self, x: torch.Tensor) -> torch.Tensor:
+        width, pairs = WIDTH // self.heads, self.heads // 2
+        k, v = (part.unflatten(-1, (pairs, width)).transpose(1, 2) for part in self.kv(x).chunk(2, dim=-1))
+        q = self.q(x).view(len(x), TOKENS, self.heads, width).transpose(1, 2)
+        k, v = (
+            part[:, :, None].expand(len(x), pairs, 2, TOKENS, width).reshape(len(x), self.heads, TOKENS, width)
+            for part in (k, v)
+        )
+        return self.out2(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(len(x), TOKENS, -1))
+
+
+class _Sized(nn.Module):
+    """One of transformers' models that reads embedded tokens, with a head on what it makes of the last one."""
+
+    input_shape = (TOKENS, WIDTH)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.head = nn.Linear(WIDTH, 5)
+
+    def inner(self, x: torch.Tensor) -> Any:
+        return self.model(inputs_embeds=x).last_hidden_state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x)[:, -1])
+
+
+def bert() -> nn.Module:
+    # transformers imports torchvision where there is one.
+    import_torchvision_models()
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertModel
+
+    config = BertConfig(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=22, vocab_size=30,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return _Sized(BertModel(config, add_pooling_layer=False))
+
+
+def dropping() -> nn.Module:
+    """GPT-2 with dropout, in and behind attention."""
+    return gpt2(0.3)
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    import_torchvision_models()
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+
+    from paradl_bench.network.models.transformer_families import WITHOUT_MASKS
+
+    config = GPT2Config(
+        n_embd=WIDTH, n_layer=2, n_head=4, vocab_size=30, n_positions=8, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
+        attn_implementation=WITHOUT_MASKS,
+    )  # fmt: skip
+    return _Sized(GPT2Model(config))
+
+
+class _EncoderDecoder(_Sized):
+    def inner(self, x: torch.Tensor) -> Any:
+        return self.model(inputs_embeds=x, decoder_inputs_embeds=x[:, :3]).last_hidden_state
+
+
+def t5() -> nn.Module:
+    import_torchvision_models()
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Model
+
+    config = T5Config(
+        d_model=WIDTH, d_kv=3, d_ff=18, num_layers=2, num_heads=4, vocab_size=30, dropout_rate=0.0,
+        feed_forward_proj="gated-gelu", use_cache=False,
+    )  # fmt: skip
+    return _EncoderDecoder(T5Model(config))

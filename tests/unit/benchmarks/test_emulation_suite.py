@@ -1,0 +1,150 @@
+"""The emulation suite: its commands, its configurations, the synthetic device, and what its table says of runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import emulated_profile
+import emulation
+from profile_factory import make_network, make_profile
+
+from calibrate.profile.profile import CopyTime
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.recorder import planned_collectives
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Predictor
+from predict.workload import Point, evaluator_named
+
+LAYOUTS = {
+    ranks: [
+        NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation.LINK_BYTES_PER_S) for nodes in counts
+    ]
+    for ranks, counts in emulation.NODES_OF.items()
+}
+
+
+@pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
+def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tmp_path: Path) -> None:
+    sweeps = emulated_profile.sweeps_of(tmp_path, layout)
+    assert msgspec.json.decode(msgspec.json.encode(sweeps), type=list[emulated_profile.Sweep]) == sweeps
+    for sweep in sweeps:
+        # Requests check themselves; all ranks of the layout take part.
+        assert sweep.request.all_ranks == layout.ranks
+        assert not sweep.complete
+    # As far as segments reach, and what leaders send by whole buckets.
+    led = layout.ranks <= emulated_profile.FEW_RANKS
+    inside = [sweep for sweep in sweeps if sweep.request.side_by_side == layout.ranks_per_node]
+    assert len(inside) == (layout.nodes > 1) * (3 + led)
+    # What ghosts and collectives cost each other, at every level.
+    beside = [sweep for sweep in sweeps if sweep.request.beside_compute]
+    assert [sweep in inside for sweep in beside] == ([False, True] if layout.nodes > 1 else [False])
+    # Gradients are in flight over all nodes where there are several, and beside all that is waited for where not.
+    assert [sweep in inside for sweep in sweeps if sweep.request.beside_all_reduce] == (
+        [True] if layout.nodes > 1 else [False, False]
+    )
+    # Groups share links only where there are several.
+    assert any(sweep.request.concurrent > 1 for sweep in sweeps) == (layout.ranks > 2)
+    whole: dict[str, int] = {}
+    for sweep in sweeps:
+        if sweep.request.concurrent == 1 and sweep not in inside:
+            largest = max(sweep.request.sizes)
+            whole |= {name: max(largest, whole.get(name, 0)) for name in sweep.request.operations}
+    network = emulation.traced("resnet50")
+    for case in emulation.cases_of(tmp_path, "resnet50", layout):
+        strategy = case.request.strategy
+        plan = planner_for(strategy).plan(network, strategy, case.request.settings)
+        for issued in planned_collectives(plan, 0):
+            if issued.when == "iteration" and len(issued.group) == layout.ranks:
+                # A bucket ends with the gradient that fills it.
+                assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
+
+
+@pytest.mark.parametrize("model", emulation.MODELS)
+def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: str, tmp_path: Path) -> None:
+    network = trace_network(load_model(model, emulation.MODELS[model]))
+    for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
+        cases = emulation.cases_of(tmp_path, model, layout)
+        profile = emulation.profile_of(tmp_path, layout)
+        profile.parent.mkdir(exist_ok=True)
+        profile.write_text("{}")
+        assert len({case.directory for case in cases}) == len(cases)
+        assert msgspec.json.decode(msgspec.json.encode(cases), type=list[emulation.Case]) == cases
+        for case in cases:
+            case.request.check()
+            assert case.request.strategy.ranks == layout.ranks
+            planner_for(case.request.strategy).plan(network, case.request.strategy, case.request.settings)
+            assert not case.complete
+
+
+def test_layers_sleep_the_longer_the_more_ranks_share_the_hosts_cores(tmp_path: Path) -> None:
+    serial_s = sum(emulated_profile.phase_seconds(emulation.traced("resnet50")).values())
+    for layout in LAYOUTS[4]:
+        for case in emulation.cases_of(tmp_path, "resnet50", layout):
+            assert case.dilate * serial_s == pytest.approx({4: 3.0, 8: 3.0, 16: 6.0}[layout.ranks], rel=1e-3)
+
+
+def test_the_synthetic_device_takes_the_longer_of_flops_and_bytes_and_is_predicted_so() -> None:
+    wide = make_network((64, 4096, 4096))
+    product = wide.layers[2]
+    assert emulated_profile.synthetic_seconds(product, wide, "FW", 16384) == pytest.approx(
+        5e-6 + 2 * 4096**2 * 16384 / (0.5 * 15.7e12)
+    )
+    # One sample reads the weight, and does little with it.
+    read = 4 * (4096 * 4096 + 4096 + 2 * 4096)
+    assert emulated_profile.synthetic_seconds(product, wide, "FW", 1) == pytest.approx(5e-6 + read / (0.75 * 900e9))
+    copies = tuple(
+        CopyTime(direction=way, ranks_on_host=8, alpha_s=0.0, beta_s_per_byte=1e-10, relative_sd=0.1, models=("m",))
+        for way in ("into", "out")
+    )
+    profile = emulated_profile.with_synthetic_layers(make_profile(wide, copies=copies), [wide])
+    # Eight ranks of two nodes copied at once: so fast are a node's.
+    assert {copy.ranks_on_host for copy in profile.copies} == {profile.cluster.ranks_per_node}
+    assert len(profile.copies) == 2
+    point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=16))
+    predicted = Predictor(CostModel(profile=profile, network=wide), evaluator_named("simulate")).predict(point)
+    phases = ("FW", "BW")
+    layers_s = sum(
+        emulated_profile.synthetic_seconds(layer, wide, phase, 16) for layer in wide.layers for phase in phases
+    )
+    update_s = 3 * sum(parameter.bytes for parameter in wide.parameters) / (0.75 * 900e9)
+    assert predicted.iteration_s == pytest.approx(layers_s + update_s)
+
+
+def row(strategy: str, predicted_s: float, measured_s: float, *, layout: str = "1x4") -> emulation.Row:
+    return emulation.Row(
+        model="small",
+        layout=layout,
+        strategy=strategy,
+        options="",
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        error=predicted_s / measured_s - 1,
+        holds=predicted_s == measured_s,
+        noise_floor=0.01,
+        explained_by="",
+        issued_equals_plan=True,
+        activity=(0.02, 0.03) if strategy == "d4" else None,
+    )
+
+
+def test_the_table_ranks_strategies_of_a_size_among_themselves() -> None:
+    rows = [row("d4", 1.0, 1.5), row("f4", 1.2, 1.2), row("d4", 3.0, 3.0, layout="2x2")]
+    text = emulation.table(rows)
+    assert "| small | 1x4 | d4 |  | 1 | 1.5 | -33.3% | no | 2.0% (3.0%) | yes |" in text
+    assert "| small | 1x4 | f4 |  | 1.2 | 1.2 | +0.0% | yes | not known | yes |" in text
+    # Taken for the best, it takes a quarter longer than what was.
+    assert "| small | 1x4 | d4 | f4 | 25.0% |" in text
+    assert "| small | 2x2 | d4 | d4 | 0.0% |" in text
+    assert "mean accuracy 88.9%, intervals hold 67% of 3, activity error 2.0% in the mean" in text

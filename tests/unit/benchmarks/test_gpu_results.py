@@ -1,0 +1,106 @@
+"""The reference results of a GPU: which commands make them, what is passed over, and what the summary says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import click
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import gpu_results
+from synthetic_measurements import write_collectives
+
+from paradl_bench.cli import group
+
+
+def options(tmp_path: Path, **changes: object) -> Namespace:
+    given = {"device": "cuda", "networks": "", "kernel_budget": "4m", "nccl_tests": None, "output": tmp_path}
+    return Namespace(**given | changes)
+
+
+@pytest.mark.parametrize(("device", "nccl_tests"), [("cuda", Path("nccl-tests")), ("cpu", None)])
+def test_every_command_is_one_that_paradl_bench_knows(tmp_path: Path, device: str, nccl_tests: Path | None) -> None:
+    found = list(gpu_results.measurements(options(tmp_path, device=device, nccl_tests=nccl_tests)))
+    for _, (name, *arguments) in found:
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        # Options are read, and nothing is run.
+        command.make_context(name, [*arguments, "-o", "x"])
+    names = [name for name, _ in found]
+    assert len(set(names)) == len(names)
+    # Layers and a run of every network in both precisions; the rates and the kernels; nccl-tests where its source is.
+    cases = gpu_results.CASES[device]
+    assert len(names) == 4 * len(cases) + 2 + (nccl_tests is not None)
+    # What parts layers runs in fp32 alone.
+    of_parts = [words for _, words in found if "--shards" in words]
+    assert [words[words.index("--dtype") + 1] for words in of_parts] == ["fp32"] * len(cases)
+
+
+def test_what_is_complete_is_passed_over_and_a_failure_keeps_nothing_from_being_measured(tmp_path: Path) -> None:
+    given = options(tmp_path, networks="vgg16", nccl_tests=tmp_path)
+    (tmp_path / "build").mkdir()
+    write_collectives(tmp_path / "raw/nccl-tests")
+    started: list[str] = []
+
+    def timed(command: list[str]) -> tuple[int, float]:
+        started.append(Path(command[-1]).relative_to(tmp_path / "raw").as_posix())
+        return (3 if started[-1] == "vgg16/train-fp32" else 0), 1.5
+
+    with mock.patch.object(gpu_results, "timed", timed):
+        assert gpu_results.measure(given) == ["vgg16/train-fp32 ended with exit code 3"]
+        runs = [f"vgg16/{what}-{dtype}" for dtype in ("fp32", "bf16") for what in ("layers", "train")]
+        assert started == ["rates", *runs, "kernels"]
+        gpu_results.measure(given)
+    # Seconds of all attempts.
+    assert json.loads((tmp_path / "seconds.json").read_text()) == dict.fromkeys(started, 3.0)
+
+
+def test_the_summary_holds_closure_time_and_memory_and_what_is_missing(tmp_path: Path) -> None:
+    (case,) = gpu_results.chosen(options(tmp_path, networks="cosmoflow-256"))
+    pair = {"evaluator": "simulate", "predicted_s": 0.11, "measured_median_s": 0.1, "accuracy": 0.9}
+    pairs = [
+        pair | {"dtype": "fp32", "memory": {"error": -0.02, "measured": "allocator"}},
+        pair | {"dtype": "bf16", "memory": None},
+        pair | {"dtype": "fp32", "evaluator": "paradl"},
+    ]
+    (tmp_path / "report.json").write_text(json.dumps({"pairs": pairs}))
+    (tmp_path / "seconds.json").write_text(json.dumps({"cosmoflow-256/layers-fp32": 90.0, "kernels": 30.0}))
+    whole = SimpleNamespace(shard="", remainder_relative=0.015)
+    part = SimpleNamespace(shard="s2", remainder_relative=0.5)
+    with mock.patch.object(gpu_results, "closures", return_value=[whole, part]):
+        rows = gpu_results.summary_rows(case, [tmp_path, tmp_path], tmp_path / "report.json")
+    gpu_results.write_summary(tmp_path, rows, ["kernels: not complete"])
+    text = (tmp_path / "summary.md").read_text()
+    assert "| cosmoflow-256 | fp32 | 1 | +1.5% | 110.00 ms | 100.00 ms | 90.0% | -2.0% (allocator) |" in text
+    assert "| cosmoflow-256 | bf16 | 1 | +1.5% | 110.00 ms | 100.00 ms | 90.0% | - |" in text
+    assert "Layers took 1.5 minutes of the device, all measurements 2.0." in text
+    assert text.endswith("- kernels: not complete\n")
+
+
+def test_nothing_is_said_to_be_analysed_that_was_not_measured(tmp_path: Path) -> None:
+    failed = gpu_results.analyse(options(tmp_path, networks="vgg16"))
+    assert failed[0].startswith("vgg16: not complete: vgg16/layers-fp32, ")
+    assert failed[1:] == ["kernels: not complete"]
+    assert json.loads((tmp_path / "summary.json").read_text())["networks"] == []
+
+
+def test_an_unknown_network_and_a_missing_gpu_are_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_results.chosen(options(tmp_path, networks="vgg61"))
+    assert ended.value.code == 2
+    assert "unknown network 'vgg61'; there are resnet50, " in capsys.readouterr().err
+    torch = pytest.importorskip("torch")
+    words = ["gpu_results.py", "-o", str(tmp_path / "out")]
+    with mock.patch.object(sys, "argv", words), mock.patch.object(torch.cuda, "is_available", return_value=False):
+        assert gpu_results.main() == 3
+    assert capsys.readouterr().err == "gpu-results: torch sees no GPU here; --device cpu rehearses\n"
+    assert not (tmp_path / "out").exists()

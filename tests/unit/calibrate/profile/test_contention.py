@@ -1,0 +1,268 @@
+"""Contention comes back from groups at once and one alone, and predictions multiply beta by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from network_factory import two_convolutions
+from profile_factory import make_profile, ring_fit
+from rich.console import Console
+
+from calibrate.fit.collectives.communication_fit import fit_communication
+from calibrate.fit.contexts.contention_fit import fit_contention
+from calibrate.fit.merge import merge_profiles
+from calibrate.fit.reading import Placed
+from calibrate.profile.collectives.contention import Contention, contention_at
+from calibrate.profile.profile import Profile
+from calibrate.report.diff import compare
+from calibrate.report.sections.together_show import print_together
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Predictor
+from predict.workload import Point, evaluator_named
+
+ALPHA_S, BETA_S_PER_BYTE = 50e-6, 1e-9
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+
+
+def sweep(
+    phi: float,
+    *,
+    concurrent: int = 2,
+    noise: float = 0.05,
+    seed: int = 0,
+    sizes: Sequence[int] = SIZES,
+) -> list[Placed[CollectiveSamples]]:
+    """All-reduces of groups of two ranks, alone and at once, in blocks that drift."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for block in range(5):
+        drift = 1 + 0.05 * generator.standard_normal()
+        for size in sizes:
+            for groups in (1, concurrent):
+                beta = BETA_S_PER_BYTE * (phi if groups > 1 else 1)
+                seconds = 2 * (ALPHA_S + size / 2 * beta)
+                for group in range(groups):
+                    times = drift * seconds * np.exp(noise * generator.standard_normal((2, 12)))
+                    record = CollectiveSamples(
+                        library="gloo",
+                        tool="torch",
+                        operation="all_reduce",
+                        level="node",
+                        ranks=2,
+                        message_bytes=size,
+                        dtype="fp32",
+                        block=block,
+                        samples_s=tuple(map(tuple, times.tolist())),
+                        verified=True,
+                        concurrent=groups,
+                        group=group,
+                    )
+                    found.append(Placed(0, record))
+    return found
+
+
+def fitted(records: Sequence[Placed[CollectiveSamples]]) -> tuple[tuple[Contention, ...], tuple[str, ...]]:
+    return fit_contention(records, (ring_fit(),), operations())
+
+
+def entry(factor: float, concurrent: int = 2, *, spread: float = 0.0, **more: object) -> Contention:
+    found = Contention(
+        library="gloo",
+        operation="all_reduce",
+        level="node",
+        concurrent=concurrent,
+        ranks=(2, 2),
+        bytes_range=(1024, 1 << 24),
+        factor=factor,
+        factor_interval=(factor - spread, factor + spread),
+        residual_relative_median=0.01,
+        samples=100,
+    )
+    return msgspec.structs.replace(found, **more)
+
+
+def test_a_known_phi_lies_inside_its_interval_as_often_as_it_says() -> None:
+    """Twelve sweeps of each: a 90% interval has to hold the truth in nearly all of them, and not be wide."""
+    for phi in (1.4, 2.0):
+        held, widths = 0, []
+        for seed in range(12):
+            (found,), notes = fitted(sweep(phi, seed=seed))
+            assert notes == ()
+            assert found.factor == pytest.approx(phi, rel=0.1)
+            low, high = found.factor_interval
+            held += low <= phi <= high
+            widths.append(high - low)
+        assert held >= 9
+        assert np.median(widths) < 0.2 * phi
+
+
+def test_groups_that_do_not_hinder_each_other_have_a_phi_of_1() -> None:
+    (found,), _ = fitted(sweep(0.9))
+    assert found.factor == 1
+    assert found.factor_interval[0] == 1
+
+
+def test_alpha_and_beta_are_those_of_groups_alone() -> None:
+    records = sweep(3.0, noise=0.001)
+    (fit,) = fit_communication((record for _, record in records), operations()).fits
+    (alone,) = fit_communication((r for _, r in records if r.concurrent == 1), operations()).fits
+    assert fit == alone
+    assert fit.beta_s_per_byte == pytest.approx(BETA_S_PER_BYTE, rel=0.1)
+
+
+def test_what_cannot_be_told_is_left_out_and_said() -> None:
+    small = sweep(2.0, sizes=(8, 16, 32, 64))
+    entries, (note,) = fitted(small)
+    assert entries == ()
+    assert "sweep larger ones" in note
+    together = [placed for placed in sweep(2.0) if placed.record.concurrent > 1]
+    fits = (ring_fit(),)
+    assert "nothing alike ran alone" in fit_contention(together, fits, operations())[1][0]
+    assert "no fit of alpha and beta" in fit_contention(sweep(2.0), (), operations())[1][0]
+
+
+def test_between_numbers_of_groups_phi_runs_straight_and_goes_on_beyond() -> None:
+    entries = [entry(3.0, 4), entry(2.0, 2)]
+    assert [contention_at(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
+    assert [contention_at(entries, groups).beyond for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
+
+
+def costs(
+    levels: Sequence[Level], contention: Sequence[Contention] = (), given: Sequence[Level] = ()
+) -> CommunicationCosts:
+    fits = tuple(ring_fit(level=level.name) for level in levels)
+    profile = make_profile(
+        communication=fits, cluster=Cluster(name="measured", levels=tuple(levels)), contention=tuple(contention)
+    )
+    return CommunicationCosts(profile, Cluster(name="given", levels=tuple(given)) if given else None, "gloo")
+
+
+NODES = (Level(name="node", ranks=4), Level(name="system", ranks=64))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axes", "ranks", "groups"),
+    [
+        ("d2f2", (0,), 2, 2),  # two exchanges in the node
+        ("d2f2", (1,), 2, 2),  # and two groups that share layers
+        ("d4f4", (0,), 4, 4),  # of each node's four ranks one belongs to each exchange
+        ("d4f4", (1,), 4, 1),  # a node holds one group that shares layers
+        ("d16", (0,), 16, 1),
+        ("d4p4", (0,), 4, 1),  # stages exchange in turns
+        ("p2f2", (0,), 2, 2),  # a message for each of the two ranks of a stage
+    ],
+)
+def test_groups_at_once_are_those_that_share_a_link(
+    strategy: str, axes: tuple[int, ...], ranks: int, groups: int
+) -> None:
+    found, work = costs(NODES), Collective(operation="all_reduce", message_bytes=1 << 20, ranks=ranks, axes=axes)
+    parsed = parse_strategy(strategy)
+    level, _ = found.level(work, parsed)
+    assert found.contention.groups_at_once(work, level, parsed) == groups
+
+
+def test_segments_leave_a_node_together_and_leaders_alone() -> None:
+    found, parsed = costs(NODES), parse_strategy("d16")
+    work = Collective(
+        operation="all_reduce", message_bytes=1 << 20, ranks=4, axes=(0,), reach="between nodes", per_node=4
+    )
+    level, _ = found.level(work, parsed)
+    assert found.contention.groups_at_once(work, level, parsed) == 4
+    measured = costs(NODES, [entry(2.5, 4, level="system")])
+    assert measured.contention.sharing(work, level, parsed).factor == 2.5
+    assert measured.contention.sharing(work, level, parsed, taking_part=0.25).factor == 1
+    assert measured.contention.sharing(work, level, parsed, taking_part=0.5).factor == pytest.approx(1.5)
+
+
+def test_phi_multiplies_beta_and_not_alpha() -> None:
+    work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=2, axes=(0,))
+    strategy = parse_strategy("d2f2")
+    alone = costs(NODES[:1]).cost(work, strategy)
+    assert any("contention was not measured, taken as 1" in remark.text for remark in alone.cost.remarks)
+    shared = costs(NODES[:1], [entry(2.0, spread=0.1)]).cost(work, strategy)
+    assert shared.cost.seconds - alone.cost.seconds == pytest.approx((1 << 20) * BETA_S_PER_BYTE)
+    assert not shared.cost.remarks
+    assert dict(shared.modes)["contention at node"] == pytest.approx(0.1 / 1.645 * (1 << 20) * 1e-9, rel=1e-3)
+
+
+def test_a_cluster_file_wins() -> None:
+    work = Collective(operation="all_reduce", message_bytes=1 << 20, ranks=2, axes=(0,))
+    strategy = parse_strategy("d2f2")
+    given = costs(NODES, [entry(2.0)], given=[Level(name="node", ranks=4, contention=1.0)]).cost(work, strategy)
+    assert given.cost.seconds == pytest.approx(2 * ALPHA_S + (1 << 20) * BETA_S_PER_BYTE)
+    silent = costs(NODES, [entry(2.0)], given=[Level(name="node", ranks=4)]).cost(work, strategy)
+    assert silent.cost.seconds == pytest.approx(2 * ALPHA_S + 2 * (1 << 20) * BETA_S_PER_BYTE)
+
+
+def test_more_groups_than_measured_and_other_operations_are_flagged() -> None:
+    work = Collective(operation="broadcast", message_bytes=1 << 20, ranks=2, axes=(0,))
+    found = costs((Level(name="node", ranks=8),), [entry(2.0)]).contention
+    sharing = found.sharing(work, Level(name="node", ranks=8), parse_strategy("d2f4"))
+    assert sharing.factor == 4
+    assert [remark.text for remark in sharing.remarks] == [
+        "contention of broadcast: as measured for all_reduce",
+        "contention of 4 groups, beyond the 2 that were measured at once",
+    ]
+
+
+NETWORK = two_convolutions()
+
+
+def profile_with(contention: Sequence[Contention]) -> Profile:
+    names = ("all_reduce", "all_gather", "broadcast")
+    return make_profile(NETWORK, communication=tuple(map(ring_fit, names)), contention=tuple(contention))
+
+
+def test_the_prediction_of_data_and_filter_parallelism_changes_accordingly() -> None:
+    """What phi adds to the iteration is its part of the bytes of every collective that the plan holds."""
+    everything = [entry(2.0, operation=name) for name in ("all_reduce", "all_gather")]
+    asked = Point(strategy=parse_strategy("d2f2"), settings=PlanSettings(batch=8))
+    seconds = []
+    for contention in ((), everything):
+        profile = profile_with(contention)
+        wide = msgspec.structs.replace(profile, cluster=Cluster(name="host", levels=(Level(name="node", ranks=4),)))
+        model = CostModel(profile=wide, network=NETWORK)
+        seconds.append(Predictor(model, evaluator_named("simulate")).predict(asked).communication_s)
+    plan = planner_for(asked.strategy).plan(NETWORK, asked.strategy, asked.settings)
+    works = [work for work in plan.communication() if isinstance(work, Collective)]
+    moved = sum(work.message_bytes for work in works)
+    # A ring over two ranks moves m of an all-reduce, and m of an all-gather.
+    assert seconds[1] - seconds[0] == pytest.approx(moved * BETA_S_PER_BYTE, rel=1e-6)
+
+
+def test_profiles_show_compare_and_merge_it() -> None:
+    one, other = profile_with([entry(2.0, spread=0.05)]), profile_with([entry(3.0, spread=0.05)])
+    console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_together(one, console)
+    assert "1.95 to 2.05" in console.export_text()
+    moved = {movement.what: movement for movement in compare(one, other).moved}
+    assert moved["contention of gloo all_reduce, level node, 2 groups at once"].relative == pytest.approx(0.5)
+    bare = {"network": {}, "layer_times": (), "model_times": (), "communication": (), "copies": (), "interference": ()}
+    parts = [msgspec.structs.replace(each, **bare) for each in (one, profile_with([entry(3.0, 4)]))]
+    merged = merge_profiles(parts, ["a", "b"], command_line=(), force=False)
+    assert [each.concurrent for each in merged.contention] == [2, 4]
+    assert merge_profiles([parts[0], parts[0]], ["a", "b"], command_line=(), force=False).contention == one.contention
+    with pytest.raises(UserError, match="both hold contention of gloo all_reduce node 2"):
+        merge_profiles([parts[0], msgspec.structs.replace(other, **bare)], ["a", "b"], command_line=(), force=False)
+
+
+def test_records_of_one_directory_are_held_against_those_of_it() -> None:
+    """A slower day, measured in another directory, does not count as contention."""
+    slow = [
+        Placed(1, msgspec.structs.replace(r, samples_s=tuple(tuple(5 * t for t in row) for row in r.samples_s)))
+        for _, r in sweep(2.0, seed=1)
+        if r.concurrent == 1
+    ]
+    (found,), _ = fitted([*slow, *sweep(2.0)])
+    assert found.factor == pytest.approx(2.0, rel=0.15)

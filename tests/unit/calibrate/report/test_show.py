@@ -1,0 +1,136 @@
+"""Plots in characters, and commands that can be run as they are suggested."""
+
+from __future__ import annotations
+
+import shlex
+from io import StringIO
+from pathlib import Path
+
+import click
+import msgspec
+from profile_factory import make_profile
+from rich.console import Console
+
+from calibrate.profile.collectives.communication import Congestion
+from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile
+from calibrate.report.explanation import model_sums, weaknesses
+from calibrate.report.sections.congestion_show import print_congestion
+from calibrate.report.show import print_models
+from calibrate.report.terminal_plot import plots
+from paradl_bench.cli import group
+from paradl_bench.core.units import parse_size, parse_size_sweep, spell_size
+
+CASE = read_profile(Path(__file__).parents[3] / "data" / f"profile-v{SCHEMA_VERSION}.json")
+
+
+def check(command: str) -> None:
+    """Parse as the program would, without running anything."""
+    words = shlex.split(command)
+    words = words[words.index("paradl-bench") + 1 :]
+    context = click.Context(group)
+    found = group.get_command(context, words[0])
+    assert found is not None
+    options = found.make_context(words[0], words[1:], parent=context).params
+    if options.get("sizes"):
+        parse_size_sweep(options["sizes"])
+
+
+def test_suggested_commands_are_taken_by_the_program() -> None:
+    sparse: Profile = msgspec.structs.replace(make_profile(), interference=())
+    commands = [weakness.command for profile in (CASE, sparse) for weakness in weaknesses(profile)]
+    assert len(commands) > 10
+    for command in commands:
+        if command.startswith(("paradl-bench", "srun")):
+            check(command)
+            assert " -o " in command
+            assert "," not in command.split(" -o ")[1]
+
+
+def test_suggested_commands_write_to_a_directory_each() -> None:
+    """A directory holds one sweep: another one's command is refused there."""
+    first, *_ = CASE.communication
+    regimes = [
+        msgspec.structs.replace(first, level=level, bytes_range=size, held_out_relative_error=0.2)
+        for level in ("node", "system")
+        for size in ((64, 1024), (1024, 65536))
+    ]
+    pieces: Profile = msgspec.structs.replace(CASE, communication=(*CASE.communication[1:], *regimes))
+    for profile in (CASE, pieces):
+        commands = dict.fromkeys(weakness.command for weakness in weaknesses(profile))
+        places = [command.split(" -o ")[1] for command in commands if " -o " in command]
+        assert len(set(places)) == len(places)
+
+
+def test_differences_between_blocks_that_nobody_knows_are_no_weakness() -> None:
+    def told(block_sd: float) -> list[str]:
+        fits = [msgspec.structs.replace(fit, block_relative_sd=block_sd) for fit in CASE.communication]
+        profile: Profile = msgspec.structs.replace(CASE, communication=tuple(fits))
+        return [weakness.text for weakness in weaknesses(profile) if "blocks of calls" in weakness.text]
+
+    assert told(0.01)
+    assert not told(0.0)
+
+
+def test_sizes_are_spelt_as_they_are_read() -> None:
+    for size, text in ((2**26, "64M"), (3 * 2**30, "3G"), (16, "16"), (1536, "1536"), (3072, "3K")):
+        assert spell_size(size) == text
+        assert parse_size(text) == size
+
+
+def test_plots_fit_into_80_columns_and_show_every_rank_count() -> None:
+    texts = list(plots(CASE))
+    assert texts
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= 80
+        assert all(label in text for label in ("90% interval", "fit", "ranks", "+0%", "|"))
+
+
+def test_congestion_is_shown_with_what_it_adds_and_most_first() -> None:
+    profile = make_profile()
+
+    def shown(*entries: Congestion) -> str:
+        first, *others = profile.communication
+        fits = (msgspec.structs.replace(first, congestion=entries), *others)
+        written = StringIO()
+        console = Console(width=200, file=written)
+        print_congestion(msgspec.structs.replace(profile, communication=fits), console)
+        return written.getvalue()
+
+    def entry(size: int, ratios: tuple[float, ...]) -> Congestion:
+        probability = 0.05 if ratios else 0.0
+        return Congestion(
+            ranks=4, bytes_range=(size, 4 * size), probability=probability, ratios=ratios, relative_sd=0.5, calls=120
+        )
+
+    assert shown() == ""
+    assert shown(entry(1024, ())) == ""
+    text = shown(entry(1024, (2.0, 4.0)), entry(65536, (3.0, 11.0)), entry(1 << 20, ()))
+    rows = [line for line in text.splitlines() if " 120 " in line]
+    # A twentieth of calls takes seven times as long: 30% more in the mean, and 10% where it takes three times.
+    assert ["30.0% ±15.0%" in row for row in rows] == [True, False]
+    assert "64.0 KiB to 256 KiB" in rows[0]
+    assert "5.0%" in rows[0]
+    assert "7.00, 11.00" in rows[0]
+    assert "10.0% ±5.0%" in rows[1]
+    assert "1 rank counts and ranges of sizes saw none" in text
+
+
+def test_times_of_unlike_kernels_are_told_apart_and_measured_again_alike() -> None:
+    plain = make_profile()
+    others = [
+        msgspec.structs.replace(time, dtype="bf16", kernel_settings="channels_last", optimizer="adam")
+        for time in plain.model_times
+    ]
+    both = msgspec.structs.replace(plain, model_times=(*plain.model_times, *others))
+    found = [sums.computed_in for sums in model_sums(both)]
+    assert found == ["fp32"] * len(plain.model_times) + ["bf16 channels last"] * len(others)
+    again = [weakness for weakness in weaknesses(both) if "bf16 channels last" in weakness.text]
+    assert again
+    for weakness in again:
+        assert " --dtype bf16 --channels-last --optimizer adam " in weakness.command
+        check(weakness.command)
+    places = [weakness.command.split(" -o ")[1] for weakness in weaknesses(both) if "blocks of iter" in weakness.text]
+    assert len(set(places)) == len(places) == len(found)
+    out = StringIO()
+    print_models(model_sums(both), Console(file=out, width=200))
+    assert "bf16 channels last" in out.getvalue()

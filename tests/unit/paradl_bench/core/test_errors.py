@@ -1,0 +1,44 @@
+"""The one family of errors: what a user reads, and the exit code behind it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradl_bench.core.errors import ParadlError, UserError, WorkError, unknown_choice
+
+names = st.text("abcdefghij0123456789_-", min_size=1, max_size=12)
+
+
+def test_exit_codes() -> None:
+    assert UserError("x").exit_code == 2
+    assert WorkError("x").exit_code == 3
+    assert issubclass(UserError, ParadlError)
+    assert issubclass(WorkError, ParadlError)
+
+
+def test_a_user_error_passes_validation_as_a_value_error() -> None:
+    # msgspec turns a ValueError raised while decoding into an error that names the field's path.
+    assert issubclass(UserError, ValueError)
+
+
+@given(names, st.lists(names, min_size=1, max_size=20))
+def test_all_of_a_few_choices_are_named(given_name: str, choices: list[str]) -> None:
+    message = str(unknown_choice("model", given_name, choices))
+    assert message.startswith(f"unknown model {given_name!r}: ")
+    listed = message.split("choices are ")[1].split(", ")
+    assert listed == sorted(set(choices))
+    assert "\n" not in message
+
+
+def test_of_many_choices_the_near_ones_are_named_and_the_rest_counted() -> None:
+    choices = [f"choice{number:03}" for number in range(100)] + ["resnet50"]
+    message = str(unknown_choice("model", "resnet5O", choices))
+    assert "did you mean resnet50?" in message
+    assert message.endswith("and 77 more")
+
+
+@pytest.mark.parametrize("far", ["zzz", ""])
+def test_nothing_near_no_hint(far: str) -> None:
+    assert "did you mean" not in str(unknown_choice("backend", far, ["gloo", "nccl"]))

@@ -1,0 +1,277 @@
+"""Peaks that torch's tracker sees of networks over 10 MB, against the prediction: what no formula covers is watched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+
+from paradl_bench.measure.tracing.tracing import trace_network
+from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.measure.training.trainer import Trainer
+from paradl_bench.network.graph import NEXT_FORWARD, Network
+from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.ranks.groups.process_groups import RankContext
+from paradl_bench.strategies.memory.peak import planned_memory
+
+TOLERANCE = 0.02
+ENOUGH_BYTES = 10e6
+
+
+class OnTokens(nn.Module):
+    """A layer between two linear ones, on sequences."""
+
+    input_shape = (128, 64)
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.before, self.between, self.head = nn.Linear(64, 128), between, nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.between(self.before(x)).mean(1))
+
+
+class OnImages(nn.Module):
+    """A function between two convolutions."""
+
+    input_shape = (4, 48, 48)
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.before, self.between = nn.Conv2d(4, 16, 3), between
+        self.after, self.head = nn.LazyConv2d(16, 3), nn.Linear(16, 10)
+        with torch.no_grad():
+            self(torch.zeros(1, *self.input_shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.after(self.between(self.before(x))).mean((2, 3)))
+
+
+class Function(nn.Module):
+    def __init__(self, function: object, **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+def attention(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return x + own.attention(x, x, x, need_weights=False)[0]
+
+
+def attention_with_weights(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return x + own.attention(x, x, x)[0]
+
+
+def cross_attention(own: Function, x: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x)
+    return x + own.attention(x, y, y, need_weights=False)[0]
+
+
+def in_heads(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of one product; the gradient of all three lies otherwise than the product."""
+    samples, length, width = x.shape
+    return x.reshape(samples, length, 3, 4, width // 12).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def fused_attention(own: Function, x: torch.Tensor) -> torch.Tensor:
+    return own.out(F.scaled_dot_product_attention(*in_heads(own.qkv(x))).transpose(1, 2).reshape(x.shape))
+
+
+def fused_softmax(own: Function, x: torch.Tensor) -> torch.Tensor:
+    query, key, value = in_heads(own.qkv(x))
+    return own.out((torch.softmax(query @ key.transpose(-2, -1), -1) @ value).transpose(1, 2).reshape(x.shape))
+
+
+def attention_of_views(own: Function, x: torch.Tensor) -> torch.Tensor:
+    parts = (part.view(*x.shape[:2], 4, -1).transpose(1, 2) for part in own.qkv(x).chunk(3, -1))
+    return F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).contiguous().view(x.shape)
+
+
+def stacked(own: Function, x: torch.Tensor) -> torch.Tensor:
+    parts = [torch.tanh(x), torch.sigmoid(x) * 2, x + 1, x * 3]
+    return torch.stack(parts).sum(0)
+
+
+def named(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """Nothing is saved for backward, and every variable lives to the end."""
+    more = x + 1
+    twice = more * 2
+    less = twice - 1
+    return less * 2 + 0.5
+
+
+def remembered(own: Function, x: torch.Tensor) -> torch.Tensor:
+    history = [x]
+    for step in range(5):
+        history.append(history[-1] + step)
+    return sum(history)
+
+
+def product_in_place(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of the other factor needs what was there before, which autograd copies."""
+    y = x + 1
+    y *= torch.tanh(x)
+    return y.clamp_(-1, 1)
+
+
+class Keeping(nn.Module):
+    """Keeps a feature as an attribute, to be looked at between iterations."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.feature = x + 1
+        return self.feature * 2
+
+
+def heads(dropout: float = 0.0) -> nn.Module:
+    return nn.MultiheadAttention(128, 4, batch_first=True, dropout=dropout)
+
+
+NETWORKS = {
+    "attention": lambda: OnTokens(Function(attention, attention=heads())),
+    "dropped attention": lambda: OnTokens(Function(attention, attention=heads(0.1))),
+    "attention with weights": lambda: OnTokens(Function(attention_with_weights, attention=heads())),
+    "cross-attention": lambda: OnTokens(Function(cross_attention, attention=heads())),
+    "gru": lambda: OnTokens(Function(lambda own, x: own.gru(x)[0], gru=nn.GRU(128, 128, batch_first=True))),
+    "lstm": lambda: OnTokens(Function(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(128, 128, batch_first=True))),
+    "deep lstm": lambda: OnTokens(Function(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(128, 128, 2, batch_first=True))),
+    "broadcast product": lambda: OnImages(Function(lambda own, x: x * x.mean((2, 3), keepdim=True))),
+    "reflected edges": lambda: OnImages(Function(lambda own, x: F.pad(x, (2, 2, 2, 2), mode="reflect"))),
+    "circular edges": lambda: OnImages(Function(lambda own, x: F.pad(x, (2, 2, 2, 2), mode="circular"))),
+    "transposed convolution": lambda: OnImages(nn.Sequential(nn.ReLU(), nn.ConvTranspose2d(16, 16, 3), nn.ReLU())),
+    "interpolation": lambda: OnImages(Function(lambda own, x: F.interpolate(x, scale_factor=2, mode="bilinear"))),
+    "pixel shuffle": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 64, 1), nn.PixelShuffle(2))),
+    "repetition": lambda: OnImages(Function(lambda own, x: x.repeat_interleave(2, dim=2))),
+    "glu": lambda: OnImages(nn.Sequential(nn.Conv2d(16, 32, 1), nn.GLU(1))),
+    "instance norm": lambda: OnImages(nn.Sequential(nn.InstanceNorm2d(16, affine=True), nn.ReLU())),
+    "standard deviation": lambda: OnImages(
+        Function(lambda own, x: (x - x.mean(1, True)) / (1 + x.std(1, keepdim=True)))
+    ),
+    "unit length": lambda: OnImages(Function(lambda own, x: F.normalize(x, dim=1))),
+}
+NETWORKS |= {
+    "fused attention": lambda: OnTokens(Function(fused_attention, qkv=nn.Linear(128, 384), out=nn.Linear(128, 128))),
+    "fused softmax": lambda: OnTokens(Function(fused_softmax, qkv=nn.Linear(128, 384), out=nn.Linear(128, 128))),
+    "shared gradient of parts": lambda: OnTokens(
+        Function(lambda own, x: sum(in_heads(own.qkv(x))).transpose(1, 2).flatten(2), qkv=nn.Linear(128, 384))
+    ),
+    "attention of views": lambda: OnTokens(Function(attention_of_views, qkv=nn.Linear(128, 384))),
+    "channels last": lambda: OnImages(
+        Function(lambda own, x: own.mix(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), mix=nn.Linear(16, 16))
+    ),
+    "choice": lambda: OnImages(Function(lambda own, x: torch.where(torch.tanh(x) > 0, x, -x))),
+    "absolute values": lambda: OnImages(Function(lambda own, x: torch.where(x.detach().abs() < 1, x * x, x.abs()))),
+    "unpooling": lambda: OnImages(Function(lambda own, x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2))),
+    "product in place": lambda: OnImages(Function(product_in_place)),
+    "taken channels": lambda: OnImages(Function(lambda own, x: torch.tanh(x)[:, list(range(15, -1, -1))].sigmoid())),
+    "constant factor": lambda: OnImages(
+        Function(lambda own, x: torch.tanh(x) * torch.linspace(0, 1, 46, device=x.device) * x.detach())
+    ),
+    "prelu": lambda: OnImages(nn.PReLU()),
+    "stacked branches": lambda: OnImages(Function(stacked)),
+    "variables": lambda: OnImages(Function(named)),
+    "list of activations": lambda: OnImages(Function(remembered)),
+    "attribute": lambda: OnImages(Keeping()),
+    "spread sum": lambda: OnImages(Function(lambda own, x: torch.tanh(x) * x.sum(1, True))),
+}
+SAMPLES = 32
+ALONE = RankContext(
+    rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = types.ModuleType("watched_networks")
+    holder.network = NETWORKS[name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "watched_networks", holder)
+    request = TrainingRequest(
+        model="watched_networks:network",
+        input_shape=None,
+        strategy=parse_strategy("serial"),
+        batch=SAMPLES,
+        device="cpu",
+    )
+    model = load_model(request.model)
+    network = trace_network(model)
+    trainer = Trainer(model, request, ALONE)
+    trainer.prepare(network)
+    tracked = trainer.track_memory().tracked_bytes
+    assert tracked > ENOUGH_BYTES
+    predicted = planned_memory(network, request.strategy, request.settings).peak_bytes
+    assert predicted == pytest.approx(tracked, rel=TOLERANCE)
+
+
+def traced(between: nn.Module) -> Network:
+    """The network of :class:`OnImages`."""
+    holder = types.ModuleType("one_function")
+    net = OnImages(between)
+    holder.network = lambda: net
+    sys.modules["one_function"] = holder
+    try:
+        return trace_network(load_model("one_function:network"))
+    finally:
+        del sys.modules["one_function"]
+
+
+def watched(function: object, *shape: int, **arguments: object) -> tuple[object, int]:
+    """The memory of a function that is traced alone, and bytes of a sample that it reads."""
+    network = traced(Function(lambda own, x: function(x, **arguments)))
+    layer = next(layer for layer in network.layers if layer.memory is not None)
+    return layer.memory, 4 * layer.input_elements
+
+
+def test_what_autograd_keeps_is_watched() -> None:
+    memory, _ = watched(F.interpolate, scale_factor=2)
+    assert (memory.inputs, memory.output, memory.kept, memory.backward) == ((), False, (0, 0), (0, 0))
+    memory, read = watched(F.instance_norm)
+    assert memory.inputs == (0,)
+    assert memory.kept == (2 * 16 * 4, 0)
+    memory, read = watched(lambda x: x * x.mean((2, 3), keepdim=True))
+    # The gradient of the smaller factor is as large as the larger one before it is summed.
+    assert memory.inputs == (0, 1)
+    assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
+
+
+def test_the_loss_of_many_classes_holds_two_gradients_of_the_logits() -> None:
+    network = trace_network(load_model("gpt2"))
+    loss = network.layers[-1]
+    logits = 4 * math.prod(loss.input_shapes[0])
+    assert loss.memory is not None
+    assert loss.memory.kept[0] == loss.memory.backward[0] == logits
+    assert loss.memory.inputs == (1,)
+
+
+def test_variables_hold_outputs_beyond_their_last_reader() -> None:
+    held = {layer.name: layer.held_until for layer in traced(Function(stacked)).layers if layer.held_until}
+    # The argument and the list live until the sum of the stack is returned.
+    branches = ("between", "between#3", "between#4", "between#5")
+    assert held == dict.fromkeys(("before", *branches), "between#7")
+    kept = {layer.name: layer.held_until for layer in traced(Keeping()).layers}
+    assert kept["between"] == NEXT_FORWARD
+    assert kept["between#2"] == ""
+
+
+def test_variables_of_a_model_that_draws_its_operations_are_not_followed() -> None:
+    turns = itertools.count()
+
+    def other(own: Function, x: torch.Tensor) -> torch.Tensor:
+        # Two small batches, then the trace, then the pass for variables.
+        less = x + 1
+        return torch.tanh(x) + less if next(turns) < 4 else x + 1 - less
+
+    assert not any(layer.held_until for layer in traced(Function(other)).layers if layer.name.startswith("between"))

@@ -1,0 +1,62 @@
+"""Memory of pipelines against sums by hand."""
+
+from __future__ import annotations
+
+import pytest
+from network_factory import NetworkFactory
+
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.strategies.memory.peak import per_phase_memory
+from paradl_bench.strategies.memory.pipeline import pipelined_memory
+
+
+def chain() -> Network:
+    factory = NetworkFactory(16)
+    for number in range(4):
+        factory.linear(f"fc{number}", 16)
+    factory.loss()
+    return factory.network("chain")
+
+
+def use(text: str, schedule: str, micro_batches: int, batch: int = 16) -> dict[str, int]:
+    settings = PlanSettings(batch=batch, micro_batches=micro_batches, schedule=schedule)
+    return pipelined_memory(chain(), parse_strategy(text), settings).parts_bytes
+
+
+def test_a_rank_holds_its_own_stages() -> None:
+    whole = per_phase_memory(chain(), 16, "sgd", exchanged=False).parts_bytes
+    parts = use("p2", "gpipe", 4)
+    assert parts["parameters"] == parts["optimizer"] == whole["parameters"] / 2
+    # A later micro-batch makes the gradients of a layer, one of two, beside those that are there.
+    assert parts["gradients"] == parts["parameters"] * 3 / 2
+    assert parts["buckets"] == 0
+    assert use("d2p2", "gpipe", 4, batch=32)["buckets"] == parts["parameters"]
+
+
+def test_a_buffer_for_every_micro_batch_and_value_that_crosses() -> None:
+    # 16 samples of 16 elements in all; a stage of two receives on one side, one in the middle on both.
+    assert use("p2", "gpipe", 4)["communication"] == 16 * 16 * 4
+    assert use("p4", "gpipe", 4)["communication"] in (16 * 16 * 4, 2 * 16 * 16 * 4)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_follow(count: int) -> None:
+    gpipe, alternating = (use("p4", schedule, count)["activations"] for schedule in ("gpipe", "1f1b"))
+    sample = 16 * 4
+    # Each stage is one layer, which sends its output on and its input's gradient back. GPipe keeps all of both.
+    assert gpipe == 16 * sample + 16 * sample
+    # The second stage: three micro-batches under way, the gradient that is made, the one that was sent last, and the
+    # output that was sent last before the first backward, which is under way itself until the third.
+    assert alternating == (3 + 2 + (count > 4)) * (16 // count) * sample
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_zero_bubble_keeps_micro_batches_until_the_weights_turn(count: int) -> None:
+    sample = 16 * 4
+    under_zb, under_1f1b = (use("p4", schedule, count)["activations"] for schedule in ("zb", "1f1b"))
+    # torch holds all that a stage has sent, outputs and gradients of inputs. The third stage lets two micro-batches
+    # wait for the weights' turn, each with the gradient of its output, whose buffer is counted as communication.
+    assert under_zb == 16 * sample + 16 * sample
+    assert under_1f1b < under_zb

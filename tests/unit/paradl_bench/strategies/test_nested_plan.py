@@ -1,0 +1,478 @@
+"""Plans of filter, channel and spatial parallelism and their nestings, against cases by hand and the papers' sums."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from network_factory import NetworkFactory
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Network
+from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, group_of, positions, rank_at
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import (
+    Between,
+    BucketCopy,
+    Collective,
+    Communication,
+    Compute,
+    HaloExchange,
+    Phase,
+    Plan,
+    PlanSettings,
+    WeightUpdate,
+    Work,
+)
+from paradl_bench.strategies.nesting.catalog import planner_for
+
+BATCH = 4
+ELEMENT = 4
+
+
+def plan(network: Network, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
+    parsed = parse_strategy(strategy)
+    return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **options))
+
+
+def chain(*filters: int, channels: int = 8, extent: int = 16, kernel: int = 3) -> Network:
+    """Convolutions that keep the extent, one after the other."""
+    factory = NetworkFactory(channels, extent, extent)
+    for index, width in enumerate(filters, start=1):
+        factory.conv(f"conv{index}", width, kernel, padding=kernel // 2)
+    factory.flatten("flatten")
+    factory.loss()
+    return factory.network("chain")
+
+
+def spelled(found: Plan, role: int = 0) -> list[str]:
+    """A role's tasks in order, but for the time between operations."""
+
+    def spell(work: Work) -> str:
+        if isinstance(work, Compute):
+            return f"{work.phase} {work.layer}{work.shard and ':' + work.shard}"
+        if isinstance(work, Collective):
+            return f"> {work.operation} {work.message_bytes}/{work.ranks}"
+        if isinstance(work, HaloExchange):
+            return f"> halo out {work.sends_bytes} in {work.receives_bytes}"
+        if isinstance(work, BucketCopy):
+            return f"copy {work.direction}"
+        assert isinstance(work, WeightUpdate)
+        return f"WU {work.elements}"
+
+    works = [found.works[index] for index in found.roles[role].work]
+    return [spell(work) for work in works if not isinstance(work, Between)]
+
+
+def small() -> Network:
+    """3x8x8 -> conv 6 -> relu -> pool 2 -> conv 4 without bias -> flatten -> fc 5."""
+    factory = NetworkFactory(3, 8, 8)
+    factory.conv("conv1", 6)
+    factory.relu("relu")
+    factory.pool("pool", 2)
+    factory.conv("conv2", 4, bias=False)
+    factory.flatten("flatten")
+    factory.linear("fc", 5)
+    factory.loss("loss")
+    return factory.network("small")
+
+
+def test_filter_gathers_outputs_and_reduces_input_gradients() -> None:
+    found = plan(small(), "f2")
+    # Filters 6, 4 and 5 over two ranks are 3, 2 and 3 of the longer shard.
+    gather1, gather2, gather3 = (BATCH * ELEMENT * elements for elements in (3 * 64, 2 * 16, 3))
+    reduce2, reduce3 = (BATCH * ELEMENT * elements for elements in (6 * 16, 64))
+    assert spelled(found) == [
+        *["FW conv1:f2", f"> all_gather {gather1}/2", "FW relu", "FW pool"],
+        *["FW conv2:f2", f"> all_gather {gather2}/2", "FW flatten", "FW fc:f2", f"> all_gather {gather3}/2", "FW loss"],
+        *["BW loss", "BW fc:f2", f"> all_reduce {reduce3}/2", "BW flatten"],
+        *["BW conv2:f2", f"> all_reduce {reduce2}/2", "BW pool", "BW relu", "BW conv1:f2"],
+        f"WU {3 * 27 + 3 + 2 * 54 + 3 * 64 + 3}",
+    ]
+    assert spelled(found, 1)[-1] == f"WU {3 * 27 + 3 + 2 * 54 + 2 * 64 + 2}"
+    assert found.positions == (0, 1)
+    assert (found.exchange_axes, found.roles[0].setup) == ((), ())
+
+
+def test_channel_reduces_partial_sums_and_gathers_input_gradients() -> None:
+    found = plan(small(), "c2")
+    # The first layer's 3 channels are 2 and 1; nobody needs its input's gradient.
+    reduce1, reduce2, reduce3 = (BATCH * ELEMENT * elements for elements in (6 * 64, 4 * 16, 5))
+    gather2, gather3 = (BATCH * ELEMENT * elements for elements in (3 * 16, 32))
+    assert spelled(found) == [
+        *["FW conv1:c2", f"> all_reduce {reduce1}/2", "FW relu", "FW pool"],
+        *["FW conv2:c2", f"> all_reduce {reduce2}/2", "FW flatten", "FW fc:c2", f"> all_reduce {reduce3}/2", "FW loss"],
+        *["BW loss", "BW fc:c2", f"> all_gather {gather3}/2", "BW flatten"],
+        *["BW conv2:c2", f"> all_gather {gather2}/2", "BW pool", "BW relu", "BW conv1:c2"],
+        f"WU {6 * 18 + 6 + 4 * 27 + 5 * 32 + 5}",
+    ]
+
+
+def test_a_first_layer_of_few_channels_runs_whole() -> None:
+    found = plan(small(), "c4")
+    assert spelled(found)[0] == "FW conv1"
+    assert found.notes == (
+        "channel parallelism does not split layer conv1: 6 filters, 3 channels and 1 groups do not split in 4",
+    )
+
+
+def test_spatial_exchanges_halos_and_gathers_before_what_needs_all_positions() -> None:
+    found = plan(small(), "s2")
+    row1, row2, gathered = (BATCH * ELEMENT * elements for elements in (3 * 8, 6 * 4, 4 * 2 * 4))
+    whole = 6 * 27 + 6 + 4 * 54 + 5 * 64 + 5
+    one = spelled(found)
+    # Nobody needs the gradient of the network's input.
+    assert [task for task in one if not task.startswith(("copy", "> all_reduce"))] == [
+        *[f"> halo out ({row1},) in ({row1},)", "FW conv1:s2", "FW relu:s2", "FW pool:s2"],
+        *[f"> halo out ({row2},) in ({row2},)", "FW conv2:s2"],
+        *[f"> all_gather {gathered}/2", "FW flatten", "FW fc", "FW loss", "BW loss", "BW fc", "BW flatten"],
+        *["BW conv2:s2", f"> halo out ({row2},) in ({row2},)", "BW pool:s2", "BW relu:s2", "BW conv1:s2"],
+        f"WU {whole}",
+    ]
+    assert [task for task in one if task.startswith("> all_reduce")] == [f"> all_reduce {ELEMENT * whole}/2"]
+    assert found.exchange_axes == (0,)
+    assert found.notes == ("spatial parallelism ends before flatten: view changes the number of dims",)
+
+
+def test_ranks_at_an_edge_are_one_role_and_those_between_another() -> None:
+    found = plan(chain(8, extent=12), "d2s3")
+    assert [(role.name, role.multiplicity) for role in found.roles] == [("replica 0", 4), ("replica 1", 2)]
+    assert [found.role_of(rank) for rank in range(6)] == [0, 1, 0, 0, 1, 0]
+    neighbours = [
+        {len(work.sends_bytes) for work in found.of_layers(role) if isinstance(work, HaloExchange)} for role in (0, 1)
+    ]
+    assert neighbours == [{1}, {2}]
+
+
+def test_uneven_blocks_are_roles_of_their_own() -> None:
+    found = plan(chain(8, extent=11), "s3")
+    assert [role.multiplicity for role in found.roles] == [1, 1, 1]
+    rows = [{layer.output_shape[1] for layer, _ in found.sharded}]
+    assert rows == [{4, 3}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sharing", "layer_axes", "exchange"),
+    [
+        ("d2f2", "filter", (1,), ((0,), 2)),
+        ("f2d2", "filter", (0,), ((1,), 2)),
+        ("d2c2", "channel", (1,), ((0,), 2)),
+        ("d2s2", "spatial", (1,), ((0, 1), 4)),
+        ("s2d2", "spatial", (0,), ((0, 1), 4)),
+    ],
+)
+def test_layers_are_shared_along_one_axis_and_gradients_exchanged_along_others(
+    strategy: str, sharing: str, layer_axes: tuple[int, ...], exchange: tuple[tuple[int, ...], int]
+) -> None:
+    found = plan(small(), strategy)
+    alone = plan(small(), {"filter": "f2", "channel": "c2", "spatial": "s2"}[sharing], batch=BATCH // 2)
+    assert found.local_batch == BATCH // 2
+    assert found.exchange_axes == exchange[0]
+    for role in range(len(found.roles)):
+        shared = found.of_layers(role)
+        assert {work.axes for work in shared} == {layer_axes}
+        assert sizes(shared) == sizes(alone.of_layers(role))
+        exchanged = found.communication(role, phases=(Phase.GE,))
+        assert {(work.axes, work.ranks) for work in exchanged if isinstance(work, Collective)} == {exchange}
+        updated = next(found.works[index] for index in found.roles[role].work[::-1])
+        assert isinstance(updated, WeightUpdate)
+        assert (
+            sum(work.message_bytes for work in exchanged if isinstance(work, Collective)) == ELEMENT * updated.elements
+        )
+
+
+def sizes(works: list[Communication]) -> list[tuple[object, ...]]:
+    """What is sent, apart from along which axis."""
+    return [
+        (work.operation, work.message_bytes, work.ranks)
+        if isinstance(work, Collective)
+        else (work.sends_bytes, work.receives_bytes)
+        for work in works
+    ]
+
+
+def test_buffers_are_broadcast_among_those_that_exchange_gradients() -> None:
+    factory = NetworkFactory(4, 8, 8)
+    factory.conv("conv", 4)
+    factory.batch_norm("bn")
+    factory.flatten("flatten")
+    factory.loss()
+    network = factory.network("normalised")
+    assert not [work for work in plan(network, "f2").communication() if is_broadcast(work)]
+    nested = [work for work in plan(network, "d2s2").communication() if is_broadcast(work)]
+    assert {work.axes for work in nested} == {(0, 1)}
+    assert not [work for work in plan(network, "d2s2").of_layers() if is_broadcast(work)]
+
+
+def is_broadcast(work: Communication) -> bool:
+    return isinstance(work, Collective) and work.operation == "broadcast"
+
+
+# What the papers sum
+
+
+def collective_bytes(found: Plan, phase: Phase) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for work in found.communication(phases=(phase,)):
+        assert isinstance(work, Collective)
+        sums[work.operation] += work.message_bytes
+    return sums
+
+
+widths = st.lists(st.integers(1, 6).map(lambda n: 4 * n), min_size=1, max_size=5)
+
+
+@given(widths, st.sampled_from([2, 4]), st.integers(1, 5))
+def test_filter_sends_the_sum_of_paradl_and_gathers_the_last_layer_too(
+    filters: list[int], ranks: int, batch: int
+) -> None:
+    """ParaDL, Table 3: sum over l < L of AG(p, B y_l e / p) + AR(p, B y_l e); a run needs the last output as well."""
+    found = plan(chain(*filters, extent=4), f"f{ranks}", batch=batch)
+    outputs = [batch * width * 16 * ELEMENT for width in filters]
+    assert collective_bytes(found, Phase.FW) == {"all_gather": sum(outputs) // ranks}
+    assert collective_bytes(found, Phase.BW) == ({"all_reduce": sum(outputs[:-1])} if outputs[:-1] else {})
+
+
+@given(widths, st.sampled_from([2, 4]), st.integers(1, 5))
+def test_channel_sends_the_sum_of_paradl_and_reduces_the_last_layer_too(
+    filters: list[int], ranks: int, batch: int
+) -> None:
+    """ParaDL, Table 3: all-reduce forward and all-gather backward, over l < L; a run needs the last sums as well."""
+    found = plan(chain(*filters, extent=4), f"c{ranks}", batch=batch)
+    outputs = [batch * width * 16 * ELEMENT for width in filters]
+    assert collective_bytes(found, Phase.FW) == {"all_reduce": sum(outputs)}
+    backward = sum(outputs[:-1]) // ranks
+    assert collective_bytes(found, Phase.BW) == ({"all_gather": backward} if backward else {})
+
+
+def halo_of_paradl(channels: int, kernel: int, unsplit: tuple[int, ...]) -> int:
+    """Elements from one neighbour (ParaDL, section 3.2): C floor(K/2) times the extents of the dims that stay whole."""
+    return channels * (kernel // 2) * math.prod(unsplit)
+
+
+@given(
+    filters=widths,
+    kernel=st.sampled_from([1, 3, 5]),
+    ranks=st.integers(2, 4),
+    batch=st.integers(1, 3),
+)
+def test_halos_are_those_of_paradl_where_windows_keep_the_extent(
+    filters: list[int], kernel: int, ranks: int, batch: int
+) -> None:
+    """Stride 1, odd kernel, padded to the same extent, one dim cut: two neighbours but for the ranks at the edges.
+
+    Backward sends what the halo's positions have gathered of the input's gradient, so the input's channels, where the
+    paper exchanges the output's gradient; over a chain the sums differ by the first and the last layer's.
+    """
+    network = chain(*filters, extent=8, kernel=kernel)
+    found = plan(network, f"s{ranks}", batch=batch)
+    inputs = [8, *filters[:-1]]
+    for rank in range(ranks):
+        neighbours = 2 - (rank in (0, ranks - 1))
+        role = found.role_of(rank)
+        for phase, layers in ((Phase.FW, inputs), (Phase.BW, inputs[:0:-1])):
+            expected = [
+                (batch * ELEMENT * halo_of_paradl(channels, kernel, (8,)),) * neighbours
+                for channels in layers
+                if kernel > 1
+            ]
+            halos = [w for w in found.communication(role, phases=(phase,)) if isinstance(w, HaloExchange)]
+            assert [work.receives_bytes for work in halos] == expected
+            assert [work.sends_bytes for work in halos] == expected
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("f5", "strategy f5: 5 ranks along f5, but p <= 4: fewest filters, layer conv2"),
+        ("d2f5", "strategy d2f5: 5 ranks along f5, but p <= 4: fewest filters, layer conv2"),
+        ("c7", "strategy c7: 7 ranks along c7, but p <= 6: fewest channels, layer conv2"),
+        ("s9", "the input of small has 8 positions along dim 0, fewer than 9 parts"),
+        ("s2x2x2", "over 3 dims: an input of small has 2 spatial dims"),
+        ("d8", "batch 4 is smaller than 8 ranks"),
+        ("d8f2", "batch 4 is smaller than 8 ranks of its data axis"),
+        ("d3f2", "batch 4 does not split evenly over 3 ranks of its data axis; the nearest that do are 3 and 6"),
+    ],
+)
+def test_a_limit_that_is_exceeded_names_what_sets_it(strategy: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        plan(small(), strategy)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_network_that_has_nothing_to_split_is_refused() -> None:
+    factory = NetworkFactory(4, 8, 8)
+    factory.relu("relu")
+    factory.flatten("flatten")
+    factory.loss()
+    network = factory.network("parameterless")
+    for strategy, message in (
+        ("f2", "no layer of parameterless can be split by its filters"),
+        ("c2", "no layer of parameterless can be split by its channels"),
+        ("s2", "no layer of parameterless can be cut 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            plan(network, strategy)
+
+
+def test_the_spatial_limit_is_that_of_the_layer_that_can_be_cut_furthest() -> None:
+    (limit,) = planner_for(parse_strategy("s2")).limits(small(), PlanSettings(batch=BATCH))
+    assert (limit.ranks, limit.reason) == (64, "at most 8x8 parts, layer conv1")
+    assert len(plan(small(), "s8x8").positions) == 64
+    with pytest.raises(UserError):
+        plan(small(), "s8x9")
+
+
+def test_a_region_ends_where_a_rank_would_own_nothing() -> None:
+    assert plan(small(), "s8").notes == (
+        "spatial parallelism ends before pool: its output has 4x4 positions, too few to cut 8",
+    )
+
+
+# Which layers are shared
+
+
+def shared_layers(found: Plan) -> list[str]:
+    """By name, in order; ranks of unlike shards run them as unlike works."""
+    works = [work for work in found.works if isinstance(work, Compute) and work.shard and work.phase == "FW"]
+    return list(dict.fromkeys(work.layer for work in works))
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ((), ["conv1", "conv2", "fc"]),
+        (("fc",), ["fc"]),
+        (("conv*",), ["conv1", "conv2"]),
+        (("conv[!1]", "fc"), ["conv2", "fc"]),
+        (("*",), ["conv1", "conv2", "fc"]),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["f2", "c2", "d2f2"])
+def test_only_the_layers_that_were_chosen_are_split(strategy: str, split: tuple[str, ...], expected: list[str]) -> None:
+    found = plan(small(), strategy, split=split)
+    assert sorted(shared_layers(found)) == expected
+    axes = (1,) if strategy == "d2f2" else (0,)
+    assert sum(work.axes == axes for work in found.communication(phases=(Phase.FW,))) == len(expected)
+    kind = "channel" if strategy == "c2" else "filter"
+    left = 3 - len(expected)
+    note = f"{kind} parallelism splits {len(expected)} layers, as chosen, and leaves {left} whole"
+    assert found.notes == ((note,) if left else ())
+    labels = {work.shard for work in found.works if isinstance(work, Compute)} - {""}
+    assert labels == {f"{strategy[-2:]}[split={','.join(split)}]" if split else strategy[-2:]}
+
+
+def test_a_limit_counts_the_layers_that_were_chosen() -> None:
+    limits = planner_for(parse_strategy("f2")).limits(small(), PlanSettings(batch=BATCH, split=("fc", "conv1")))
+    assert [str(limit) for limit in limits] == ["p <= 5: fewest filters, layer fc"]
+    assert plan(small(), "f5", split=("fc",)).works
+    # conv1's 3 channels count only where nothing else was chosen.
+    assert shared_layers(plan(small(), "c4", split=("conv*",))) == ["conv2"]
+    with pytest.raises(UserError, match="p <= 3: fewest channels, layer conv1"):
+        plan(small(), "c4", split=("conv1",))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (
+            "f2",
+            {"split": ("conv3",)},
+            "unknown layer of small to split 'conv3': did you mean conv.*choices are conv1, ",
+        ),
+        ("f2", {"split": ("conv2", "lin*")}, r"unknown layer of small to split 'lin\*': choices are conv1, conv2, fc"),
+        ("c2", {"split": ("pool",)}, "pool of small can't be: it is neither a convolution nor a fully connected layer"),
+        (
+            "c4",
+            {"split": ("conv1", "fc")},
+            "conv1 of small can't be: 6 filters, 3 channels and 1 groups do not split in 4",
+        ),
+        (
+            "s2",
+            {"spatial_until": "conv"},
+            "unknown layer of small to end spatial parallelism before 'conv': did you mean",
+        ),
+        ("s2", {"spatial_until": "conv1"}, "no layer of small can be cut 2; conv1: so it was asked"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_by_name(strategy: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        plan(small(), strategy, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_groups_that_divide_nowhere_are_refused() -> None:
+    factory = NetworkFactory(6, 8, 8)
+    factory.conv("grouped", 9, groups=3)
+    factory.flatten("flatten")
+    factory.loss()
+    with pytest.raises(
+        UserError, match="strategy f4: f4 would split no layer; of grouped, 9 filters, 6 channels and 3"
+    ):
+        plan(factory.network("grouped"), "f4")
+
+
+@pytest.mark.parametrize(
+    ("until", "shared", "end", "gathered"),
+    [
+        (None, ["conv1", "relu", "pool", "conv2"], "flatten: view changes the number of dims", 4 * 2 * 4),
+        ("conv2", ["conv1", "relu", "pool"], "conv2: so it was asked", 6 * 2 * 4),
+        ("relu", ["conv1"], "relu: so it was asked", 6 * 4 * 8),
+        ("fc", ["conv1", "relu", "pool", "conv2"], "flatten: view changes the number of dims", 4 * 2 * 4),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["s2", "d2s2"])
+def test_blocks_are_gathered_before_the_layer_that_was_given(
+    strategy: str, until: str | None, shared: list[str], end: str, gathered: int
+) -> None:
+    found = plan(small(), strategy, spatial_until=until)
+    assert shared_layers(found) == shared
+    assert found.notes == (f"spatial parallelism ends before {end}",)
+    (gather,) = [work for work in found.of_layers() if isinstance(work, Collective) and work.operation == "all_gather"]
+    assert gather.message_bytes == found.local_batch * ELEMENT * gathered
+
+
+def test_batch_norms_behind_the_end_take_their_statistics_over_replicas_alone() -> None:
+    factory = NetworkFactory(4, 8, 8)
+    factory.conv("conv1", 4)
+    factory.batch_norm("bn1")
+    factory.conv("conv2", 4)
+    factory.batch_norm("bn2")
+    factory.flatten("flatten")
+    factory.loss()
+    for until, axes in ((None, [(0, 1), (0, 1)]), ("conv2", [(0, 1), (0,)])):
+        found = plan(factory.network("normalised"), "d2s2", batch_norm="sync", spatial_until=until)
+        forward = found.communication(phases=(Phase.FW,))
+        sums = [work for work in forward if isinstance(work, Collective) and work.operation == "all_reduce"]
+        assert [work.axes for work in sums] == axes
+
+
+# The mesh
+
+
+@pytest.mark.parametrize("text", ["d2f3", "f3d2", "d2s2x2", "s4", "d3", "serial"])
+def test_groups_part_the_ranks_along_any_axes(text: str) -> None:
+    strategy = parse_strategy(text)
+    for axes in [(), *((i,) for i in range(len(strategy.axes))), tuple(range(len(strategy.axes)))]:
+        groups = all_groups(strategy, axes)
+        assert sorted(rank for group in groups for rank in group) == list(range(strategy.ranks))
+        for group in groups:
+            assert len(group) == math.prod(strategy.axes[i].degree for i in axes)
+            assert all(group_of(strategy, axes, rank) == group for rank in group)
+    assert all(rank_at(strategy, strategy.coordinates(rank)) == rank for rank in range(strategy.ranks))
+
+
+def test_neighbours_along_the_innermost_axis_are_neighbouring_ranks() -> None:
+    strategy = parse_strategy("d2f3")
+    assert all_groups(strategy, (1,)) == ((0, 1, 2), (3, 4, 5))
+    assert all_groups(strategy, (0,)) == ((0, 3), (1, 4), (2, 5))
+    assert positions(strategy) == ((0, 0), (0, 1), (0, 2))
+    assert group_axes(strategy, "filter", "spatial") == (1,)
+    assert (degree_of(strategy, "data"), degree_of(strategy, "spatial")) == (2, 1)

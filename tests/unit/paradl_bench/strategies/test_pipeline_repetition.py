@@ -1,0 +1,107 @@
+"""Tasks of an action repeated for every micro-batch, and cuts that balance, held against what they stand for."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradl_bench.plan.tasks import Between, Phase, RoleBuilder, Stream
+from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
+from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, repeat
+
+FORWARD, BACKWARD = Between(phase="FW"), Between(phase="BW")
+
+
+def builder_of_an_action(before: tuple[int, ...]) -> RoleBuilder:
+    """A forward of two tasks and a send, and a backward of two that waits for the forward of its micro-batch."""
+    builder = RoleBuilder({FORWARD: 0, BACKWARD: 1})
+    builder.add(FORWARD, Phase.FW, Stream.COMPUTE, before)
+    builder.add(FORWARD, Phase.FW, Stream.COMPUTE, (0,))
+    builder.add(FORWARD, Phase.FW, Stream.COMMUNICATION, (1,))
+    builder.add(BACKWARD, Phase.BW, Stream.COMPUTE, (1,))
+    builder.add(BACKWARD, Phase.BW, Stream.COMPUTE, (0, 3))
+    return builder
+
+
+def test_an_action_waits_in_its_own_tasks_in_its_forward_and_behind_the_action_before() -> None:
+    first, later = builder_of_an_action(()), builder_of_an_action((BEFORE,))
+    for builder in (first, later):
+        del builder.phase[3:], builder.stream[3:], builder.work[3:], builder.dependency_start[4:]
+        del builder.dependencies[builder.dependency_start[3] :]
+    backward = ActionTasks.of_builder(builder_of_an_action((BEFORE,)), 3, 4, (4,))
+    distinct = [ActionTasks.of_builder(first, 0, 1), ActionTasks.of_builder(later, 0, 1), backward]
+    # Forward 0, forward 1, backward 1, backward 0.
+    found = repeat(distinct, np.array([0, 1, 2, 2]), np.array([0, 1, 1, 0]))
+    rows = np.split(found.dependencies, found.dependency_start[1:-1])
+    assert [row.tolist() for row in rows] == [[], [0], [1], [1], [3], [4], [4], [3, 6], [1], [0, 8]]
+    assert found.work.tolist() == [0] * 6 + [1] * 4
+    assert found.stream.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
+    assert found.phase.tolist() == [0] * 6 + [1] * 4
+    assert found.done.tolist() == [7, 9]
+
+
+@st.composite
+def cut_cases(draw: st.DrawFn) -> tuple[list[int], list[bool], list[int], int]:
+    count = draw(st.integers(1, 7))
+    weights = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    trained = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    sent = draw(st.lists(st.integers(0, 3), min_size=count + 1, max_size=count + 1))
+    return weights, trained, sent, draw(st.integers(1, count))
+
+
+def cut_plainly(
+    weights: list[int], trained: list[bool], sent: list[int], stages: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """Largest stage and cuts, from each place back to each before it: what the cut promises, one number at a time."""
+    # Up to each place: the largest stage, elements sent at the cuts before it, and the cuts.
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for _ in range(stages):
+        further: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for end in range(1, len(weights) + 1):
+            choices = [
+                (max(largest, sum(weights[start:end])), elements + (sent[start] if start else 0), (*cuts, start))
+                for start, (largest, elements, cuts) in best.items()
+                if start < end and any(trained[start:end])
+            ]
+            if choices:
+                further[end] = min(choices)
+        best = further
+    if len(weights) not in best:
+        return None
+    largest, _, cuts = best[len(weights)]
+    return largest, cuts[1:]
+
+
+@given(cut_cases())
+def test_the_cut_is_that_of_a_plain_recursion(case: tuple[list[int], list[bool], list[int], int]) -> None:
+    weights, trained, sent, stages = case
+    places = list(range(len(weights) + 1))
+    above = np.concatenate([[0.0], np.cumsum(weights)])
+    found = cut_evenly(places, above, np.concatenate([[0], np.cumsum(trained)]), sent, stages)
+    wanted = cut_plainly(*case)
+    assert found == (wanted[1] if wanted else None)
+
+
+@given(cut_cases())
+def test_no_cut_has_a_smaller_largest_stage(case: tuple[list[int], list[bool], list[int], int]) -> None:
+    weights, trained, _, stages = case
+
+    def largest(cuts: tuple[int, ...]) -> int:
+        return max(sum(weights[a:b]) for a, b in itertools.pairwise((0, *cuts, len(weights))))
+
+    def each_trains(cuts: tuple[int, ...]) -> bool:
+        return all(any(trained[a:b]) for a, b in itertools.pairwise((0, *cuts, len(weights))))
+
+    allowed = [cuts for cuts in itertools.combinations(range(1, len(weights)), stages - 1) if each_trains(cuts)]
+    wanted = cut_plainly(*case)
+    assert (wanted[0] if wanted else None) == min(map(largest, allowed), default=None)
+
+
+def test_of_equally_large_cuts_the_one_that_sends_less_is_taken_then_the_earlier() -> None:
+    above, trained = np.array([0.0, 1.0, 1.0, 2.0]), np.array([0, 1, 2, 3])
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 5, 4, 9], 2) == (2,)
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 5, 9], 2) == (1,)
+    assert cut_evenly([0, 1, 2, 3], above, trained, [9, 4, 4, 9], 2) == (1,)

@@ -1,0 +1,433 @@
+"""Seconds, sources and spread of works: the order of sources, batches, hosts, levels, and what each says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_factory import (
+    affine_seconds,
+    free_copies,
+    interference,
+    layer_times,
+    linear_seconds,
+    make_network,
+    make_profile,
+    model_times,
+    ring_fit,
+)
+
+from calibrate.profile.profile import LayerTime, Profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.strategy import Strategy, parse_strategy
+from paradl_bench.plan.tasks import Collective, Compute, PlanSettings
+from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.measurement import PhaseName
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.communication.communication_costs import CommunicationCost, CommunicationCosts
+from predict.costs.compute.batch_scaling import Knot, at_batch
+from predict.costs.compute.layer_costs import LayerCosts
+from predict.costs.compute.model_costs import ModelCosts
+from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.sourced import Cost, Source
+
+CHAIN = make_network()
+FC0 = CHAIN.layers[0]
+SERIAL = Strategy()
+
+
+def cost(
+    profile: Profile,
+    *,
+    batch: int = 4,
+    phase: PhaseName = "FW",
+    ranks_on_host: int = 1,
+    network: Network = CHAIN,
+    layer: int = 0,
+) -> Cost:
+    return LayerCosts(profile, network, "fp32").cost(network.layers[layer].operation, phase, "", batch, ranks_on_host)
+
+
+def price(profile: Profile, strategy: str, batch: int) -> PricedPlan:
+    network = next(iter(profile.network.values()))
+    model = CostModel(profile=profile, network=network)
+    chosen = parse_strategy(strategy)
+    return model.price(planner_for(chosen).plan(network, chosen, PlanSettings(batch=batch)))
+
+
+def exchange(
+    profile: Profile, *, ranks: int = 2, size: int = 1 << 20, cluster: Cluster | None = None
+) -> CommunicationCost:
+    costs = CommunicationCosts(profile, cluster, None)
+    return costs.cost(Collective(operation="all_reduce", message_bytes=size, ranks=ranks), parse_strategy(f"d{ranks}"))
+
+
+def lines(found: Cost) -> str:
+    return " | ".join(remark.text for remark in found.remarks)
+
+
+# Batches
+
+
+@pytest.mark.parametrize(("batch", "source"), [(4, Source.MEASURED), (8, Source.MEASURED), (6, Source.INTERPOLATED)])
+def test_a_batch_is_measured_or_interpolated(batch: int, source: Source) -> None:
+    found = cost(make_profile(layer_times=layer_times(CHAIN, seconds=affine_seconds)), batch=batch)
+    assert found.seconds == pytest.approx(affine_seconds(FC0, "FW", batch))
+    assert found.source is source
+    assert bool(found.remarks) is (source is Source.INTERPOLATED)
+    assert not any(remark.beyond for remark in found.remarks)
+
+
+@pytest.mark.parametrize(("batch", "nearest"), [(2, "4, the smallest"), (16, "8, the largest")])
+def test_a_batch_beyond_is_scaled_along_the_last_slope_and_says_so(batch: int, nearest: str) -> None:
+    found = cost(make_profile(layer_times=layer_times(CHAIN, seconds=affine_seconds)), batch=batch)
+    assert found.seconds == pytest.approx(affine_seconds(FC0, "FW", batch))
+    assert found.source is Source.SCALED
+    assert nearest in lines(found)
+    assert all(remark.beyond for remark in found.remarks)
+
+
+def test_one_measured_batch_scales_in_proportion_and_leaves_all_between_constant_and_that_open() -> None:
+    found = cost(make_profile(layer_times=layer_times(CHAIN, batches=(4,))), batch=12)
+    assert found.seconds == pytest.approx(linear_seconds(FC0, "FW", 12))
+    assert found.batch_sd_s == pytest.approx((12 - 4) / 4 * linear_seconds(FC0, "FW", 4) / math.sqrt(12))
+
+
+@given(
+    st.dictionaries(st.integers(1, 256), st.floats(1e-6, 1.0), min_size=1, max_size=4),
+    st.integers(1, 512),
+    st.booleans(),
+)
+def test_time_over_the_batch_goes_through_what_was_measured_and_stays_positive(
+    measured: Mapping[int, float], batch: int, proportional: bool
+) -> None:
+    knots = [Knot(at, measured[at], 0.01 * measured[at]) for at in sorted(measured)]
+    found = at_batch(knots, batch, proportional=proportional)
+    assert found.seconds > 0
+    assert found.batch_sd_s >= 0
+    if batch in measured:
+        assert found.seconds == measured[batch]
+        assert found.batch_sd_s == 0
+    elif knots[0].batch < batch < knots[-1].batch:
+        assert found.source is Source.INTERPOLATED
+        assert min(measured.values()) <= found.seconds <= max(measured.values())
+    else:
+        nearest = knots[0] if batch < knots[0].batch else knots[-1]
+        ends = sorted((nearest.seconds, nearest.seconds * batch / nearest.batch))
+        assert ends[0] * (1 - 1e-9) <= found.seconds <= ends[1] * (1 + 1e-9)
+
+
+# Hosts, neighbours, roofline
+
+
+def test_times_of_as_many_ranks_on_the_host_are_preferred() -> None:
+    profile = make_profile(layer_times=layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5}))
+    assert cost(profile, ranks_on_host=2).seconds == pytest.approx(1.5 * linear_seconds(FC0, "FW", 4))
+    assert cost(profile, ranks_on_host=2).source is Source.MEASURED
+
+
+def test_an_operation_missing_for_the_host_is_scaled_by_the_ratio_of_the_others() -> None:
+    times = [
+        time
+        for time in layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5})
+        if time.operation != FC0.operation or time.ranks_on_host == 1
+    ]
+    found = cost(make_profile(layer_times=tuple(times)), ranks_on_host=2)
+    assert found.seconds == pytest.approx(1.5 * linear_seconds(FC0, "FW", 4))
+    assert found.source is Source.SCALED
+    assert found.method_sd_s == pytest.approx(0, abs=1e-12)
+    assert "scaled to 2 by 1.500" in lines(found)
+
+
+def test_a_host_that_nothing_was_measured_for_takes_the_nearest_and_says_that_the_interval_does_not_know() -> None:
+    found = cost(make_profile(layer_times=layer_times(CHAIN, ranks_on_host={1: 1.0, 2: 1.5})), ranks_on_host=8)
+    assert found.seconds == pytest.approx(1.5 * linear_seconds(FC0, "FW", 4))
+    assert found.source is Source.SCALED
+    assert "measured with 2 ranks on a host, and stands for 8; the interval does not cover" in lines(found)
+
+
+def without(operation: str, times: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
+    return tuple(time for time in times if time.operation != operation)
+
+
+def test_an_operation_that_was_not_measured_is_scaled_from_its_kind_by_work() -> None:
+    def by_work(layer: Layer, phase: str, batch: int) -> float:
+        return 1e-9 * layer.fw_flops * batch
+
+    device = msgspec.structs.replace(make_profile().devices[0], peak_flops=None)
+    profile = make_profile(layer_times=without(FC0.operation, layer_times(CHAIN, seconds=by_work)), devices=(device,))
+    found = cost(profile)
+    assert found.seconds == pytest.approx(by_work(FC0, "FW", 4))
+    assert found.source is Source.SCALED
+    assert found.method_sd_s == pytest.approx(0, abs=1e-12)
+    assert found.remarks[-1].name == "fc0"
+
+
+def test_how_far_neighbours_are_off_widens_the_spread() -> None:
+    exact = make_profile(layer_times=without(FC0.operation, layer_times(CHAIN, seconds=affine_seconds)))
+    assert cost(exact).method_sd_s > 0
+
+
+def test_a_kind_that_was_not_measured_at_all_falls_back_to_the_roofline() -> None:
+    times = tuple(time for time in layer_times(CHAIN) if not time.operation.startswith("linear"))
+    found = cost(make_profile(layer_times=times), phase="BW")
+    # 4 samples: 2 x 2 x 64 x 128 FLOPs each; twice the forward's bytes, and twice the parameters.
+    flops = 4 * 2 * 2 * 64 * 128
+    moved = 2 * (4 * 4 * (64 + 128)) + 2 * 4 * (64 * 128 + 128)
+    assert found.seconds == pytest.approx(max(flops / 1e11, moved / 1e10))
+    assert found.source is Source.ROOFLINE
+    assert found.method_sd_s > 0
+
+
+def test_nothing_to_derive_a_time_from_names_the_command_that_measures() -> None:
+    profile = make_profile(layer_times=(), devices=())
+    with pytest.raises(UserError, match=r"paradl-bench layers chain --batch 4"):
+        cost(profile)
+
+
+def test_a_backward_that_was_not_seen_inside_the_iteration_takes_no_time() -> None:
+    times = tuple(t for t in layer_times(CHAIN) if (t.operation, t.phase) != (FC0.operation, "BW"))
+    found = cost(make_profile(layer_times=times), phase="BW")
+    assert (found.seconds, found.source) == (0.0, Source.MEASURED)
+
+
+def test_times_of_one_sample_are_said_to_have_an_unknown_spread() -> None:
+    once = [msgspec.structs.replace(t, time=msgspec.structs.replace(t.time, samples=1)) for t in layer_times(CHAIN)]
+    assert "how far they vary is not known" in lines(cost(make_profile(layer_times=tuple(once))))
+    assert not lines(cost(make_profile()))
+
+
+def test_times_of_the_operation_alone_stand_in_and_their_parts_add_up() -> None:
+    alone = [
+        msgspec.structs.replace(time, mode="isolated", phase=phase)
+        for time in layer_times(CHAIN)
+        for phase in (["FW"] if time.phase == "FW" else ["BW_input", "BW_weight"])
+    ]
+    profile = make_profile(layer_times=tuple(alone))
+    assert cost(profile).seconds == pytest.approx(linear_seconds(FC0, "FW", 4))
+    backward = cost(profile, phase="BW")
+    assert backward.seconds == pytest.approx(2 * linear_seconds(FC0, "BW", 4))
+    assert "not inside an iteration" in lines(backward)
+
+
+# Whole models
+
+
+def test_weight_update_by_an_optimizer_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'adam', only by sgd.*--optimizer adam"):
+        ModelCosts(make_profile(), CHAIN, dtype="fp32", optimizer="adam").weight_update(4, 1)
+
+
+def test_a_dtype_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(UserError, match="bf16"):
+        ModelCosts(make_profile(), CHAIN, dtype="bf16", optimizer="sgd")
+
+
+def test_a_described_model_takes_its_update_and_its_gaps_from_the_others() -> None:
+    other = make_network((64, 128, 256), name="other")
+    costs = ModelCosts(
+        make_profile(model_times=model_times(CHAIN, between_s=6e-4)), other, dtype="fp32", optimizer="sgd"
+    )
+    update, between = costs.weight_update(4, 1), costs.between("FW", 4, 1)
+    assert update.seconds == pytest.approx(1e-4 * other.parameter_elements / CHAIN.parameter_elements)
+    assert between.seconds == pytest.approx(6e-4 * len(other.layers) / len(CHAIN.layers))
+    assert update.source is between.source is Source.SCALED
+    assert update.method_sd_s > 0
+    assert "other as it is was not measured" in lines(update)
+
+
+def test_another_network_under_a_measured_name_is_another_model() -> None:
+    impostor = make_network((64, 128), name="chain")
+    costs = ModelCosts(make_profile(), impostor, dtype="fp32", optimizer="sgd")
+    assert costs.weight_update(4, 1).source is Source.SCALED
+
+
+# Communication
+
+
+def test_a_collective_inside_the_fit_comes_from_the_regression() -> None:
+    found = exchange(make_profile())
+    assert found.cost.seconds == pytest.approx(2 * (50e-6 + (1 << 19) * 1e-9))
+    assert found.cost.source is Source.REGRESSED
+    assert found.cost.remarks == ()
+
+
+def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
+    """Ring and tree agree on 2 ranks, where one was fitted, and are apart on 8: so far does the interval reach."""
+    plain = make_profile()
+    costs = CommunicationCosts(plain, Cluster(name="big", levels=(Level(name="node", ranks=64),)), None)
+    (fit,) = plain.communication
+    work = Collective(operation="all_reduce", message_bytes=4096, ranks=8)
+    modes = dict(costs.cost(work, parse_strategy("d8")).modes)
+    times = []
+    for algorithm in operations()["all_reduce"].algorithms.values():
+        if not algorithm.hierarchical:
+            (a2, b2, _), (a8, b8, _) = algorithm.terms(2, 4096), algorithm.terms(8, 4096)
+            times.append(2 * fit.alpha_s * a8 / a2 + 4096 * fit.beta_s_per_byte * b8 / b2)
+    assert modes["communication at other ranks"] == pytest.approx((max(times) - min(times)) / 2)
+    few = Collective(operation="all_reduce", message_bytes=4096, ranks=2)
+    assert "communication at other ranks" not in dict(costs.cost(few, parse_strategy("d2")).modes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "said"),
+    [
+        (8, 1 << 20, "all_reduce beyond 2 ranks"),
+        (2, 1 << 31, "all_reduce beyond 1.00 GiB"),
+        (1024, 1 << 20, "more ranks than the measured cluster's 2: its level 'node' goes on"),
+    ],
+)
+def test_beyond_ranks_or_bytes_is_flagged(ranks: int, size: int, said: str) -> None:
+    found = exchange(make_profile(), ranks=ranks, size=size).cost
+    assert said in lines(found)
+    assert all(remark.beyond for remark in found.remarks)
+    assert found.source is Source.SCALED
+
+
+def test_the_regime_of_the_message_is_taken() -> None:
+    small = ring_fit(bytes_range=(1, 1024), regime="<=1024", alpha_s=1e-5)
+    large = ring_fit(bytes_range=(2048, 1 << 30), regime=">=2048", alpha_s=1e-3)
+    profile = make_profile(communication=(large, small))
+    assert exchange(profile, size=1000).cost.seconds == pytest.approx(2 * (1e-5 + 500e-9))
+    assert exchange(profile, size=1 << 20).cost.seconds == pytest.approx(2 * (1e-3 + (1 << 19) * 1e-9))
+
+
+def test_an_operation_that_was_not_measured_names_the_command_that_does() -> None:
+    network = make_network(buffers=True)
+    with pytest.raises(UserError, match=r"no fit of broadcast through gloo.*--backend gloo --ops broadcast"):
+        price(make_profile(network), "d2", 8)
+
+
+RACKS = Cluster(
+    name="racks",
+    levels=(
+        Level(name="node", ranks=2),
+        Level(name="rack", ranks=8, alpha_s=1e-4, beta_s_per_byte=4e-9, contention=2.0),
+        Level(name="system", ranks=64),
+    ),
+)
+
+
+def test_a_ring_runs_at_the_slowest_level_that_it_crosses() -> None:
+    found = exchange(make_profile(), ranks=8, cluster=RACKS).cost
+    assert found.seconds == pytest.approx(14 * (1e-4 + (1 << 17) * 2 * 4e-9))
+    assert found.source is Source.STATED
+
+
+def test_a_level_that_nobody_measured_or_stated_takes_the_outermost_measured_one_and_says_so() -> None:
+    found = exchange(make_profile(), ranks=64, cluster=RACKS).cost
+    assert "all_reduce at level 'system' was not measured: as at level 'node'" in lines(found)
+
+
+def test_a_given_cluster_that_is_too_small_is_refused() -> None:
+    with pytest.raises(UserError, match="128 ranks do not fit cluster 'racks', which holds 64"):
+        exchange(make_profile(), ranks=128, cluster=RACKS)
+
+
+def test_a_backend_that_was_not_measured_names_the_choices() -> None:
+    with pytest.raises(UserError, match=r"unknown backend 'nccl'.*gloo"):
+        CommunicationCosts(make_profile(), None, "nccl")
+
+
+def test_the_spread_of_a_fit_is_that_of_its_covariance() -> None:
+    covariance = ((4e-12, -3e-17), (-3e-17, 9e-22))
+    found = exchange(make_profile(communication=(ring_fit(covariance=covariance, block_relative_sd=0.1),)))
+    shifts = dict(found.modes)
+    drift = shifts.pop("drift of communication")
+    terms = np.array([2.0, 2.0 * (1 << 19)])
+    assert drift == pytest.approx(0.1 * found.cost.seconds)
+    assert sum(shift**2 for shift in shifts.values()) == pytest.approx(terms @ np.array(covariance) @ terms)
+
+
+def test_interference_is_that_of_the_operation_level_and_size() -> None:
+    entries = (
+        interference(1.2, 1.4, message_bytes=(1, 1024)),
+        interference(1.6, 1.8, message_bytes=(1 << 20, 1 << 20), compute_slowdown_iqr=0.2),
+    )
+    costs = CommunicationCosts(make_profile(interference=entries), None, None)
+    found = costs.slowdown(Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2), parse_strategy("d2"))
+    assert (found.compute, found.communication) == (1.6, 1.8)
+    assert found.compute_sd == pytest.approx(0.2 / 1.349, rel=1e-3)
+    assert found.remarks == ()
+
+
+def on_gpu(profile: Profile) -> Profile:
+    return msgspec.structs.replace(profile, devices=(msgspec.structs.replace(profile.devices[0], kind="cuda"),))
+
+
+def test_overlap_without_measured_interference_is_said_to_be_free_by_assumption_on_cpus() -> None:
+    priced = price(make_profile(interference=()), "d2", 8)
+    assert any("overlap is taken as free" in line for line in priced.remarks.extrapolated())
+    assert np.all(priced.costs.compute_slowdown == 1)
+
+
+def test_on_gpus_interference_that_was_not_measured_is_a_published_mean_and_flagged() -> None:
+    priced = price(on_gpu(make_profile(interference=())), "d2", 8)
+    (line,) = (line for line in priced.remarks.extrapolated() if "interference" in line)
+    assert "1.189 times" in line
+    assert "arXiv:2507.03114" in line
+    assert "--beside-compute" in line
+    communicates = priced.costs.is_communication
+    assert communicates.any()
+    assert np.all(priced.costs.compute_slowdown[communicates] == 1.189)
+    assert np.all(priced.costs.communication_slowdown == 1)
+
+
+def test_what_was_measured_on_gpus_goes_before_what_was_published() -> None:
+    priced = price(on_gpu(make_profile(interference=(interference(1.05, 1.3),))), "d2", 8)
+    communicates = priced.costs.is_communication
+    assert np.all(priced.costs.compute_slowdown[communicates] == 1.05)
+    assert not any("published" in line for line in priced.remarks.extrapolated())
+
+
+def test_ghosts_of_gpus_sleep_as_long_beside_collectives() -> None:
+    model = CostModel(profile=on_gpu(make_profile(interference=())), network=CHAIN, dilate=2.0)
+    work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
+    assert model.communication.slowdown(work, parse_strategy("d2"))[:2] == (1.0, 1.0)
+
+
+# Plans
+
+
+def test_every_part_of_a_plan_adds_up() -> None:
+    profile = make_profile(model_times=model_times(CHAIN, between_s=1e-4), copies=free_copies(beta_s_per_byte=1e-10))
+    priced = price(profile, "d2", 8)
+    layers = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW"))
+    copies = 2 * CHAIN.parameter_bytes * 1e-10
+    assert priced.costs.compute_s == pytest.approx(layers + 3e-4 + 1e-4 + copies)
+    assert priced.costs.communication_s == pytest.approx(2 * (50e-6 + CHAIN.parameter_bytes / 2 * 1e-9))
+    shares = priced.costs.source_shares()
+    assert sum(shares.values()) == pytest.approx(1)
+    total = priced.costs.compute_s + priced.costs.communication_s
+    assert shares["regressed"] == pytest.approx((copies + priced.costs.communication_s) / total)
+
+
+def test_layers_that_share_a_measurement_share_its_error() -> None:
+    twice = make_network((64, 64, 64))
+    assert twice.layers[0].operation == twice.layers[2].operation
+    profile = make_profile(twice, layer_times=layer_times(twice, block_sd=0.1))
+    priced = price(profile, "serial", 4)
+    seconds = {
+        (layer.operation, phase): linear_seconds(layer, phase, 4) for layer in twice.layers for phase in ("FW", "BW")
+    }
+    expected = math.sqrt(sum((2 * 0.1 * value) ** 2 for value in seconds.values()))
+    assert priced.costs.independent_total_sd_s == pytest.approx(expected)
+
+
+def test_ranks_of_a_node_share_a_host_and_no_more() -> None:
+    model = CostModel(profile=make_profile(), network=CHAIN)
+    assert [model.place(parse_strategy(f"d{ranks}"), 4).ranks_on_host for ranks in (1, 2, 64)] == [1, 2, 2]
+
+
+def test_a_plan_holds_no_work_that_is_not_priced() -> None:
+    priced = price(make_profile(), "d2", 8)
+    assert len(priced.costs.seconds) == len(priced.plan.works)
+    compute = [isinstance(work, Compute) for work in priced.plan.works]
+    assert np.all(priced.costs.seconds[compute] > 0)

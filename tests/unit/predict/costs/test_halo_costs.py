@@ -1,0 +1,80 @@
+"""Halos are priced as messages both ways at once where those were measured, else as messages one way."""
+
+from __future__ import annotations
+
+import pytest
+from network_factory import two_convolutions
+from profile_factory import make_profile, ring_fit
+
+from calibrate.profile.collectives.behind import BehindCompute
+from calibrate.profile.collectives.communication import CommunicationFit
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import HaloExchange, PlanSettings
+from predict.costs.communication.communication_costs import CommunicationCosts
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Prediction, Predictor
+from predict.workload import Point, evaluator_named
+
+ALPHA, ONE_WAY, BOTH_WAYS = 50e-6, 1e-9, 3e-9
+NAMES = ("all_reduce", "all_gather", "broadcast", "send_recv")
+
+
+NETWORK = two_convolutions()
+
+
+def measured(operation: str, added_s: float) -> BehindCompute:
+    return BehindCompute(
+        library="gloo",
+        operation=operation,
+        level="node",
+        ranks=(2, 2),
+        bytes_range=(1024, 1 << 20),
+        compute_s=1e-3,
+        lag_s=None,
+        added_s=added_s,
+        factor=1.0,
+        covariance=((0.0, 0.0), (0.0, 0.0)),
+        residual_relative_median=0.0,
+        samples=10,
+    )
+
+
+def fits(*, exchange: bool) -> tuple[CommunicationFit, ...]:
+    found = tuple(map(ring_fit, NAMES))
+    return (*found, ring_fit("exchange", beta_s_per_byte=BOTH_WAYS)) if exchange else found
+
+
+def predicted(strategy: str, *entries: BehindCompute, exchange: bool) -> Prediction:
+    profile = make_profile(NETWORK, communication=fits(exchange=exchange), behind_compute=entries)
+    asked = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
+    return Predictor(CostModel(profile=profile, network=NETWORK), evaluator_named("simulate")).predict(asked)
+
+
+@pytest.mark.parametrize(("exchange", "beta"), [(False, ONE_WAY), (True, BOTH_WAYS)])
+def test_messages_that_go_both_ways_take_what_exchanges_were_measured_to_take(exchange: bool, beta: float) -> None:
+    strategy = parse_strategy("s4")
+    profile = make_profile(NETWORK, communication=fits(exchange=exchange))
+    communication = CommunicationCosts(profile, None, "gloo")
+    middle = HaloExchange(sends_bytes=(4096, 8192), receives_bytes=(8192, 1024), axes=(0,))
+    found = communication.halo_cost(middle, strategy)
+    # The larger side: both of those sent.
+    assert found.cost.seconds == pytest.approx(2 * ALPHA + 12288 * beta)
+    one_way = HaloExchange(sends_bytes=(4096,), receives_bytes=(), axes=(0,))
+    assert communication.halo_cost(one_way, strategy).cost.seconds == pytest.approx(ALPHA + 4096 * ONE_WAY)
+
+
+def test_only_halos_are_priced_so() -> None:
+    halved, exchanged = (predicted("s2", exchange=exchange) for exchange in (False, True))
+    assert exchanged.communication_s > halved.communication_s
+    piped, still = (predicted("p2", exchange=exchange) for exchange in (False, True))
+    assert still.communication_s == piped.communication_s
+
+
+def test_what_compute_adds_to_a_halo_is_that_of_exchanges() -> None:
+    one_way = measured("send_recv", 1e-4)
+    slower = measured("exchange", 1e-3)
+    alike = predicted("s2", one_way, exchange=True)
+    assert any("exchange behind compute at level 'node': as send_recv" in text for text in alike.extrapolated)
+    own = predicted("s2", one_way, slower, exchange=True)
+    assert not any("exchange behind compute" in text for text in own.extrapolated)
+    assert own.communication_s > alike.communication_s

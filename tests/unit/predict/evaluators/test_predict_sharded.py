@@ -1,0 +1,435 @@
+"""Predictions of strategies that share layers: where their seconds come from, what they consist of, what they hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from network_factory import NetworkFactory
+from profile_factory import layer_times, linear_seconds, make_profile, model_times, ring_fit
+
+from calibrate.profile.collectives.communication import CommunicationFit
+from calibrate.profile.profile import Profile, write_profile
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import Collective, HaloExchange, PlanSettings, WeightUpdate
+from paradl_bench.strategies.memory.peak import per_phase_memory, planned_memory
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.cli import group
+from predict.costs.cost_model import CostModel
+from predict.prediction.prediction import Prediction, Predictor
+from predict.workload import Point, evaluator_named
+
+BATCH = 8
+ALPHA_S, BETA_S_PER_BYTE = 50e-6, 1e-9
+
+
+def convolutional() -> Network:
+    """4x16x16 -> conv 8 -> relu -> conv 8 -> pool 2 -> flatten -> fc 6."""
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv1", 8)
+    factory.relu("relu")
+    factory.conv("conv2", 8)
+    factory.pool("pool", 2)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    return factory.network("convolutional")
+
+
+NETWORK = convolutional()
+
+
+def fits(*operations: str) -> tuple[CommunicationFit, ...]:
+    return tuple(ring_fit(operation) for operation in operations)
+
+
+ALL_FITS = fits("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+
+
+def profile_of(network: Network = NETWORK, **changes: object) -> Profile:
+    changes.setdefault("communication", ALL_FITS)
+    return make_profile(network, **changes)
+
+
+def point(strategy: str, batch: int = BATCH) -> Point:
+    return Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
+
+
+def predicted(strategy: str, profile: Profile | None = None, network: Network = NETWORK) -> Prediction:
+    model = CostModel(profile=profile or profile_of(network), network=network)
+    return Predictor(model, evaluator_named("simulate")).predict(point(strategy))
+
+
+def shards_of(strategy: str, network: Network = NETWORK) -> list[Layer]:
+    parsed = parse_strategy(strategy)
+    return [layer for layer, _ in planner_for(parsed).plan(network, parsed, PlanSettings(batch=BATCH)).sharded]
+
+
+def communication_of_layers(strategy: str) -> list[Collective | HaloExchange]:
+    parsed = parse_strategy(strategy)
+    return list(planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=BATCH)).of_layers())
+
+
+@pytest.mark.parametrize("strategy", ["f2", "c2", "s2", "s2x2", "d2f2", "d2s2"])
+def test_shards_that_were_not_measured_are_scaled_from_their_neighbour_and_say_so(strategy: str) -> None:
+    found = predicted(strategy)
+    assert found.iteration_s > 0
+    assert found.sources["scaled"] > 0.1
+    lines = [line for line in found.extrapolated if "not measured, scaled from the nearest operation" in line]
+    assert len(lines) == 1
+    assert "paradl-bench layers --shards measures it: conv1" in lines[0]
+
+
+@pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
+def test_a_shard_is_scaled_from_the_layer_that_it_is_a_shard_of(strategy: str) -> None:
+    """Half the work of a layer whose time is proportional to it takes half its time; another's settings differ."""
+    profile = profile_of(layer_times=layer_times(NETWORK, seconds=by_work))
+    model = CostModel(profile=profile, network=NETWORK)
+    plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
+    priced = model.price(plan)
+    whole = next(layer for layer in NETWORK.layers if layer.name == "conv2")
+    (forward,) = [
+        seconds
+        for work, seconds in zip(plan.works, priced.costs.seconds, strict=True)
+        if getattr(work, "layer", "") == "conv2" and getattr(work, "phase", "") == "FW"
+    ]
+    assert forward == pytest.approx(by_work(whole, "FW", BATCH) / 2, rel=0.1)
+
+
+def by_work(layer: Layer, phase: str, batch: int) -> float:
+    return 1e-9 * batch * max(layer.fw_flops, 1000) * (1 if phase == "FW" else 2)
+
+
+@pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
+def test_measured_shards_are_taken_as_they_were_measured(strategy: str) -> None:
+    """A measured shard's time is that of its own shapes, whatever its whole layer takes."""
+    shards = shards_of(strategy)
+    measured = tuple(
+        msgspec.structs.replace(time, shard=strategy)
+        for time in layer_times(network_of(shards), seconds=lambda layer, phase, batch: 7e-3)
+    )
+    found = predicted(strategy, profile_of(layer_times=(*layer_times(NETWORK), *measured)))
+    assert not [line for line in found.extrapolated if "nearest operation" in line]
+    split = {layer.name for layer in shards}
+    whole = [layer for layer in NETWORK.layers if layer.name not in split]
+    rest_s = sum(linear_seconds(layer, phase, BATCH) for layer in whole for phase in ("FW", "BW"))
+    # Convolutions and fully connected layers, pooling and activations: forward and backward of each shard.
+    assert found.compute_s == pytest.approx(2 * 7e-3 * len(shards) + rest_s + updating_s(strategy), rel=1e-6)
+
+
+def network_of(layers: Sequence[Layer]) -> Network:
+    """Layers as a network that reads nothing but its input."""
+    alone = [msgspec.structs.replace(layer, inputs=("input",)) for layer in layers]
+    return msgspec.structs.replace(NETWORK, layers=tuple(alone))
+
+
+def updating_s(strategy: str) -> float:
+    parsed = parse_strategy(strategy)
+    plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=BATCH))
+    updates = [work for work in plan.works if hasattr(work, "optimizer")]
+    return 1e-4 * max(work.elements for work in updates) / NETWORK.parameter_elements
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        ("f2", {"all_gather", "all_reduce"}),
+        ("c2", {"all_gather", "all_reduce"}),
+        ("s2", {"all_gather", "halo"}),
+        ("serial", set()),
+        ("d2", set()),
+        ("d2s2", {"all_gather", "halo"}),
+    ],
+)
+def test_the_breakdown_parts_communication_for_layers_from_compute(strategy: str, names: set[str]) -> None:
+    found = predicted(strategy)
+    phases = {"FW", "BW", "GE", "WU"}
+    assert set(found.breakdown_s) == phases | names | {"exposed_communication"}
+    assert sum(found.breakdown_s[name] for name in phases | names) == pytest.approx(found.iteration_s)
+    assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
+    of_layers = sum(found.breakdown_s[name] for name in names)
+    assert found.breakdown_s["FW"] + found.breakdown_s["BW"] + of_layers == pytest.approx(
+        found.phases_s["FW"] + found.phases_s["BW"]
+    )
+    assert of_layers <= found.breakdown_s["exposed_communication"] * (1 + 1e-9)
+
+
+def seconds_of(work: Collective | HaloExchange) -> tuple[str, float]:
+    """By hand, on two ranks: alpha + m beta a message; all-reduce twice that of half the buffer."""
+    if isinstance(work, HaloExchange):
+        return "halo", sum(ALPHA_S + size * BETA_S_PER_BYTE for size in work.sends_bytes)
+    if work.operation == "all_reduce":
+        return work.operation, 2 * (ALPHA_S + work.message_bytes / 2 * BETA_S_PER_BYTE)
+    return work.operation, ALPHA_S + work.message_bytes * BETA_S_PER_BYTE
+
+
+@pytest.mark.parametrize("strategy", ["f2", "c2", "s2"])
+def test_communication_for_layers_takes_what_the_fits_say(strategy: str) -> None:
+    expected: dict[str, float] = {}
+    for work in communication_of_layers(strategy):
+        name, seconds = seconds_of(work)
+        expected[name] = expected.get(name, 0.0) + seconds
+    found = predicted(strategy).breakdown_s
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_sums_are_those_of_one_rank_where_ranks_differ() -> None:
+    """Three uneven blocks are three roles; what one rank computes is less than the whole, not the sum of all."""
+    alone, cut = predicted("serial"), predicted("s3")
+    assert cut.compute_s < alone.compute_s
+    assert cut.compute_s + cut.communication_s == pytest.approx(cut.iteration_s, rel=0.05)
+
+
+def test_a_halo_exchange_without_a_fit_says_how_to_measure_it() -> None:
+    with pytest.raises(UserError, match=r"no fit of send_recv through gloo.*--backend gloo --ops send_recv"):
+        predicted("s2", profile_of(communication=fits("all_reduce", "all_gather")))
+
+
+# Memory
+
+
+def parameters_of(strategy: str) -> int:
+    return planned_memory(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH)).parts_bytes["parameters"]
+
+
+def test_shards_hold_their_share_of_parameters_and_their_state() -> None:
+    convolutions = 4 * (8 * 4 * 9 + 8 + 8 * 8 * 9 + 8)
+    linear = 4 * (6 * 8 * 64 + 6)
+    assert parameters_of("serial") == parameters_of("s2") == parameters_of("d2") == convolutions + linear
+    assert parameters_of("f2") == parameters_of("d2f2") == (convolutions + linear) // 2
+    biases = 4 * (8 + 8 + 6)
+    assert parameters_of("c2") == (convolutions + linear - biases) // 2 + biases
+    use = planned_memory(NETWORK, parse_strategy("f2"), PlanSettings(batch=BATCH)).parts_bytes
+    assert use["optimizer"] == use["parameters"]
+    assert use["buckets"] == 0
+    assert planned_memory(NETWORK, parse_strategy("d2f2"), PlanSettings(batch=BATCH)).parts_bytes["buckets"] > 0
+    assert planned_memory(NETWORK, parse_strategy("s2"), PlanSettings(batch=BATCH)).parts_bytes["buckets"] > 0
+
+
+def activations_of(strategy: str, batch: int = 1000) -> int:
+    return planned_memory(NETWORK, parse_strategy(strategy), PlanSettings(batch=batch)).parts_bytes["activations"]
+
+
+def test_filters_hold_whole_activations_and_channels_a_slice_of_each_input_more() -> None:
+    assert activations_of("f2") == activations_of("serial")
+    # At the peak, backward of conv2, the slices of conv1's and conv2's inputs.
+    slices = (4 * 16 * 16 + 8 * 16 * 16) // 2
+    assert activations_of("c2") == activations_of("serial") + 4 * 1000 * slices
+
+
+def test_blocks_hold_their_positions_and_their_halos() -> None:
+    half, halo1, halo2, block, pooled = 8 * 16 * 8, 4 * 18 * 10, 8 * 18 * 10, 4 * 16 * 8, 8 * 8 * 4
+    # Forward, when the pooled blocks are gathered: what the convolutions' windows read, padding included, and what relu
+    # and pool keep, with indices twice as wide as numbers; the rank's block of the input, the buffer and the whole.
+    kept = halo1 + half + halo2 + half + 2 * pooled
+    assert activations_of("s2") == 4 * 1000 * (kept + block + pooled + 2 * pooled + 2 * pooled)
+
+
+def test_one_rank_and_no_sharing_hold_what_serial_holds() -> None:
+    alone = per_phase_memory(NETWORK, BATCH, "sgd", exchanged=False)
+    for strategy in ("serial", "f1", "c1", "s1", "d1"):
+        assert planned_memory(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH)) == alone
+
+
+# Limits, as a user meets them
+
+
+class Caller:
+    """Calls ``predict`` in this process."""
+
+    def __init__(self, profile: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._profile, self._monkeypatch, self._capfd = profile, monkeypatch, capfd
+
+    def __call__(self, *arguments: str) -> tuple[int | str | None, str, str]:
+        call = ["predict", "--from-profile", str(self._profile), "--model", NETWORK.name, *arguments]
+        self._monkeypatch.setattr(sys, "argv", call)
+        with pytest.raises(SystemExit) as caught:
+            run_command(group, "predict")
+        return caught.value.code, *self._capfd.readouterr()
+
+
+@pytest.fixture
+def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Caller:
+    write_profile(tmp_path / "profile.json", profile_of())
+    return Caller(tmp_path / "profile.json", monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("f8", "strategy f8: 8 ranks along f8, but p <= 6: fewest filters, layer fc"),
+        ("c9", "strategy c9: 9 ranks along c9, but p <= 8: fewest channels, layer conv2"),
+        ("s17", "the input of convolutional has 16 positions along dim 0, fewer than 17 parts"),
+        ("f2s2", "filter and spatial both share layers out"),
+    ],
+)
+def test_beyond_a_limit_is_one_line_that_names_the_layer(predict: Caller, strategy: str, message: str) -> None:
+    code, out, err = predict("--strategy", strategy, "--batch", "8")
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_sweep_goes_as_far_as_the_limit_and_says_what_it_left_out(predict: Caller) -> None:
+    code, out, err = predict(
+        "--strategy", "filter", "--ranks", "2:16:x2", "--batch", "8", "--scaling", "strong", "--json"
+    )
+    assert code == 0
+    assert [found["strategy"] for found in json.loads(out)] == ["f2", "f4"]
+    assert json.loads(out)[0]["limits"] == ["p <= 6: fewest filters, layer fc"]
+    assert err.count("left out") == 2
+    assert "p <= 6: fewest filters, layer fc" in err
+
+
+def test_options_of_axes_reach_the_plan_and_the_answer(predict: Caller) -> None:
+    def found(*options: str) -> list[dict[str, Any]]:
+        code, out, err = predict("--batch", "8", "--json", *options)
+        assert (code, err) == (0, "")
+        return list(json.loads(out))
+
+    whole, of_fc, of_conv = (
+        found("--strategy", "f2", *options)[0] for options in ((), ("--split", "fc"), ("--split", "conv*"))
+    )
+    assert [answer["options"] for answer in (whole, of_fc, of_conv)] == [{}, {"split": "fc"}, {"split": "conv*"}]
+    assert of_fc["limits"] == ["p <= 6: fewest filters, layer fc"]
+    assert of_conv["limits"] == ["p <= 8: fewest filters, layer conv1"]
+    gathers = [answer["breakdown_s"]["all_gather"] for answer in (whole, of_fc, of_conv)]
+    assert gathers[0] == pytest.approx(gathers[1] + gathers[2])
+    late, early = (found("--strategy", "s2", *options)[0] for options in ((), ("--spatial-until", "conv2")))
+    assert early["options"] == {"spatial_until": "conv2"}
+    assert early["breakdown_s"]["halo"] < late["breakdown_s"]["halo"]
+    (scattered,) = found("--strategy", "f2", "--filter-backward", "reduce-scatter")
+    assert scattered["options"] == {"filter_backward": "reduce-scatter"}
+    assert "filter parallelism reduce-scatters 2 of 2 input gradients" in scattered["notes"]
+    assert scattered["breakdown_s"].get("all_reduce", 0.0) == 0 < scattered["breakdown_s"]["reduce_scatter"]
+    # Where an option says something of one of several strategies it says nothing of the others.
+    assert len(found("--strategy", "serial,d2,s2", "--batch-norm", "sync", "--spatial-until", "conv2")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "--strategy f2 --split conv3",
+            "unknown layer of convolutional to split 'conv3': did you mean conv2 or conv1?",
+        ),
+        ("--strategy d2,s2 --split fc", "--split is for filter, channel, tensor parallelism, not for d2,s2"),
+        ("--strategy d2,s2 --micro-batches 4", "--micro-batches is for pipeline parallelism, not for d2,s2"),
+        ("--strategy d2 --schedule 1f1b", "--schedule is for pipeline parallelism, not for d2"),
+        ("--strategy f2 --spatial-until fc", "--spatial-until is for spatial parallelism, not for f2"),
+    ],
+)
+def test_an_option_that_says_nothing_is_refused(predict: Caller, arguments: str, message: str) -> None:
+    code, out, err = predict("--batch", "8", *arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_synchronised_batch_norm_costs_its_all_reduces(predict: Caller) -> None:
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv", 8)
+    factory.batch_norm("bn")
+    factory.flatten("flatten")
+    factory.loss()
+    network = factory.network("normalised")
+    profile = profile_of(network, communication=fits("all_reduce", "broadcast"))
+    model = CostModel(profile=profile, network=network)
+    local, sync = (
+        Predictor(model, evaluator_named("simulate")).predict(
+            Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
+        )
+        for of in ("local", "sync")
+    )
+    assert (local.options, sync.options) == ({}, {"batch_norm": "sync"})
+    assert sync.breakdown_s["all_reduce"] > local.breakdown_s.get("all_reduce", 0.0)
+
+
+def test_shards_measured_of_all_layers_stand_for_those_that_were_chosen() -> None:
+    """A layer that runs as a shard takes as long whatever other layers are split."""
+    measured = tuple(
+        msgspec.structs.replace(time, shard="f2")
+        for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: 7e-3)
+    )
+    model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
+    settings = PlanSettings(batch=BATCH, split=("fc",))
+    found = Predictor(model, evaluator_named("simulate")).predict(
+        Point(strategy=parse_strategy("f2"), settings=settings)
+    )
+    assert not [line for line in found.extrapolated if "nearest operation" in line]
+
+
+def test_every_strategy_in_one_call(predict: Caller) -> None:
+    code, out, err = predict("--strategy", "serial,d2,f2,c2,s2,d2f2,d2s2", "--batch", "8")
+    assert (code, err) == (0, "")
+    assert "not measured, scaled from the nearest operation of the kind" in out
+    assert "for layers" in out
+    assert "for layers" not in predict("--strategy", "serial,d2", "--batch", "8")[1]
+
+
+def shard_profile() -> Profile:
+    """Time between operations and weight update of the model as a rank of f2 runs it are unlike half of the whole's."""
+    of_shard = model_times(NETWORK, between_s=5e-4, wu_s=9e-5)
+    return profile_of(
+        model_times=model_times(NETWORK, between_s=1e-4, wu_s=1e-4),
+        shard_times=tuple(msgspec.structs.replace(time, shard="f2") for time in of_shard),
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "between_s", "wu_s"), [("f2", 5e-4, 9e-5), ("d2f2", 5e-4, 9e-5), ("c2", 1e-4, None)]
+)
+def test_weight_update_and_time_between_operations_are_those_of_the_shard_where_it_was_measured(
+    strategy: str, between_s: float, wu_s: float | None
+) -> None:
+    model = CostModel(profile=shard_profile(), network=NETWORK)
+    plan = planner_for(parse_strategy(strategy)).plan(NETWORK, parse_strategy(strategy), PlanSettings(batch=BATCH))
+    priced = model.price(plan)
+    counts = np.bincount(plan.roles[0].work, minlength=len(plan.works))
+    totals = {
+        (type(work).__name__, getattr(work, "phase", "")): seconds * count
+        for work, seconds, count in zip(plan.works, priced.costs.seconds, counts, strict=True)
+    }
+    assert totals["Between", "FW"] == pytest.approx(between_s)
+    assert totals["Between", "BW"] == pytest.approx(2 * between_s)
+    (updated,) = [work.elements for work in plan.works if isinstance(work, WeightUpdate)]
+    share_s = 1e-4 * updated / NETWORK.parameter_elements
+    assert totals["WeightUpdate", ""] == pytest.approx(share_s if wu_s is None else wu_s)
+    assert share_s < 9e-5
+
+
+def test_proportional_takes_a_shard_as_its_share_of_the_layer_whatever_was_measured() -> None:
+    """Shards were measured to take as long as the whole layer: simulate says so, proportional does not look."""
+    strategy = parse_strategy("f2")
+    plan = planner_for(strategy).plan(NETWORK, strategy, PlanSettings(batch=BATCH))
+    whole = {layer.name: layer.operation for layer in NETWORK.layers}
+    twins = {layer.operation: whole[layer.name] for layer, _ in plan.sharded}
+    times = layer_times(NETWORK)
+    shards = [
+        msgspec.structs.replace(time, operation=shard, shard="f2")
+        for shard, of in twins.items()
+        for time in times
+        if time.operation == of
+    ]
+    profile = profile_of(layer_times=(*times, *shards))
+    model = CostModel(profile=profile, network=NETWORK)
+    simulated, shared = (
+        Predictor(model, evaluator_named(name)).predict(point("f2")) for name in ("simulate", "proportional")
+    )
+    of_split = sum(
+        linear_seconds(layer, phase, BATCH)
+        for layer in NETWORK.layers
+        if layer.operation in twins.values()
+        for phase in ("FW", "BW")
+    )
+    assert simulated.compute_s - shared.compute_s == pytest.approx(of_split / 2)
+    assert not evaluator_named("proportional").covers(parse_strategy("d2"))

@@ -1,0 +1,217 @@
+"""What ``predict search`` computes for many candidates at once, against one after the other."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from network_factory import NetworkFactory
+from profile_factory import make_network, make_profile, ring_fit
+from search_cases import OPERATIONS, profile_of
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.plan.tasks import PlanSettings, bucket_limits
+from paradl_bench.strategies.memory.of_plan import memory_of_plan
+from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
+from paradl_bench.strategies.tensor.plan import TensorPlanner
+from predict.costs.cost_model import CostModel
+from predict.search.candidates.space import Space, alike, find_space
+from predict.search.pricing.estimate import Estimates
+from predict.search.pricing.exchange import Buckets
+from predict.search.pricing.groups import Group, GroupCosts, group_along
+from predict.search.pricing.shared_work import SharedWorks
+from predict.search.pricing.waits import Waits
+
+NETWORK = make_network((64, 512, 256, 512, 32))
+
+
+@pytest.fixture(scope="module")
+def model() -> CostModel:
+    return CostModel(profile=profile_of(NETWORK), network=NETWORK)
+
+
+def test_entries_are_alike_where_all_columns_are() -> None:
+    generator = np.random.default_rng(5)
+    # Products of the columns' ranges are too large for a number.
+    columns = [generator.integers(0, 3, 400) * scale for scale in (1, 2**40, 7, 2**30)]
+    entries = list(zip(*(column.tolist() for column in columns), strict=True))
+    first, kind = alike(*columns)
+    distinct = sorted(set(entries))
+    assert [entries[index] for index in first] == distinct
+    assert [entries.index(each) for each in distinct] == first.tolist()
+    assert [distinct[number] for number in kind] == entries
+
+
+def _exchanged(sizes: list[int], backward: list[float], first: int, cap: int, seconds: object) -> float:
+    """From the start of backward, last layer first, to the end of the last bucket, which is filled as others are."""
+    done = filled = 0.0
+    for size, each in zip(reversed(sizes), reversed(backward), strict=True):
+        done += each
+        filled += size
+        if filled >= first:
+            break
+    total = sum(sizes)
+    further = -(-max(total - first, 0) // cap)
+    last = total - first - (further - 1) * cap if further else total
+    every = (1 + further) * seconds(total / (1 + further)) if total else 0.0  # type: ignore[operator]
+    return max(sum(backward) + (seconds(last) if total else 0.0), done + every)  # type: ignore[operator]
+
+
+def test_buckets_of_many_stages_and_sizes_are_those_of_each(model: CostModel) -> None:
+    groups = GroupCosts(model.communication)
+    group_ = Group(8, 16, 2, 2)
+    link = groups.link("all_reduce", group_)
+    gradient_bytes = np.array([[0, 4096, 0, 65536, 1024, 0], [8, 8, 8, 8, 8, 8], [0, 0, 0, 0, 9000, 400]])
+    caps = (None, 0.001, 0.01, 1.0)
+    bounds = np.array([0, 2, 5, 6])
+    exchanges = Buckets(groups, gradient_bytes, caps).exchanges(bounds, np.arange(3), np.full(3, link))
+    backward = np.random.default_rng(3).random((5, 6)) * 1e-4
+    which = np.array([2, 0, 1, 1, 0])
+    found = exchanges.seconds(backward, which)
+    assert found.shape == (5, 4, 3)
+
+    def seconds(size: float) -> float:
+        return float(groups.seconds("all_reduce", group_, np.rint(np.array([max(size, 4.0)])))[0])
+
+    for row, (index, cap), stage in product(range(5), enumerate(caps), range(3)):
+        own = slice(bounds[stage], bounds[stage + 1])
+        sizes, times = gradient_bytes[which[row], own].tolist(), backward[row, own].tolist()
+        assert found[row, index, stage] == pytest.approx(_exchanged(sizes, times, *bucket_limits(cap), seconds))
+
+
+def test_messages_over_many_links_take_what_each_takes_over_its_own(model: CostModel) -> None:
+    groups = GroupCosts(model.communication)
+    asked = [
+        (operation, group_along(parse_strategy(text), "data"))
+        for text in ("d1", "d2", "d8", "d4f2", "f2d4", "d2p2f2", "d32")
+        for operation in ("all_reduce", "send_recv", "all_gather")
+    ]
+    links = np.array([groups.link(*each) for each in asked])
+    sizes = np.linspace(0, 1 << 22, 9).round()
+    together = groups.seconds_over(links[:, None], sizes)
+    for own, each in zip(together, asked, strict=True):
+        assert own == pytest.approx(GroupCosts(model.communication).seconds(*each, sizes))
+    assert links[0] == 0
+    assert together[0].tolist() == [0.0] * 9
+
+
+def test_layers_wait_for_the_messages_of_their_own_part_and_samples(model: CostModel) -> None:
+    groups, shared = GroupCosts(model.communication), SharedWorks(NETWORK, PlanSettings(batch=8))
+    waits = Waits(groups)
+    texts = ("f2d4", "d4f2", "c4", "d8", "t2")
+    cases = [(strategy, count) for strategy in map(parse_strategy, texts) for count in (1, 4)]
+    numbers, expected = [], []
+    for strategy, count in cases:
+        axis = next((each for each in strategy.axes if each.kind != "data"), None)
+        work = shared.of(axis)
+        own = group_along(strategy, axis.kind) if axis else Group(1, 1, 1, 1)
+        numbers.append(waits.number(work, own))
+        times = np.zeros((2, len(NETWORK.layers)))
+        for each in work.messages:
+            size = np.rint(np.array([each.bytes_per_sample * count]))
+            times[int(each.phase == "BW"), each.layer] += groups.seconds(each.operation, own, size)[0]
+        expected.append(times)
+    samples = np.array([count for _, count in cases])
+    found = waits.seconds(np.array(numbers), samples, len(NETWORK.layers))
+    assert np.stack(found, axis=1) == pytest.approx(np.array(expected))
+    assert np.array(expected).max() > 0
+
+
+def test_a_strategy_is_estimated_among_others_as_by_itself(model: CostModel) -> None:
+    def alone(space: Space, index: int) -> Space:
+        own = np.flatnonzero(space.strategy == index)
+        columns = {name: getattr(space, name)[own] for name in ("micro_batches", "schedule", "cap", "again")}
+        return Space(
+            settings=space.settings,
+            strategies=(space.strategies[index],),
+            meshes=(space.meshes[space.mesh_of[index]],),
+            mesh_of=np.zeros(1, np.int64),
+            schedules=space.schedules,
+            caps_mb=space.caps_mb,
+            recomputed=space.recomputed,
+            strategy=np.zeros(len(own), np.int64),
+            impossible=space.impossible,
+            not_searched=(),
+            **columns,
+        )
+
+    space = find_space(NETWORK, PlanSettings(batch=48, blocking=True), 16, (0.25, 4))
+    together = Estimates(model, space, SharedWorks(NETWORK, space.settings)).seconds()
+    assert np.isfinite(together).all()
+    assert len(space.strategies) > 40
+    for index in range(len(space.strategies)):
+        one = alone(space, index)
+        found = Estimates(model, one, SharedWorks(NETWORK, space.settings)).seconds()
+        assert found == pytest.approx(together[space.strategy == index], rel=1e-12), str(space.strategies[index])
+
+
+def test_sizes_of_buckets_and_the_order_of_axes_leave_memory_as_it_is(model: CostModel) -> None:
+    network, dtype = model.network, model.dtype
+    for text, changes in (("d4", {}), ("z1d4", {"accumulate": 2}), ("d2p2", {"micro_batches": 2, "schedule": "1f1b"})):
+        strategy = parse_strategy(text)
+        peaks = set()
+        for cap in (None, 0.001, 256):
+            first, rest = bucket_limits(cap)
+            settings = PlanSettings(batch=16, first_bucket_bytes=first, bucket_cap_bytes=rest, **changes)
+            use = memory_of_plan(network, strategy, settings, dtype=dtype, device=model.device_kind)
+            peaks.add(use.peak_bytes)
+            assert model.memory(strategy, settings).peak_bytes == use.peak_bytes
+        assert len(peaks) == 1
+    assert model.memory(parse_strategy("p2d2"), settings).peak_bytes == use.peak_bytes
+
+
+def attention(heads: int) -> NetworkFactory:
+    factory = NetworkFactory(12)
+    factory.linear("up", heads)
+    factory.relu("act")
+    factory.linear("down", 12)
+    factory.linear("head", 5)
+    factory.loss()
+    return factory
+
+
+@pytest.mark.parametrize("features", [8, 10])
+def test_ranks_with_as_many_features_share_what_they_run_and_others_do_not(features: int) -> None:
+    network, strategy = attention(features).network("pair"), parse_strategy("t4")
+    settings = PlanSettings(batch=8)
+    planner = TensorPlanner()
+    kept = [planner.share(network, strategy, 0, position, 8, settings) for position in (0, 1, 2, 3)]
+    anew = [TensorPlanner().share(network, strategy, 0, position, 8, settings) for position in (0, 1, 2, 3)]
+    assert kept == anew
+    widths = [shared.shards[0].layer.output_shape[-1] for shared in kept]
+    assert widths == ([2, 2, 2, 2] if features == 8 else [3, 3, 2, 2])
+
+
+def test_a_place_that_no_cut_can_part_bounds_the_stages() -> None:
+    above = np.array([0.0, 1.0, 2.0, 50.0, 51.0, 52.0, 53.0])
+    trained = np.arange(7)
+    assert cut_evenly(range(7), above, trained, [0] * 7, 3) == (2, 3)
+    assert cut_evenly(range(7), above, trained, [0] * 7, 6) == (1, 2, 3, 4, 5)
+
+
+def test_what_a_strategy_lacks_leaves_the_others_their_estimates() -> None:
+    # Of a cluster whose levels state nothing, so that fits are asked for.
+    fits = (ring_fit(), *(ring_fit(operation) for operation in OPERATIONS))
+    lacking = tuple(fit for fit in fits if fit.operation != "send_recv")
+    without, whole = (
+        CostModel(profile=make_profile(NETWORK, communication=known), network=NETWORK) for known in (lacking, fits)
+    )
+    estimates = []
+    for each in (without, whole):
+        space = find_space(NETWORK, PlanSettings(batch=16, blocking=True), 4, ())
+        estimates.append(Estimates(each, space, SharedWorks(NETWORK, space.settings)).seconds())
+        if each is without:
+            (reason,) = (text for text in space.impossible.counts if "measure it" in text)
+            assert "send_recv" in reason
+            assert space.impossible.counts[reason] == sum(mesh.stages > 1 for mesh in _meshes(space))
+    piped = np.array([space.is_pipelined(candidate) for candidate in range(len(space))])
+    assert np.isinf(estimates[0][piped]).all()
+    assert estimates[0][~piped] == pytest.approx(estimates[1][~piped])
+    with pytest.raises(UserError, match="send_recv"):
+        GroupCosts(without.communication).link("send_recv", Group(2, 2, 1, 1))
+
+
+def _meshes(space: Space) -> list[object]:
+    return [space.meshes[index] for index in space.mesh_of]
