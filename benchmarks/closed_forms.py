@@ -55,8 +55,8 @@ def difference(
     A row goes on where the network's limits end the strategy: such points are passed over.
     """
     from paradl_bench.core.errors import UserError
+    from paradl_bench.plan.settings import PlanSettings
     from paradl_bench.plan.strategy import Axis, Strategy
-    from paradl_bench.plan.tasks import PlanSettings
     from predict.workload import Point, evaluator_named
 
     kind, differences = kind_of(row), []

@@ -37,7 +37,7 @@ from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import NODE, Cluster, Level
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 from predict.costs.communication.communication_costs import CommunicationCosts
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -16,16 +16,8 @@ from calibrate.profile.profile import read_profile  # noqa: E402
 from paradl_bench.cli import main as paradl_bench  # noqa: E402
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
 from paradl_bench.records.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
-from paradl_bench.records.measurement import (  # noqa: E402
-    COLLECTIVES_FILE,
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    CollectiveSamples,
-    IterationSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records  # noqa: E402
+from paradl_bench.records.samples import CollectiveSamples, IterationSamples, LayerSamples  # noqa: E402
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
 from predict.cli import main as predict  # noqa: E402
 

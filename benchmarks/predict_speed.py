@@ -99,8 +99,8 @@ def simulation_seconds(profile: Path, model: str, batch: int) -> tuple[int, floa
     import numpy as np
 
     from calibrate.profile.profile import read_profile
+    from paradl_bench.plan.settings import PlanSettings
     from paradl_bench.plan.strategy import parse_strategy
-    from paradl_bench.plan.tasks import PlanSettings
     from paradl_bench.strategies.nesting.catalog import planner_for
     from predict.costs.cost_model import CostModel
     from predict.simulation.simulator import simulate, task_graph

@@ -43,7 +43,7 @@ from calibrate.cli import main as calibrate  # noqa: E402
 from calibrate.profile.profile import read_profile  # noqa: E402
 from paradl_bench.cli import main as paradl_bench  # noqa: E402
 from paradl_bench.core.errors import ParadlError  # noqa: E402
-from paradl_bench.core.files.storage import unfinished  # noqa: E402
+from paradl_bench.core.files.json_lines import unfinished  # noqa: E402
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples  # noqa: E402
 from paradl_bench.ranks.environment import ALLOCATOR_VARIABLES  # noqa: E402
 from paradl_bench.records.input_record import FILES_FILE, LOADER_FILE, FileSamples, LoaderSamples  # noqa: E402
@@ -53,14 +53,11 @@ from paradl_bench.records.measurement import (  # noqa: E402
     ITERATIONS_FILE,
     LAYERS_FILE,
     MANIFEST_NAME,
-    CollectiveSamples,
-    CopySamples,
-    IterationSamples,
-    LayerSamples,
     read_manifest,
     read_records,
     torn_rows,
 )
+from paradl_bench.records.samples import CollectiveSamples, CopySamples, IterationSamples, LayerSamples  # noqa: E402
 from paradl_bench.records.training.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, read_run  # noqa: E402
 from predict.cli import main as predict  # noqa: E402
 

@@ -69,8 +69,8 @@ def timed(run: Callable[[], object], repetitions: int) -> Times:
 def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) -> None:
     """A pipeline of interleaved 1F1B from its plan to its iteration, then its event loop alone, on all of its tasks."""
     from calibrate.profile.profile import read_profile
+    from paradl_bench.plan.settings import PlanSettings
     from paradl_bench.plan.strategy import parse_strategy
-    from paradl_bench.plan.tasks import PlanSettings
     from paradl_bench.strategies.nesting.catalog import planner_for
     from predict.costs.cost_model import CostModel
     from predict.simulation.pipeline_simulation import PipelineSimulation

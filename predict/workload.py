@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import discover, lookup
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.costs.compute.model_costs import Spread
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory

@@ -17,12 +17,14 @@ from calibrate.fit.collectives.communication_spread import total_sd_s
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.statistics import Z90
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.emulation import Emulation
-from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, Environment
+from paradl_bench.records.measurement import COLLECTIVES_FILE, Environment
+from paradl_bench.records.samples import CollectiveSamples
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate

@@ -9,7 +9,7 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, Stream, Work
-from predict.costs.cost_model import PricedPlan
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.evaluators.simulate import late_tasks
 

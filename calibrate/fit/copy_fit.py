@@ -12,7 +12,7 @@ from calibrate.fit.reading import Placed
 from calibrate.profile.profile import CopyTime
 from calibrate.statistics.blocks import pull_in
 from calibrate.statistics.regression import fit_relative, told_apart
-from paradl_bench.records.measurement import CopySamples
+from paradl_bench.records.samples import CopySamples
 
 Floats = NDArray[np.float64]
 

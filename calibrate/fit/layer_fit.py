@@ -18,7 +18,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Summary, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import Network
-from paradl_bench.records.measurement import IterationSamples, LayerSamples, Mode, PhaseName
+from paradl_bench.records.measurement import Mode, PhaseName
+from paradl_bench.records.samples import IterationSamples, LayerSamples
 
 Floats = NDArray[np.float64]
 

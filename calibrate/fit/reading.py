@@ -42,18 +42,20 @@ from paradl_bench.records.measurement import (
     LAYERS_FILE,
     NOT_WHOLE,
     UNKNOWN_DEVICE,
-    CollectiveSamples,
-    CopySamples,
     Environment,
-    InterferenceSamples,
-    IterationSamples,
-    LayerSamples,
     Manifest,
     read_manifest,
     read_records,
     torn_rows,
 )
 from paradl_bench.records.roofline_record import RATES_FILE, RateSamples
+from paradl_bench.records.samples import (
+    CollectiveSamples,
+    CopySamples,
+    InterferenceSamples,
+    IterationSamples,
+    LayerSamples,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 

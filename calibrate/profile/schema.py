@@ -13,15 +13,15 @@ from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.records.input_record import BatchSamples, FileSamples, LoaderSamples, UnreadableFile
-from paradl_bench.records.measurement import (
+from paradl_bench.records.measurement import Manifest
+from paradl_bench.records.roofline_record import RateSamples
+from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
     InterferenceSamples,
     IterationSamples,
     LayerSamples,
-    Manifest,
 )
-from paradl_bench.records.roofline_record import RateSamples
 from paradl_bench.records.training.training_record import TrainingIterations, TrainingRun
 
 FORMATS: dict[str, type[msgspec.Struct]] = {

@@ -193,13 +193,13 @@ def _ranks_per_node(
     exchange: str, given: int | None, layout: NodeLayout | None, launcher: str | None, ranks: int
 ) -> int | None:
     """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says."""
-    from paradl_bench.plan import tasks as plan
+    from paradl_bench.plan import settings
     from paradl_bench.ranks.rank_place import ranks_of_node
 
     if layout is not None:
-        return plan.ranks_per_node(exchange, None, layout.ranks_per_node)
+        return settings.ranks_per_node(exchange, None, layout.ranks_per_node)
     told = None if exchange == "flat" else ranks_of_node(launcher, ranks)
-    return plan.ranks_per_node(exchange, given, told)
+    return settings.ranks_per_node(exchange, given, told)
 
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:

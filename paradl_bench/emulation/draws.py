@@ -2,8 +2,8 @@
 
 A profile keeps how single iterations spread round their median (quantiles), how single times of every layer do (an
 interquartile range), and so how much of the former is tied: a rank is slow for the whole of an iteration, or one event
-at a time (:mod:`predict.costs.stragglers`, whose prediction of the last rank rests on the same numbers). So of every
-iteration a rank draws
+at a time (:mod:`predict.costs.spread.stragglers`, whose prediction of the last rank rests on the same numbers). So of
+every iteration a rank draws
 
     (1 + x)     for all of its sleeps, x by the quantiles of the tied part
     g_j         for each sleep j by itself, of mean 1 and the event's own relative deviation

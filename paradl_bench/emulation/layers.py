@@ -25,55 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
+from paradl_bench.emulation.forms import Form, Output, describe, form_of
 from paradl_bench.emulation.sleeper import Sleeper
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.running.operations import function_name
 from paradl_bench.strategies.running.sharded_module import Call, Substitute
-
-
-class _Output(NamedTuple):
-    """One leaf of what a function returns.
-
-    Attributes:
-        argument: of a function that works in place: which tensor argument it is.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    argument: int | None
-
-    @property
-    def floats(self) -> bool:
-        """Whether it may have a gradient."""
-        return self.dtype.is_floating_point
-
-
-class _Form(NamedTuple):
-    """What a function returns of arguments of certain shapes.
-
-    Attributes:
-        outputs: its tensors; None where it runs for real.
-        structure, leaves: of what it returns, where that is more than one tensor; what is no tensor stays as it was.
-    """
-
-    outputs: tuple[_Output, ...] | None
-    structure: TreeSpec | None = None
-    leaves: tuple[Any, ...] = ()
-
-    def returned(self, made: Sequence[torch.Tensor]) -> Any:
-        """What the function returns, with these tensors."""
-        if self.structure is None:
-            return made[0]
-        tensors = iter(made)
-        return tree_unflatten([next(tensors) if leaf is _TENSOR else leaf for leaf in self.leaves], self.structure)
-
-
-_TENSOR = object()
 
 
 class GhostLayers:
@@ -163,7 +122,7 @@ class _Zeros:
         block = _grown(self._gradients, tensor.numel(), tensor.dtype, tensor.device)
         return block.as_strided(tensor.shape, tensor.stride())
 
-    def output(self, output: _Output, device: torch.device) -> torch.Tensor:
+    def output(self, output: Output, device: torch.device) -> torch.Tensor:
         """A tensor that is no view, as what a function returns has to be where it is then changed in place."""
         extents = zip(output.shape, output.stride, strict=True)
         reach = 1 + sum((extent - 1) * step for extent, step in extents) if math.prod(output.shape) else 0
@@ -207,6 +166,7 @@ class _Event(NamedTuple):
 
 
 _NOTHING = _Event()
+
 _BACKWARD: tuple[GhostPhase, ...] = ("BW", "BW_input", "BW_weight")
 
 
@@ -264,7 +224,7 @@ class _Ghost:
         self.functions = functions
         self.bw, self.sleeper, self.zeros = bw, sleeper, zeros
         self._fw, self._last_first = fw, last_first
-        self._forms: dict[Hashable, _Form] = {}
+        self._forms: dict[Hashable, Form] = {}
 
     @cached_property
     def awake(self) -> _Ghost:
@@ -277,12 +237,12 @@ class _Ghost:
         """Sleep for the layer's forward; returns what the function would, without its values."""
         tensors: list[torch.Tensor] = []
         key: list[Hashable] = [function]
-        _describe(args, tensors, key)
-        _describe(kwargs, tensors, key)
+        describe(args, tensors, key)
+        describe(kwargs, tensors, key)
         known = tuple(key)
         form = self._forms.get(known)
         if form is None:
-            form = self._forms[known] = _form_of(function, args, kwargs, tensors)
+            form = self._forms[known] = form_of(function, args, kwargs, tensors)
         self.sleeper.ask("FW", *self._fw)
         if form.outputs is None:
             return function(*args, **kwargs)
@@ -300,59 +260,11 @@ class _Ghost:
                 tensors[leaves[which]] = _Passed.apply(tensor, self.zeros)  # type: ignore[no-untyped-call]
 
 
-def _describe(value: Any, tensors: list[torch.Tensor], key: list[Hashable]) -> None:
-    """Append the tensors of an argument, and what of it decides the form of what is returned."""
-    # torch's own walks through arguments take several times as long, on every call of every layer.
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        key += (value.shape, value.stride(), value.dtype)
-    elif isinstance(value, (tuple, list, dict)):
-        key.append(len(value))
-        for item in value.items() if isinstance(value, dict) else value:
-            _describe(item, tensors, key)
-    else:
-        key.append(value if value is None or type(value) in (int, str) else repr(value))
-
-
-def _form_of(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> _Form:
-    """What the function returns, seen on the meta device, which computes nothing."""
-    twins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
-    with torch.no_grad():
-        try:
-            found = _called(function, args, _on_meta(kwargs), tensors, twins)
-        except NotImplementedError:
-            # What the meta device does not know computes once, on zeros.
-            twins = [torch.zeros_like(tensor) for tensor in tensors]
-            found = _called(function, args, kwargs, tensors, twins)
-    flat, structure = tree_flatten(found)
-    returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
-    if not any(tensor.is_floating_point() for tensor in returned):
-        return _Form(None)
-    given = {id(twin): place for place, twin in enumerate(twins)}
-    outputs = tuple(_Output(tuple(t.shape), t.stride(), t.dtype, given.get(id(t))) for t in returned)
-    if isinstance(found, torch.Tensor):
-        return _Form(outputs)
-    return _Form(outputs, structure, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
-
-
-def _called(
-    function: Call, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], twins: Sequence[torch.Tensor]
-) -> Any:
-    """Call the function with twins in the place of tensors."""
-    twin_of = {id(tensor): twin for tensor, twin in zip(tensors, twins, strict=True)}
-    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: twin_of[id(tensor)], (args, kwargs))
-    return function(*args, **kwargs)
-
-
-def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
-
-
 class _GhostFunction(torch.autograd.Function):
     """Outputs of some shape, and a backward that sleeps."""
 
     @staticmethod
-    def forward(ctx: Any, ghost: _Ghost, outputs: Sequence[_Output], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, ghost: _Ghost, outputs: Sequence[Output], *tensors: torch.Tensor) -> Any:
         # Looked at in backward, so that what is computed again in backward (torch.utils.checkpoint) is.
         ctx.save_for_backward(ghost.zeros.mark)
         ctx.set_materialize_grads(False)
@@ -390,7 +302,9 @@ class _Passed(torch.autograd.Function):
 
 
 _PASSES = (_Passed._backward_cls,)
+
 _SLEEPS = (_GhostFunction._backward_cls, *_PASSES)
+
 _Giver = Callable[[], torch.Tensor]
 
 
@@ -411,7 +325,7 @@ def _runs_in_parts(node: Any) -> bool:
     return ghost is not None and ghost.bw.parted
 
 
-def _zeros_of(output: _Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
+def _zeros_of(output: Output, tensors: Sequence[torch.Tensor], zeros: _Zeros) -> torch.Tensor:
     """Memory that nobody reads the values of; its own where somebody does: indices, and a loss."""
     device = tensors[0].device if tensors else torch.device("cpu")
     if output.shape and output.floats:

@@ -19,7 +19,7 @@ from paradl_bench.importers.importer import Imported, Importer, ImportOptions, L
 from paradl_bench.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
 from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import implausible_call
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 _BENCHMARK = re.compile(r"#\s*Benchmarking (\S{1,60})")
 _PROCESSES = re.compile(r"#\s*(?:\( *(\d{1,18}) groups of (\d{1,18}) processes|#processes = (\d{1,18}))")

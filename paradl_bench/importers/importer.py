@@ -24,7 +24,7 @@ from paradl_bench.importers.plausible import check_readable
 from paradl_bench.network.graph import Network
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
-from paradl_bench.records.measurement import CollectiveSamples, LayerSamples, TraceTimes
+from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
 
 MAX_BYTES = 1 << 29
 """Of one file, unpacked."""

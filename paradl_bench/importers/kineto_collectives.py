@@ -14,7 +14,7 @@ from typing import Any
 from paradl_bench.core.bounds import MOST_RANKS
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.importers.kineto_events import Event, Kernel, Trace
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)(?:Dev)?(?:Kernel|_kernel)|^nccl", re.IGNORECASE)
 _ANNOTATION = re.compile(r"(?:nccl|rccl):_?([a-z_]{1,40})")

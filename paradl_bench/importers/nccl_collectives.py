@@ -19,7 +19,7 @@ from paradl_bench.importers.nccl_operations import (
 )
 from paradl_bench.importers.nccl_rows import Half, Row
 from paradl_bench.importers.plausible import implausible_call, implausible_time
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

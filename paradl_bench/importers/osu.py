@@ -23,7 +23,7 @@ from paradl_bench.importers.markdown import Columns, PipeRow, columns_of, lines_
 from paradl_bench.importers.mpi_ranks import ranks_of_command
 from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import implausible_call
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 _TITLE = re.compile(r"#? ?OSU (MPI|[NR]CCL|XCCL|MPI_\w{1,40})(-[A-Z]+(?: MANAGED)?)? (.{1,80}?) ?Test v(\d[\w.]{0,20})")
 _DATATYPE = re.compile(r"# Datatype: (MPI_[A-Z0-9_]{1,30})")

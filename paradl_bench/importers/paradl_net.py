@@ -23,7 +23,7 @@ from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
 from paradl_bench.network.graph import Attribute, Layer, Network, Tensor
 from paradl_bench.records.cluster import Cluster, Level
-from paradl_bench.records.measurement import LayerSamples
+from paradl_bench.records.samples import LayerSamples
 
 _PLATFORM_KEYS = ("MEM_PER_NODE", "NODE_SPEED", "BANDWIDTH", "LATENCY", "MAX_NODE", "GPU_PER_NODE")
 _SMALLEST_BANDWIDTH = 1.0

@@ -18,7 +18,8 @@ from paradl_bench.importers.importer import Imported, Importer, ImportOptions, L
 from paradl_bench.importers.numbers_read import decimal
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
-from paradl_bench.records.measurement import LayerSamples, PhaseName
+from paradl_bench.records.measurement import PhaseName
+from paradl_bench.records.samples import LayerSamples
 
 _NODE = re.compile(
     r"(node\d{1,9}) -- (.{0,2000}?) -- forward_compute_time=([^,]{1,40}), backward_compute_time=([^,]{1,40}),"

@@ -17,7 +17,8 @@ from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import LONGEST_CALL_S
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
 from paradl_bench.records.input_record import BatchSamples
-from paradl_bench.records.measurement import CollectiveSamples, LayerSamples, PhaseName
+from paradl_bench.records.measurement import PhaseName
+from paradl_bench.records.samples import CollectiveSamples, LayerSamples
 
 DATA_LAYER = "data"
 TRACED_KIND = "ssgd"

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import encode_lines, encode_pretty, file_name, read_whole, write_bytes_atomically
+from paradl_bench.core.files.json_lines import encode_lines
+from paradl_bench.core.files.storage import encode_pretty, file_name, read_whole, write_bytes_atomically
 from paradl_bench.core.units import counted
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.network.graph import Network
@@ -28,14 +29,13 @@ from paradl_bench.records.measurement import (
     NOT_WHOLE,
     TRACE_FILE,
     UNKNOWN_DEVICE,
-    CollectiveSamples,
     DroppedRow,
     Environment,
     ImportedFile,
-    LayerSamples,
     is_complete,
     read_manifest,
 )
+from paradl_bench.records.samples import CollectiveSamples, LayerSamples
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):

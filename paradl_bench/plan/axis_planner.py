@@ -10,8 +10,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import REPLICATING
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
-from paradl_bench.plan.tasks import Communication, Limit, PlanSettings
+from paradl_bench.plan.tasks import Communication
 
 T = TypeVar("T")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
     Between,
     Communication,
     Compute,
     ComputePhase,
     Phase,
-    PlanSettings,
     RoleBuilder,
     Stream,
     WeightUpdate,

@@ -24,54 +24,58 @@ from paradl_bench.core.bounds import (
     Count,
     Index,
     PositiveCount,
-    RankIndex,
-    Ranks,
-    RanksOrUnknown,
     SchemaVersion,
-    Seconds,
-    SignedSeconds,
 )
-from paradl_bench.core.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.documents import foreign_document, validation_text
+from paradl_bench.core.files.json_lines import read_lines, torn_bytes
 from paradl_bench.core.files.storage import (
     MOST_DOCUMENT_BYTES,
     check_keys,
     encode_pretty,
     not_a_number,
     read_json,
-    read_lines,
     read_whole,
-    torn_bytes,
     write_bytes_atomically,
 )
-from paradl_bench.plan.tasks import CopyDirection
 from paradl_bench.records.emulation import Emulation, kind_of_emulation
-from paradl_bench.records.kernel_settings import settings_of_label
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
+
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
 MIGRATIONS: dict[int, Migration] = {}
 """By version n: makes a manifest of version n + 1 of one of version n (decoded JSON)."""
+
 RECORD_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
 """By version n: from a file's name and one of its records of version n, the record of version n + 1."""
+
 MANIFEST_NAME = "manifest.json"
+
 LAYERS_FILE = "layers.jsonl"
+
 ITERATIONS_FILE = "iterations.jsonl"
+
 COPIES_FILE = "copies.jsonl"
+
 COLLECTIVES_FILE = "collectives.jsonl"
+
 INTERFERENCE_FILE = "interference.jsonl"
+
 TRACE_FILE = "trace.jsonl"
+
 DROPPED_FILE = "dropped.jsonl"
 
 UNKNOWN_DEVICE = "unknown"
 """Name of a device that a log or a tool does not tell."""
 
 MeasurementKind = Literal["layers", "collectives", "training", "kernels", "input", "roofline"]
+
 PhaseName = Literal["FW", "BW", "BW_input", "BW_weight", "WU", "GE", "FWBW"]
 """FWBW: forward and backward together, where a file of another tool has only their sum."""
+
 Mode = Literal["in_situ", "isolated"]
 
 
@@ -210,221 +214,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     complete: bool = False
     imported: tuple[ImportedFile, ...] = ()
     also_on: tuple[str, ...] = ()
-
-
-class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Raw times of one layer and phase in one block of iterations (file ``layers.jsonl``).
-
-    Attributes:
-        model, layer, operation: which layer of which network, and its operation key.
-        phase: FW, BW; BW_input and BW_weight where measured apart (isolated).
-        mode: in situ (inside the real iteration) or isolated (the operation alone).
-        batch: local batch.
-        ranks_on_host: how many ranks ran this at once on the host; rank: which of them.
-        block: blocks are spread over time, so that drift between them is seen.
-        samples_s: one a measured iteration (or a call, isolated).
-        shard: which part of a layer this is, as one rank of a strategy runs it (``f2``); empty for whole layers.
-        position: of that rank along the strategy's axis.
-        calls_per_sample: how many iterations each value is the mean of; 1 for raw times.
-        kernel_settings: label of :class:`~paradl_bench.records.kernel_settings.KernelSettings`; empty for none.
-    """
-
-    model: str
-    layer: str
-    operation: str
-    phase: PhaseName
-    mode: Mode
-    batch: PositiveCount
-    dtype: str
-    ranks_on_host: Ranks
-    rank: RankIndex
-    block: Index
-    samples_s: tuple[Seconds, ...]
-    shard: str = ""
-    position: Index = 0
-    calls_per_sample: PositiveCount = 1
-    kernel_settings: str = ""
-
-    def __post_init__(self) -> None:
-        settings_of_label(self.kernel_settings)
-        check_samples(self.samples_s, f"{self.phase} of {self.layer}")
-
-
-class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whole iterations of the model beside which layers were measured (file ``iterations.jsonl``).
-
-    Uninstrumented iterations give ``fw_s``, ``bw_s`` and ``wu_s``; the instrumented ones that alternate with them give
-    the time between operations, probes' own cost taken off. Index i of all lists was measured within one A-B pair.
-
-    Attributes:
-        wu_s: the whole optimizer step and zero_grad.
-        fw_between_s, bw_between_s: framework, engine and allocator between operations.
-        fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
-        fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
-        shard, position: as those of layers; of iterations of one rank's part of the model, without communication.
-        kernel_settings: as those of layers.
-    """
-
-    model: str
-    batch: PositiveCount
-    dtype: str
-    optimizer: str
-    ranks_on_host: Ranks
-    rank: RankIndex
-    block: Index
-    fw_s: tuple[Seconds, ...]
-    bw_s: tuple[Seconds, ...]
-    wu_s: tuple[Seconds, ...]
-    fw_layers_s: tuple[Seconds, ...]
-    bw_layers_s: tuple[Seconds, ...]
-    fw_between_s: tuple[SignedSeconds, ...]
-    bw_between_s: tuple[SignedSeconds, ...]
-    fw_instrumented_s: tuple[Seconds, ...]
-    bw_instrumented_s: tuple[Seconds, ...]
-    wu_instrumented_s: tuple[Seconds, ...] = ()
-    shard: str = ""
-    position: Index = 0
-    kernel_settings: str = ""
-
-    def __post_init__(self) -> None:
-        settings_of_label(self.kernel_settings)
-        lists = [label for label in self.__struct_fields__ if label.endswith("_s")]
-        for label in lists:
-            # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.
-            if label.endswith("_between_s"):
-                check_finite(self, label)
-                if not getattr(self, label):
-                    raise ValueError(f"{label} holds no samples")
-            elif label != "wu_instrumented_s" or self.wu_instrumented_s:
-                check_samples(getattr(self, label), label)
-        check_aligned(self, *lists)
-
-
-class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times of moving all gradients of a model: into or out of buckets, or added up (file ``copies.jsonl``).
-
-    Attributes:
-        direction: ``into`` (with the division by the number of ranks), ``out``, or ``add`` (to others).
-        tensors, bytes: how many gradients, and their bytes in all.
-    """
-
-    model: str
-    direction: CopyDirection
-    tensors: Count
-    bytes: Bytes
-    ranks_on_host: Ranks
-    rank: RankIndex
-    block: Index
-    samples_s: tuple[Seconds, ...]
-
-    def __post_init__(self) -> None:
-        check_samples(self.samples_s, f"gradients, {self.direction}")
-
-
-class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Raw times of one collective at one size in one block (file ``collectives.jsonl``).
-
-    Attributes:
-        library: gloo, nccl, mpi. tool: torch, nccl-tests, osu.
-        level: which level of the cluster the group spans.
-        message_bytes: as the operation defines it (MODELS.md: whole buffer for all_reduce and broadcast, what each
-            rank contributes or keeps for all_gather and reduce_scatter).
-        samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks. A send_recv has
-            the sender's and the receiver's.
-        verified: the result was compared with the expected one on every rank.
-        calls_per_sample: how many calls each value is the mean of; 1 for raw times. Logs of other tools hold means.
-        buffers: ``in_place`` or ``out_of_place`` where the tool measured both; empty where it says nothing.
-        source: ``FILE:LINE`` of what was imported.
-        ranks_per_node: the most ranks of the group that share a host; 0 where nobody said.
-        concurrent: how many disjoint groups of so many ranks ran at once; group: which of them this is.
-        first_rank: of all ranks, the first of a group of ranks side by side, all of which call at once.
-    """
-
-    library: str
-    tool: str
-    operation: str
-    level: str
-    ranks: Ranks
-    message_bytes: Bytes
-    dtype: str
-    block: Index
-    samples_s: tuple[tuple[Seconds, ...], ...]
-    verified: bool
-    calls_per_sample: PositiveCount = 1
-    buffers: Literal["", "in_place", "out_of_place"] = ""
-    source: str = ""
-    ranks_per_node: RanksOrUnknown = 0
-    concurrent: Ranks = 1
-    group: Index = 0
-    first_rank: RankIndex = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.group < self.concurrent:
-            raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
-        check_counts(self, "calls_per_sample", where=self.operation)
-        check_counts(self, "first_rank", least=0, where=self.operation)
-        if len({len(samples) for samples in self.samples_s}) != 1:
-            raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
-        for rank, samples in enumerate(self.samples_s):
-            check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
-
-
-class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compute and communication, alone and side by side (file ``interference.jsonl``).
-
-    Over one window the compute kernel is repeated while the collective is repeated; index i of all lists is one
-    A-B group on one rank. Work done in the window is counted, so that a slow-down is (time a unit beside) / (time a
-    unit alone).
-
-    Attributes:
-        ranks: of the group. rank: among all ranks, of whom each group has as many.
-        kernel: the compute that ran beside (``conv2d``, ``linear``, ...), or ``ghosts`` in its place.
-        compute_alone_s, compute_beside_s: seconds a kernel call.
-        communication_alone_s, communication_beside_s: seconds a collective.
-    """
-
-    library: str
-    operation: str
-    level: str
-    ranks: Ranks
-    rank: RankIndex
-    message_bytes: Bytes
-    kernel: str
-    block: Index
-    compute_alone_s: tuple[Seconds, ...]
-    compute_beside_s: tuple[Seconds, ...]
-    communication_alone_s: tuple[Seconds, ...]
-    communication_beside_s: tuple[Seconds, ...]
-
-    def __post_init__(self) -> None:
-        labels = ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s")
-        for label in labels:
-            check_samples(getattr(self, label), label)
-        check_aligned(self, *labels)
-
-
-class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank's profiler trace adds up to (file ``trace.jsonl``).
-
-    Attributes:
-        source: the file. rank, ranks: None where the trace does not say.
-        iterations: how many it holds; optimizer_s: kernels of the weight update, all iterations together.
-        span_s: from the first kernel's start to the last one's end.
-        compute_s, communication_s, copy_s: while any kernel of that sort ran.
-        overlap_s: while compute and communication ran side by side. idle_s: while nothing ran.
-    """
-
-    source: str
-    rank: RankIndex | None
-    ranks: Ranks | None
-    iterations: Count
-    span_s: Seconds
-    compute_s: Seconds
-    communication_s: Seconds
-    overlap_s: Seconds
-    copy_s: Seconds
-    idle_s: Seconds
-    optimizer_s: Seconds
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

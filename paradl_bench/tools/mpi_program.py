@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.plan.collectives.contents import PERIOD, RANK_STRIDE
 from paradl_bench.ranks.environment import cpu_name
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.tools.mpi_sweep import Head
 
 Floats = NDArray[np.float32]

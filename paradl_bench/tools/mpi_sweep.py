@@ -9,7 +9,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.tools.tool import Job, SweepTool
 
 PROGRAM = "paradl_bench.tools.mpi_program"

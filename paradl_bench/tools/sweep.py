@@ -16,7 +16,8 @@ from typing import cast
 import msgspec
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.core.files.storage import append_together, hash_of_file, read_lines, undo_unfinished
+from paradl_bench.core.files.json_lines import append_together, read_lines, undo_unfinished
+from paradl_bench.core.files.storage import hash_of_file
 from paradl_bench.core.terminal.command_line import progress, say
 from paradl_bench.core.terminal.printed import ending
 from paradl_bench.importers.catalog import importers

@@ -28,8 +28,8 @@ from numpy.typing import ArrayLike
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.splitting.channel_shards import splittable

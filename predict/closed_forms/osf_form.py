@@ -10,7 +10,8 @@ import numpy as np
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
-from paradl_bench.plan.tasks import Compute, Phase, Plan, PlanSettings
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.tasks import Compute, Phase, Plan
 from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.plan import GradientBuckets
 from predict.closed_forms.layerwise_plan import Sends, gradient_bytes, gradient_layers

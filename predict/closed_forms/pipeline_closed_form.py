@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.tasks import Compute, Plan, PlanSettings, Transfer, WeightUpdate, Work
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.tasks import Compute, Plan, Transfer, WeightUpdate, Work
 from predict.costs.sourced import Floats
 
 

@@ -27,8 +27,9 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.compute import weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, PlanSettings, WeightUpdate, Work
+from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, WeightUpdate, Work
 from paradl_bench.strategies.splitting.channel_shards import splittable
 
 SHARING = ("filter", "channel", "spatial")

@@ -12,27 +12,17 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import (
-    Between,
-    Collective,
-    Compute,
-    Plan,
-    PlanSettings,
-    Role,
-    WeightUpdate,
-    Work,
-)
+from paradl_bench.plan.tasks import Between, Collective, Compute, Plan, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.costs.assembly import Priced, add_up, assemble
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.communication.congestion import with_congestion
 from predict.costs.communication.fusion import Fusion
@@ -46,53 +36,14 @@ from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.input.input_terms import InputOptions
 from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
+from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
-from predict.costs.stragglers import RankSpread
+from predict.costs.spread.assembly import Priced, add_up, assemble
+from predict.costs.spread.stragglers import RankSpread
 from predict.costs.work_costs import Place, WorkCosts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedPlan:
-    """A plan with the costs of its works, in the order of ``plan.works``.
-
-    Attributes:
-        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
-            where that was not measured, as the measured ones do.
-        lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
-        slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
-            slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
-        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.behind_compute`).
-        batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
-    """
-
-    plan: Plan
-    place: Place
-    costs: Costs
-    rank_spread: RankSpread
-    own_relative_sd: Floats
-    lag: float = 1.0
-    slower: tuple[float, ...] = ()
-    slow_copies: bool = True
-    batches_ahead_bytes: int = 0
-    awaited: frozenset[int] = frozenset()
-    spread: Spread
-    remarks: Remarks
-
-    def awaited_tasks(self, role: Role) -> NDArray[np.bool_]:
-        """Per task of a role, whether it is of :attr:`awaited`."""
-        return np.isin(role.work, sorted(self.awaited))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PricedSums:
-    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`."""
-
-    costs: Costs
-    spread: Spread
-    remarks: tuple[Remark, ...]
-
-
 _PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
+
 SUMS = ("FW", "BW", "FW between", "BW between", "WU")
 
 

@@ -17,10 +17,10 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import LARGEST_FACTOR
 from paradl_bench.plan.tasks import Between, Compute, WeightUpdate, Work
 from paradl_bench.records.emulation import GHOSTS
-from predict.costs.assembly import Priced
 from predict.costs.compute.model_costs import Spread
 from predict.costs.sourced import Remark
-from predict.costs.stragglers import RankSpread
+from predict.costs.spread.assembly import Priced
+from predict.costs.spread.stragglers import RankSpread
 
 NO_SPREAD = Spread(0.0, (0.0,))
 """Of iterations whose layers sleep."""

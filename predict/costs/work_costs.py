@@ -24,7 +24,6 @@ from paradl_bench.plan.tasks import (
     WeightUpdate,
     Work,
 )
-from predict.costs.assembly import Priced
 from predict.costs.communication.behind_compute import calls_of
 from predict.costs.communication.communication_costs import ALONE_ON_ITS_STREAM, Call, CommunicationCosts
 from predict.costs.compute.backward_split import SPLIT_MODE
@@ -33,6 +32,7 @@ from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.emulation import computes
 from predict.costs.sourced import Cost, Source
+from predict.costs.spread.assembly import Priced
 
 
 class Place(NamedTuple):

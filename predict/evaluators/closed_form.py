@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.iteration import ClosedForm, gradient_exchange
-from predict.costs.assembly import join
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Floats, Remark, Remarks
+from predict.costs.spread.assembly import join
 from predict.workload import Point, Timing, Workload
 
 KINDS = ("serial", "data")

@@ -13,11 +13,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.layerwise_plan import layerwise_plan
-from predict.costs.assembly import join
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
 from predict.costs.input.input_terms import HostBatch, input_terms
 from predict.costs.sourced import Floats, Remark
+from predict.costs.spread.assembly import join
 from predict.evaluators.closed_form import (
     KINDS,
     flat_exchange,

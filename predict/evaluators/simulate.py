@@ -25,8 +25,9 @@ from predict.closed_forms.fused_plan import check_fusion, fused_plan
 from predict.closed_forms.layerwise_plan import gradient_bytes
 from predict.closed_forms.osf import Gradients
 from predict.closed_forms.osf_form import backward_order, describe
-from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats, Remark
 from predict.evaluators.osf import buffers_of, ready_of
 from predict.simulation.exposure import exposed_seconds, names_of_layer_communication

@@ -11,7 +11,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.units import format_around, format_bytes, format_difference, format_seconds
-from paradl_bench.plan.tasks import bucket_limits
+from paradl_bench.plan.settings import bucket_limits
 from predict.closed_forms.osf_form import Buffers, fused_as_ddp
 from predict.costs.communication.fusion import Fusion, Rule
 from predict.costs.cost_model import CostModel

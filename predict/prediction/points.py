@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.workload import Point
 

@@ -14,8 +14,8 @@ import msgspec
 from calibrate.profile.memory_factors import MemoryMeasure
 from calibrate.profile.unlike_parts import unlike_parts
 from paradl_bench.core.units import format_bytes
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.emulation import kind_of_emulation, simulated_messages
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from predict.costs.cost_model import CostModel

@@ -12,8 +12,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_layers, parse_recompute
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.settings import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
 from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel

@@ -23,8 +23,9 @@ from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling_band import Timed
+from predict.search.candidates.factorings import alike
 from predict.search.candidates.ruled_out import sweep_command
-from predict.search.candidates.space import Space, alike
+from predict.search.candidates.space import Space
 from predict.search.chances import steps
 from predict.search.pricing.corrections import Corrections, next_to
 from predict.search.pricing.estimate import Estimates

@@ -10,8 +10,8 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_memory, parse_ranks
+from paradl_bench.plan.settings import bucket_limits
 from paradl_bench.plan.strategy import MAX_DEGREE
-from paradl_bench.plan.tasks import bucket_limits
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
 from predict.costs.cost_model import CostModel
 from predict.prediction.bucket_advice import parse_caps

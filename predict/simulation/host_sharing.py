@@ -19,7 +19,8 @@ import numpy as np
 
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Plan
-from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.cost_model import CostModel
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Costs, Floats, Mode, Remark
 from predict.simulation.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
 

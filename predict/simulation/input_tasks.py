@@ -24,11 +24,12 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Plan, Role, Stream, Work
-from predict.costs.assembly import join
-from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, Fetch, InputWait
 from predict.costs.input.input_terms import HostBatch, InputOptions, InputTerms, input_terms
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
+from predict.costs.spread.assembly import join
 from predict.simulation.simulator import Timeline
 from predict.workload import Point
 

@@ -1,4 +1,4 @@
-"""What waiting for the last rank adds to a role's compute, task by task (the equations: ``costs/stragglers.py``).
+"""What waiting for the last rank adds to a role's compute, task by task.
 
 Ranks meet at a collective. A rank that waits for one is level with its group up to where it called it: what it computed
 before that counts no more, what it computed since (beside the collective) still does. One that is over before the
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Communication, Plan, Role, Stream, Transfer
 from predict.costs.sourced import Floats
-from predict.costs.stragglers import RankSpread
+from predict.costs.spread.stragglers import RankSpread
 
 
 class _Meeting(NamedTuple):

@@ -1,4 +1,4 @@
-"""How long a pipeline is expected to take when its ranks are slow by chance (the spread: ``costs/stragglers.py``).
+"""How long a pipeline is expected to take when its ranks are slow by chance.
 
 Stages wait for each other's messages, so no stretch of compute between two meetings tells what a late stage costs: the
 one that sets the pace does in every micro-batch, another only once. So the stages that the simulation holds anyway are
@@ -30,9 +30,9 @@ import numpy as np
 
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Ints
-from predict.costs.cost_model import PricedPlan
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.costs.stragglers import RankSpread
+from predict.costs.spread.stragglers import RankSpread
 from predict.simulation.pipeline_simulation import PipelineSimulation, lines_of_stages
 
 _MOST_DRAWS, _FEWEST_DRAWS = 64, 4

@@ -1,8 +1,8 @@
 """One rank that computes slower than the others: what if a device throttles, or a host is shared.
 
 Every other rank waits for it where they meet, so the iteration is as long as it needs, and what others would have been
-late by chance counts only as far as they may be later still (:meth:`predict.costs.stragglers.RankSpread.wait`). In a
-pipeline it slows its own stage, which sets the pace or not.
+late by chance counts only as far as they may be later still (:meth:`predict.costs.spread.stragglers.RankSpread.wait`).
+In a pipeline it slows its own stage, which sets the pace or not.
 """
 
 from __future__ import annotations

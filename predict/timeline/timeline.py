@@ -15,7 +15,7 @@ import numpy as np
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
-from predict.costs.cost_model import PricedPlan
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
 from predict.simulation.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages

@@ -27,7 +27,7 @@ from paradl_bench.plan.tasks import (
     WeightUpdate,
     Work,
 )
-from predict.costs.cost_model import PricedPlan
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Costs, Floats, Source
 from predict.evaluators.simulate import lag_of
 from predict.simulation.exposure import names_of_layer_communication

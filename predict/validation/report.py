@@ -8,37 +8,41 @@ from pathlib import Path
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
 from paradl_bench.core.terminal.printed import in_code, in_markdown
-from paradl_bench.core.units import counted, format_accuracy, format_bytes, format_difference, format_seconds
+from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
 from predict.prediction.presentation import flat_row, rows_csv
-from predict.validation.memory_validation import MemoryScore
+from predict.validation.findings import findings, pairs_of
 from predict.validation.runs import PHASES
 from predict.validation.validation_report import (
     EVALUATORS,
     PIPELINE_IDLE,
     PREDICTOR,
-    Outlier,
     Pair,
-    Ranking,
     Repeated,
     RepeatedPrediction,
     Report,
-    Unfit,
 )
 
-_PHASE_IN_WORDS = {PIPELINE_IDLE: "idle time of the pipeline (a stage waits for others, or for their messages)"}
 FILES = ("report.md", "pairs.csv", "report.json")
+
 _RUN_TITLES = (
     *("model", "strategy", "batch", "measured", "iqr", "noise floor", "predicted", "90% interval", "error", "inside"),
     "memory",
 )
+
 _TOLD = ("schedule", "accumulate", "recompute", "exchange", "batch_norm")
+
 _RERUN_TITLES = ("strategy", "runs", "accuracy of the other runs' median", "half-width that holds 85%")
+
 _REPEATED_TITLES = (
     *("model", "strategy", "batch", "runs", "fastest", "median", "slowest", "predicted", "error", "inside"),
 )
+
 _ALL = "all"
+
 _CONFIGURATION_TITLES = ("strategy", "evaluator", "configurations", "mean accuracy", "worst", "interval holds")
+
 _ACTIVITY_TITLES = ("run", "rank", "units", "mean", "worst", "of")
+
 _SCORE_TITLES = (
     *("strategy", "evaluator", "runs", "mean accuracy", "worst", "mean error", "interval holds", "half-width"),
     "noise floor",
@@ -82,7 +86,7 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for line in _findings(report):
+    for line in findings(report):
         console.print(line, highlight=False)
     tell(f"Report: {path}")
 
@@ -124,7 +128,7 @@ def markdown(report: Report) -> str:
         *_markdown_reruns(report),
         "## Findings",
         "",
-        *(f"- {in_markdown(line)}" for line in _findings(report)),
+        *(f"- {in_markdown(line)}" for line in findings(report)),
         "",
         "## Phases",
         "",
@@ -161,22 +165,9 @@ def _activity_rows(report: Report) -> list[list[str]]:
             f"{rank.worst_error:.1%}",
             rank.worst_unit,
         ]
-        for pair in _of(report, PREDICTOR)
+        for pair in pairs_of(report, PREDICTOR)
         if pair.activity is not None
         for rank in pair.activity.ranks
-    ]
-
-
-def _activity_line(report: Report) -> list[str]:
-    """Activity errors of all runs in a line; nothing where there are none."""
-    known = [pair.activity for pair in _of(report, PREDICTOR) if pair.activity is not None]
-    if not known:
-        return []
-    mean = sum(each.mean_error for each in known) / len(known)
-    worst = max(each.worst_rank_error for each in known)
-    return [
-        f"activity error (begin and end of every rank's work, relative to the iteration): {mean:.1%} in the mean of"
-        f" {counted(len(known), 'run')}, {worst:.1%} on the worst rank"
     ]
 
 
@@ -185,10 +176,6 @@ def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
         return f"| {' | '.join(in_markdown(cell) for cell in cells)} |"
 
     return [line(titles), line(["---"] * len(titles)), *map(line, rows)]
-
-
-def _of(report: Report, evaluator: str) -> list[Pair]:
-    return [pair for pair in report.pairs if pair.evaluator == evaluator]
 
 
 def _baselines(report: Report) -> list[str]:
@@ -343,68 +330,6 @@ def _phase_rows(report: Report) -> list[list[str]]:
             format_seconds(phase.measured_s),
             "" if phase.error is None else format_difference(phase.error),
         ]
-        for pair in _of(report, PREDICTOR)
+        for pair in pairs_of(report, PREDICTOR)
         for name, phase in {**pair.phases, **({PIPELINE_IDLE: pair.idle} if pair.idle else {})}.items()
     ]
-
-
-def _findings(report: Report) -> list[str]:
-    simulated = _of(report, PREDICTOR)
-    unlike = [pair.run for pair in simulated if pair.issued_equals_plan is False]
-    beyond = dict.fromkeys(line for pair in simulated for line in pair.extrapolated)
-    floors = dict.fromkeys(pair.noise_floor_from for pair in simulated)
-    return [
-        *(_ranking_line(name, overall.ranking) for name, overall in report.overall.items() if overall.ranking.groups),
-        *(_memory_line(name, overall.memory) for name, overall in report.overall.items() if overall.memory),
-        *_activity_line(report),
-        *(_outlier_line("outside its interval", outlier) for outlier in report.outliers),
-        *(_outlier_line("far off, though inside its interval", outlier) for outlier in report.far_off),
-        *map(_unfit_line, report.did_not_fit),
-        *(f"{run}: its collectives are not those of the plan (run.json says which)" for run in unlike),
-        *(f"extrapolated: {line}" for line in beyond),
-        *([f"noise floor from: {', '.join(floors)}"] if floors else []),
-        *report.notes,
-    ]
-
-
-def _ranking_line(evaluator: str, ranking: Ranking) -> str:
-    correlation = "" if ranking.rank_correlation is None else f"rank correlation {ranking.rank_correlation:.2f}, "
-    regret = "" if ranking.top1_regret is None else f"regret of the strategy chosen {ranking.top1_regret:.1%}, "
-    return f"{evaluator}: {correlation}{regret}over {ranking.groups} (model, batch) with several strategies"
-
-
-def _memory_line(evaluator: str, memory: MemoryScore) -> str:
-    left_out = f"{memory.left_out} left out, to which the profile's memory factors were fitted"
-    if memory.mean_absolute_error is None or memory.worst_error is None:
-        return f"memory by {evaluator}: no run to test it on; {left_out}"
-    held = "" if memory.interval_coverage is None else f", interval holds {memory.interval_coverage:.0%}"
-    return (
-        f"memory by {evaluator}: mean error {memory.mean_absolute_error:.1%}, worst"
-        f" {format_difference(memory.worst_error)}{held}, "
-        f"over {counted(memory.runs, 'run')}" + (f"; {left_out}" if memory.left_out else "")
-    )
-
-
-def _unfit_line(unfit: Unfit) -> str:
-    expected = "as predicted" if unfit.predicted_bytes > unfit.had_bytes else "and was predicted to fit"
-    return (
-        f"did not fit, {expected}: {unfit.model} {unfit.strategy} batch {unfit.batch}, rank {unfit.rank} in "
-        f"{unfit.phase} needed {format_bytes(unfit.needed_bytes)} and had {format_bytes(unfit.had_bytes)}; "
-        f"tensors were predicted to take {format_bytes(unfit.predicted_bytes)}"
-    )
-
-
-def _outlier_line(what: str, outlier: Outlier) -> str:
-    direction = "more" if outlier.phase_difference_s > 0 else "less"
-    return (
-        f"{what}: {outlier.model} {outlier.strategy} batch {outlier.batch}, error {format_difference(outlier.error)} "
-        f"(noise floor {outlier.noise_floor:.1%}); most of it is {_PHASE_IN_WORDS.get(outlier.phase, outlier.phase)}, "
-        f"predicted {format_seconds(abs(outlier.phase_difference_s))} {direction} than measured{_why(outlier)}"
-    )
-
-
-def _why(outlier: Outlier) -> str:
-    # A weight update is as fast as memory, and nothing else: that it moved tells what did.
-    if outlier.shares_memory and outlier.phase == "WU":
-        return "; ranks of a host share its memory, whose bandwidth may change: paradl-bench doctor --measure --ranks R"
-    return ""

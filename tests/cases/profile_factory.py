@@ -11,7 +11,8 @@ import msgspec
 from calibrate.profile.collectives.communication import CommunicationFit, Interference
 from calibrate.profile.profile import SCHEMA_VERSION, CopyTime, Device, LayerTime, ModelTime, Profile
 from calibrate.profile.roofline_rates import DeviceRate
-from paradl_bench.core.files.storage import append_lines, encode_pretty, write_bytes_atomically
+from paradl_bench.core.files.json_lines import append_lines
+from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.statistics import Summary
 from paradl_bench.network.graph import Layer, Network, Tensor
 from paradl_bench.plan.collectives.catalog import operations

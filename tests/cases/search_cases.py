@@ -12,8 +12,8 @@ from profile_factory import free_copies, interference, make_profile, ring_fit
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster, Level
 from predict.cli import group
 from predict.costs.cost_model import CostModel

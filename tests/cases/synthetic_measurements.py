@@ -19,9 +19,11 @@ from paradl_bench.records.measurement import (
     INTERFERENCE_FILE,
     ITERATIONS_FILE,
     LAYERS_FILE,
+    Environment,
+)
+from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
-    Environment,
     InterferenceSamples,
     IterationSamples,
     LayerSamples,

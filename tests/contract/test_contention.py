@@ -7,8 +7,8 @@ from profile_factory import make_network, make_profile, ring_fit
 
 from calibrate.profile.collectives.contention import Contention
 from calibrate.profile.profile import Profile
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor

@@ -13,19 +13,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.plan.axis_planner import AxisPlanner
 from paradl_bench.plan.mesh import group_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy, parse_strategy
-from paradl_bench.plan.tasks import (
-    Collective,
-    Compute,
-    HaloExchange,
-    Phase,
-    Plan,
-    PlanSettings,
-    Role,
-    Transfer,
-    WeightUpdate,
-    Work,
-)
+from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, Phase, Plan, Role, Transfer, WeightUpdate, Work
 from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
 
 PLANNERS = axis_planners()

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from profile_factory import make_network
 
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, PlanSettings, WeightUpdate, Work
+from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, WeightUpdate, Work
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.simulation.simulator import simulate, task_graph
 

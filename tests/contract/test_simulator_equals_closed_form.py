@@ -21,8 +21,8 @@ from profile_factory import (
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named

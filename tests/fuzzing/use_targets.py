@@ -29,12 +29,14 @@ from paradl_bench.records.measurement import (
     ITERATIONS_FILE,
     LAYERS_FILE,
     MANIFEST_NAME,
+    Manifest,
+)
+from paradl_bench.records.samples import (
     CollectiveSamples,
     CopySamples,
     InterferenceSamples,
     IterationSamples,
     LayerSamples,
-    Manifest,
 )
 from paradl_bench.records.training.training_record import RUN_NAME, TRAINING_FILE, TrainingIterations, TrainingRun
 from predict.cli import group as predict

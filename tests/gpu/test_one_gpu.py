@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from in_process import run_in_process
 
-from paradl_bench.records.measurement import LAYERS_FILE, LayerSamples, read_manifest, read_records
+from paradl_bench.records.measurement import LAYERS_FILE, read_manifest, read_records
+from paradl_bench.records.samples import LayerSamples
 
 GPUS = torch.cuda.device_count()
 REQUIRED = os.environ.get("PARADL_TEST_GPU") == "required"

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import build_parallel

@@ -25,8 +25,8 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.nesting.catalog import planner_for

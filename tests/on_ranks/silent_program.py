@@ -11,8 +11,8 @@ from torch import nn
 
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.groups.process_group import end_groups, is_silent, silent_groups
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.strategies.data.module import exchange_gradients

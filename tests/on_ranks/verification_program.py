@@ -26,8 +26,8 @@ from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.channel import module as channel
 from paradl_bench.strategies.data.zero import module as zero

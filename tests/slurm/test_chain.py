@@ -18,7 +18,8 @@ from slurm_cluster import NODES, CannotStart, SlurmCluster, running_cluster, why
 
 pytest.importorskip("torch")
 
-from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, read_run
 
 ROOT = Path(__file__).parents[2]

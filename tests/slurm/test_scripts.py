@@ -19,7 +19,7 @@ from synthetic_measurements import write_collectives
 
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.core.interruption import Terminated
 from paradl_bench.measure.machine.node_findings import JobNodes, Node, NodeFinding, differences
 from paradl_bench.records.hosts.host_record import RankHost

@@ -198,7 +198,7 @@ import torch
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.parallel import build_parallel
 

@@ -28,7 +28,7 @@ from paradl_bench.core.statistics import MAD_TO_SD, Z90
 from paradl_bench.core.terminal.command_line import progress
 from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 KEPT_CANDIDATES = 8
 """A profile keeps the best of what was considered, not all of some dozens."""

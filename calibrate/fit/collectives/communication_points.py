@@ -11,7 +11,7 @@ from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import counted
 from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 _TOOLS = ("torch", "mpi4py", "nccl-tests", "rccl-tests", "osu", "imb")
 

@@ -13,7 +13,7 @@ from calibrate.profile.collectives.communication_time import pieces_of, piecewis
 from calibrate.profile.collectives.contention import Contention, ContentionPoint
 from calibrate.statistics.pair_draws import Floats, Pair, draw_pairs, medians
 from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 _LEAST_SHARE = 0.3
 """Of the time at some size that bytes have to take, or phi is lost in the noise of the start-up."""

@@ -12,7 +12,7 @@ from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.communication import Interference
 from paradl_bench.core.errors import UserError
 from paradl_bench.records.emulation import GHOSTS
-from paradl_bench.records.measurement import InterferenceSamples
+from paradl_bench.records.samples import InterferenceSamples
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, str, int, bool]

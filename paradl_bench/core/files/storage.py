@@ -15,32 +15,35 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.documents import foreign_document, validation_text
 from paradl_bench.core.files.repeated_keys import may_lose_keys, repeated_key
-from paradl_bench.core.interruption import uninterrupted
 from paradl_bench.core.units import format_bytes
 
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole, where its reader sets no limit of its own."""
+
 MOST_DOCUMENT_BYTES = 1 << 28
 """Of one JSON document: decoded, it takes about ten times as much memory."""
-_CHUNK_BYTES = 64 * 1024
+
+CHUNK_BYTES = 64 * 1024
+
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""
-UNFINISHED = ".unfinished.json"
-"""Beside files to which rows are being appended: where each ended before, and will end."""
-_OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
-_Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+OWN_FILE = r"^([a-z]{1,20}/)?[A-Za-z0-9_-]{1,80}(\.jsonl?)?$"
+
+Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
 _REMEDIES = {
     errno.ENOSPC: "free some there, or give a place on another disk with -o",
     errno.EDQUOT: "free some of the quota, or give a place on another disk with -o",
@@ -80,7 +83,7 @@ def read_whole(path: Path, *, what: str = "", most_bytes: int = MOST_BYTES) -> b
     Raises:
         UserError: it can't be read, is no regular file, or holds more than ``most_bytes``.
     """
-    with _unreadable(path, what), open_regular(path, most_bytes=most_bytes) as stream:
+    with unreadable(path, what), open_regular(path, most_bytes=most_bytes) as stream:
         pieces, left = [], most_bytes + 1
         while left and (piece := stream.read(min(left, PIECE_BYTES))):
             pieces.append(piece)
@@ -96,12 +99,12 @@ def hash_of_file(path: Path, *, what: str = "") -> str:
     Raises:
         UserError: it can't be read, or is no regular file.
     """
-    with _unreadable(path, what), open_regular(path) as stream:
+    with unreadable(path, what), open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def _unreadable(path: Path, what: str = "") -> Iterator[None]:
+def unreadable(path: Path, what: str = "") -> Iterator[None]:
     """Say in one line which file can't be read."""
     try:
         yield
@@ -186,7 +189,7 @@ def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb", buffering=0) as stream:
             for piece in pieces:
-                _write_whole(stream, piece)
+                write_whole(stream, piece)
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
@@ -196,7 +199,8 @@ def write_pieces_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             temporary.unlink()
 
 
-def _write_whole(stream: FileIO, content: bytes) -> None:
+def write_whole(stream: FileIO, content: bytes) -> None:
+    """Write all of it, in as many calls as that takes."""
     # An unbuffered write may take a part only; what a buffer still held after an error could not be taken back.
     rest = memoryview(content)
     while rest:
@@ -208,111 +212,6 @@ def encode_pretty(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def encode_lines(records: Iterable[object]) -> bytes:
-    """Each record as one line of JSON."""
-    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-
-
-def append_lines(path: Path, records: Iterable[object]) -> None:
-    """Append each record as one JSON line, synchronised to disk; a torn last line is cut off first.
-
-    SIGINT and SIGTERM wait until it is done, where :func:`~paradl_bench.core.interruption.signals_raise` handles them.
-
-    Raises:
-        WorkError: the disk is full or the file can't be written; the file then ends where its last whole line ended.
-    """
-    content = encode_lines(records)
-    with uninterrupted():
-        _append(path, content)
-
-
-def append_together(directory: Path, records: Mapping[str, Iterable[object]]) -> None:
-    """As :func:`append_lines`, for rows of one or several files that count together or not at all.
-
-    Where the process is killed within, :func:`undo_unfinished` takes back what was written of them.
-
-    Args:
-        records: by the file's name in the directory.
-
-    Raises:
-        WorkError: as :func:`append_lines`.
-    """
-    contents = {name: encode_lines(rows) for name, rows in records.items()}
-    contents = {name: content for name, content in contents.items() if content}
-    if not contents:
-        return
-    with uninterrupted():
-        starts = {name: _end_of_lines(directory / name) for name in contents}
-        spans = {name: (start, start + len(contents[name])) for name, start in starts.items()}
-        write_bytes_atomically(directory / UNFINISHED, msgspec.json.encode(spans))
-        for name, content in contents.items():
-            _append(directory / name, content)
-        (directory / UNFINISHED).unlink()
-
-
-def unfinished(directory: Path) -> dict[str, int]:
-    """Where each file ended before the rows of which a killed process wrote only a part.
-
-    Empty where none did, or where all rows were written and only the note of them was left.
-
-    Raises:
-        UserError: the note of it can't be read.
-    """
-    path = directory / UNFINISHED
-    if not path.exists():
-        return {}
-    spans = read_json(path, dict[Annotated[str, msgspec.Meta(pattern=_OWN_FILE)], tuple[_Position, _Position]])
-    sizes = {name: (directory / name).stat().st_size if (directory / name).exists() else 0 for name in spans}
-    if all(sizes[name] >= end for name, (_, end) in spans.items()):
-        return {}
-    return {name: start for name, (start, _) in spans.items()}
-
-
-def undo_unfinished(directory: Path) -> int:
-    """Cut off rows of which a killed process wrote only a part; how many bytes those were.
-
-    Raises:
-        UserError: as :func:`unfinished`. WorkError: a file can't be changed.
-    """
-    cut = 0
-    for name, end in unfinished(directory).items():
-        path = directory / name
-        if path.exists() and path.stat().st_size > end:
-            cut += path.stat().st_size - end
-            try:
-                with open(open_own(path, os.O_RDWR), "r+b", buffering=0) as stream:
-                    stream.truncate(end)
-            except UserError:
-                raise
-            except (OSError, ValueError) as error:
-                raise WorkError(f"cannot cut {path}: {error}") from error
-    (directory / UNFINISHED).unlink(missing_ok=True)
-    return cut
-
-
-def _end_of_lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with _unreadable(path), open_regular(path) as stream:
-        return end_of_last_line(stream)
-
-
-def _append(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0) as stream:
-            end = end_of_last_line(stream)
-            stream.truncate(end)
-            try:
-                _write_whole(stream, content)
-                os.fsync(stream.fileno())
-            except OSError:
-                stream.truncate(end)
-                raise
-    except OSError as error:
-        raise failed("append to", path, error) from error
-
-
 def failed(what: str, path: Path, error: OSError) -> WorkError:
     """The error that says in one line what can't be done to which file, why, and what would be right."""
     remedy = _REMEDIES.get(error.errno or 0)
@@ -320,74 +219,8 @@ def failed(what: str, path: Path, error: OSError) -> WorkError:
     return WorkError(f"cannot {what} {path}: {why}", resumable=True)
 
 
-def cut_torn_line(path: Path) -> int:
-    """Cut off what stands behind the last newline of a JSON-lines file; how many bytes that were.
-
-    Raises:
-        WorkError: the file can't be changed.
-    """
-    try:
-        with open(open_own(path, os.O_RDWR), "r+b", buffering=0) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            end = end_of_last_line(stream)
-            stream.truncate(end)
-    except OSError as error:
-        raise WorkError(f"cannot cut {path}: {error.strerror or error}") from error
-    return size - end
-
-
-def torn_bytes(path: Path) -> int:
-    """How many bytes stand behind the last newline of a JSON-lines file: a row that was not written whole.
-
-    Raises:
-        UserError: the file can't be read.
-    """
-    with _unreadable(path), open_regular(path) as stream:
-        return os.fstat(stream.fileno()).st_size - end_of_last_line(stream)
-
-
-def end_of_last_line(stream: BinaryIO | FileIO) -> int:
-    """Offset behind the last newline of a file, 0 if it has none; reads backwards, and no more than the torn line."""
-    end = stream.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _CHUNK_BYTES)
-        stream.seek(start)
-        newline = stream.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def read_lines(path: Path, of: type[T]) -> tuple[list[T], int]:
-    """Records of a JSON-lines file, and how many bytes of a torn last line were left out.
-
-    Raises:
-        UserError: a whole line is no valid record; the message names file, line and field.
-    """
-    whole, _, torn = read_whole(path).rpartition(b"\n")
-    decoder = msgspec.json.Decoder(of)
-    records = []
-    twice = _may_lose_keys_of_lines(whole)
-    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-        if twice and (key := repeated_key(line)):
-            raise UserError(f"{path} line {number}: {_twice(key)}")
-        try:
-            records.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UserError(f"{path} line {number}: {not_a_number(line) or error}") from None
-    return records, len(torn)
-
-
-def _may_lose_keys_of_lines(whole: bytes) -> bool:
-    try:
-        return may_lose_keys(whole, msgspec.json.Decoder().decode_lines(whole))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Some line is none, which its decoder says better.
-        return True
-
-
-def _twice(key: str) -> str:
+def twice(key: str) -> str:
+    """What is said of a key that one object holds twice."""
     return f"{key} stands there twice: keep one of them"
 
 
@@ -401,7 +234,7 @@ def check_keys(content: bytes, decoded: object, where: str) -> None:
         UserError: it names the path of the key.
     """
     if may_lose_keys(content, decoded) and (key := repeated_key(content)):
-        raise UserError(f"{where}: {_twice(key)}")
+        raise UserError(f"{where}: {twice(key)}")
 
 
 def read_json(path: Path, of: type[T], *, what: str = "", remedy: str = "") -> T:

@@ -15,7 +15,7 @@ from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 
 if TYPE_CHECKING:
     from rich.table import Table

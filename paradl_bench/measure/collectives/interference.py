@@ -32,7 +32,7 @@ from paradl_bench.plan.collectives.routine import ELEMENT_BYTES
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.agreement import everyones, largest
 from paradl_bench.records.emulation import GHOSTS
-from paradl_bench.records.measurement import InterferenceSamples
+from paradl_bench.records.samples import InterferenceSamples
 
 Kernel = Callable[[], None]
 

@@ -33,13 +33,8 @@ from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSampl
 from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    INTERFERENCE_FILE,
-    CollectiveSamples,
-    InterferenceSamples,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_records
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,8 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.groups.teams import form_teams, leave_team
 from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, CollectiveSamples, InterferenceSamples
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 
 WARMUP_CALLS = 2
 """Besides the verified one."""

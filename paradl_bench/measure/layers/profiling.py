@@ -8,97 +8,36 @@ iterations alternate, so that the layers' sum can be held against the iteration 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import progress, say
 from paradl_bench.core.units import counted
-from paradl_bench.measure.execution.autocast import autocast_to
-from paradl_bench.measure.execution.compiled import CompiledModel, Compiling, keep_records, set_up_compiler
+from paradl_bench.measure.execution.compiled import Compiling, keep_records, set_up_compiler
 from paradl_bench.measure.execution.compiler import compiler_settings
-from paradl_bench.measure.execution.kernel_layout import laid_out, lay_out, refuse_without_channels, set_modes
-from paradl_bench.measure.execution.optimizers import build_optimizer
+from paradl_bench.measure.execution.kernel_layout import set_modes
 from paradl_bench.measure.execution.probes import (
-    OperationProbe,
     ProbeCost,
     ProbedIteration,
-    entered,
     measure_probe_cost,
     probed_iteration,
 )
-from paradl_bench.measure.layers.gradient_copies import GradientCopies
-from paradl_bench.measure.layers.isolated import IsolatedOperation, isolated_operations
-from paradl_bench.measure.layers.rehearsal import RehearsedModel, distinct_positions, sharing_axis
+from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
-from paradl_bench.measure.layers.shards_proof import verify_on_first_rank
-from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
-from paradl_bench.measure.tracing.gradient_order import GradientOrder
-from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Layer, Network
-from paradl_bench.network.models.catalog import LoadedModel, load_model
-from paradl_bench.plan.axis_planner import shard_label
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.measure.layers.subjects import Subject, subjects
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
 from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
-from paradl_bench.records.measurement import (
-    COPIES_FILE,
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    CopySamples,
-    IterationSamples,
-    LayerSamples,
-)
+from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE
+from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSamples
 from paradl_bench.records.training.verification import VERIFICATION_FILE, VerifiedShards
-
-
-@dataclass(slots=True)
-class _Subject:
-    """One model, or one rank's part of it, at one local batch, ready to be measured.
-
-    Attributes:
-        forward: to the loss; as it is probed, and as it is trained unless that is compiled.
-        copies: None for a part of a model.
-        compiled: what is trained in the place of forward, and stands for its functions where it is probed.
-        layers: per layer of the network, as it ran and which part of it that is; None for layers that are not kept.
-    """
-
-    model: LoadedModel
-    network: Network
-    optimizer: torch.optim.Optimizer
-    batch: int
-    clock: Clock
-    forward: Callable[[], torch.Tensor]
-    observed: Callable[[OperationProbe], AbstractContextManager[Any]]
-    layers: list[tuple[Layer, str] | None]
-    copies: GradientCopies | None = None
-    compiled: CompiledModel | None = None
-    operations: list[IsolatedOperation] = field(default_factory=list)
-    shard: str = ""
-    position: int = 0
-
-    @property
-    def key(self) -> tuple[str, int, str, int]:
-        return self.model.name, self.batch, self.shard, self.position
-
-    def trained(self) -> torch.Tensor:
-        return self.compiled.forward() if self.compiled else self.forward()
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 def measure_layers(request: LayersRequest, context: RankContext, output: Path, command_line: tuple[str, ...]) -> Path:
@@ -117,7 +56,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     set_up_compiler(context.device)
     # An interrupted measurement was proved when it began.
     proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
-    subjects = [subject for name in request.models for subject in _subjects(request, name, context, clock, proofs)]
+    subjects = [subject for name in request.models for subject in subjects(request, name, context, clock, proofs)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():
@@ -192,99 +131,6 @@ def _block_plan(request: LayersRequest, subjects: int) -> list[tuple[int, int, i
     return plan
 
 
-def _subjects(
-    request: LayersRequest, name: str, context: RankContext, clock: Clock, proofs: list[VerifiedShards] | None
-) -> Iterator[_Subject]:
-    model = load_model(name, request.input_shape)
-    network = trace_network(model)
-    refuse_without_channels(name, model.input_shape, request.kernel_settings)
-    refuse_changed_input(network)
-    model.module.to(context.device)
-    lay_out(model.module, request.kernel_settings)
-    optimizer = build_optimizer(request.optimizer, model.module.parameters())
-    copies = GradientCopies(model.module, network, context.device)
-    layers: list[tuple[Layer, str] | None] = [(layer, "") for layer in network.layers]
-    within = autocast_to(request.dtype, context.device)
-    for batch in request.batches:
-        inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-        inputs = laid_out(inputs, request.kernel_settings)
-
-        def forward(
-            run: Callable[..., Any] = model.module, inputs: torch.Tensor = inputs, targets: torch.Tensor = targets
-        ) -> torch.Tensor:
-            with within():
-                return model.loss(run(inputs), targets)
-
-        subject = _Subject(model, network, optimizer, batch, clock, forward, entered, layers, copies)
-        begin = clock.stamp()
-        with GradientOrder(model.module) as order:
-            _warm_up(subject, request.warmup)
-        end = clock.stamp()
-        clock.synchronise()
-        subject.network = network = order.of(network)
-        sample_s = clock.seconds(begin, end) / (request.warmup * batch)
-        if request.kernel_settings.compile:
-            subject.compiled = CompiledModel(name, network, batch, model.module, forward)
-            subject.compiled.compile(clock.stamp, subject.update)
-            _warm_up(subject, request.warmup)
-        subject.operations = isolated_operations(
-            network,
-            batch,
-            context.device,
-            which=request.isolated,
-            dtype=request.dtype,
-            kernel_settings=request.kernel_settings,
-        )
-        yield subject
-    for strategy in request.shards:
-        if proofs is not None:
-            proofs += verify_on_first_rank(request, network, strategy, context, sample_s)
-        yield from _rehearsed_subjects(request, name, network, strategy, context)
-
-
-def _rehearsed_subjects(
-    request: LayersRequest, name: str, network: Network, strategy: Strategy, context: RankContext
-) -> Iterator[_Subject]:
-    """What unlike ranks of a strategy run, one subject each."""
-    axis = strategy.axes[sharing_axis(strategy)]
-    for batch in request.batches:
-        settings = request.settings(batch)
-        for position in distinct_positions(network, strategy, settings):
-            model = load_model(name, request.input_shape)
-            model.module.to(context.device)
-            part = RehearsedModel(model, network, axis, position, settings, context.device)
-            inputs, targets = (tensor.to(context.device) for tensor in model.make_batch(batch, context.rank))
-            subject = _Subject(
-                model=model,
-                network=network,
-                optimizer=build_optimizer(request.optimizer, model.module.parameters()),
-                batch=batch,
-                clock=part.clock,
-                forward=functools.partial(part.loss, inputs, targets),
-                observed=part.observed,
-                layers=[part.layers.get(index) for index in range(len(network.layers))],
-                shard=shard_label(axis, settings),
-                position=position,
-            )
-            _warm_up(subject, request.warmup)
-            yield subject
-
-
-def _warm_up(subject: _Subject, iterations: int) -> None:
-    """Raises:
-    UserError: the model does not train on its local batch.
-    """
-    try:
-        for _ in range(iterations):
-            beat()
-            subject.trained().backward()  # type: ignore[no-untyped-call]
-            subject.update()
-    except (RuntimeError, ValueError) as error:
-        shape = "x".join(map(str, subject.model.input_shape))
-        where = f"model {subject.model.name!r} does not train with batch {subject.batch} of {shape}"
-        raise UserError(f"{where}{f' as one rank of {subject.shard}' if subject.shard else ''}: {error}") from error
-
-
 _Records = dict[str, list[Any]]
 """By file, in the order in which they are written: the iterations' last, whose records say what is finished."""
 
@@ -353,7 +199,7 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _plain_iteration(subject: _Subject, context: RankContext, clock: Clock) -> tuple[float, float, float]:
+def _plain_iteration(subject: Subject, context: RankContext, clock: Clock) -> tuple[float, float, float]:
     """An uninstrumented iteration: seconds of forward, backward and weight update.
 
     Ranks that share the host wait for each other before the weight update, as data parallelism makes them do: all of
@@ -382,7 +228,7 @@ class _About:
         context: of the ranks that compute.
     """
 
-    subject: _Subject
+    subject: Subject
     context: RankContext
     request: LayersRequest
     block: int

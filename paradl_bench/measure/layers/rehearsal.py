@@ -21,8 +21,9 @@ from paradl_bench.measure.execution.probes import OperationProbe
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Plan, PlanSettings
+from paradl_bench.plan.tasks import Plan
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
 from paradl_bench.strategies.nesting.parallel import axis_runners

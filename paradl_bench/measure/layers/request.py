@@ -9,8 +9,8 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
 from paradl_bench.plan.axis_planner import refuse_unused
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 
@@ -26,7 +26,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
         verify: whether these parts are proved to make up the model first; None for where that is quick.
-        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
     """
 
     models: tuple[str, ...]

@@ -16,14 +16,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
 from paradl_bench.network.graph import Network
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    LAYERS_FILE,
-    CollectiveSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, LAYERS_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples, LayerSamples
 
 _MICRO = 1e6
 Times = dict[tuple[str, str], NDArray[np.float64]]

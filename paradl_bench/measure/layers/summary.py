@@ -12,13 +12,8 @@ import numpy as np
 
 from paradl_bench.core.statistics import Floats, bootstrap_median_interval
 from paradl_bench.core.units import format_difference, format_seconds
-from paradl_bench.records.measurement import (
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    IterationSamples,
-    LayerSamples,
-    read_records,
-)
+from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
+from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.records.training.verification import read_verified_shards
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from paradl_bench.network.graph import Network
 from paradl_bench.network.partition import shard_channels, shard_filters
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.spatial.region import region_of
 from paradl_bench.strategies.splitting.channel_shards import split_layers

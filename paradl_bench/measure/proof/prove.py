@@ -15,8 +15,8 @@ from paradl_bench.measure.proof.reference import Ranks
 from paradl_bench.measure.proof.verdict import VARIES, Outcome, Proved, settle
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.training.verification import Verification
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 

@@ -16,8 +16,8 @@ from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.normalisation.norm_statistics import statistics_axes
 from paradl_bench.strategies.running.sharded_module import as_it_stands

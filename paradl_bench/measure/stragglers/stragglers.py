@@ -23,7 +23,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 from paradl_bench.records.hosts.host_clocks import HostClocks, HostDrift, drift_lines
 from paradl_bench.records.hosts.host_record import RankHost, last_of_each
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TrainingIterations, TrainingRun
 
 Floats = NDArray[np.float64]

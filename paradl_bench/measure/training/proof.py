@@ -19,7 +19,7 @@ from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import free_bytes, ran_out
 from paradl_bench.ranks.rank_place import ranks_of_node

@@ -13,9 +13,9 @@ from paradl_bench.measure.execution.compiler import refuse_without_compiler
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings, bucket_limits
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings, bucket_limits
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
@@ -37,7 +37,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         bucket_cap_mb: MiB; None for torch's default.
         batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
             spatial_until, exchange, ranks_per_node: as in
-            :class:`~paradl_bench.plan.tasks.PlanSettings`.
+            :class:`~paradl_bench.plan.settings.PlanSettings`.
         layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.

@@ -19,14 +19,8 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import Network
-from paradl_bench.records.measurement import (
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    IterationSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
+from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.pipeline.stages import balanced_stages
 

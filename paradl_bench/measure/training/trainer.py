@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -27,6 +25,7 @@ from paradl_bench.measure.training.recorder import (
     SequenceCounter,
 )
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
+from paradl_bench.measure.training.stamps import Arrival, Stamps
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
@@ -43,30 +42,6 @@ from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
 from paradl_bench.strategies.pipeline.module import RankPipeline
 from paradl_bench.strategies.running.group_functions import Spans
-
-
-class _Stamps(msgspec.Struct, frozen=True):
-    """One iteration: stamps at its start and end and at the end of backward, and the loss, still on the device.
-
-    Layer-wise communication is (what, begin, end) in the order of issue; so are the turns at forward and backward
-    (``FW``, ``BW``) of micro-batches, or of a pipeline's stages. The loss is None where another stage computes it.
-    """
-
-    begin: Any
-    last_gradient: Any
-    backward_end: Any
-    end: Any
-    loss: torch.Tensor | None
-    fw_communication: list[tuple[str, Any, Any]]
-    bw_communication: list[tuple[str, Any, Any]]
-    turns: list[tuple[str, Any, Any]]
-
-
-@dataclass(slots=True)
-class _Arrival:
-    """When the last gradient of an iteration arrived."""
-
-    stamp: Any = None
 
 
 class Trainer:
@@ -114,7 +89,7 @@ class Trainer:
         self._counter = SequenceCounter()
         self._spans = Spans()
         self._pipeline: RankPipeline | None = None
-        self._last_gradient = _Arrival()
+        self._last_gradient = Arrival()
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
@@ -272,7 +247,7 @@ class Trainer:
         parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
         self._watches_gradients = True
 
-    def iterate(self) -> _Stamps:
+    def iterate(self) -> Stamps:
         """Forward, loss, backward and weight update, once."""
         beat()
         stamp = self._twin.then(self._clock.stamp) if self._twin else self._clock.stamp
@@ -293,7 +268,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         end = stamp()
         last = self._last_gradient.stamp if self._watches_gradients else backward_end
-        return _Stamps(begin, last, backward_end, end, loss, *by_turn(rows))
+        return Stamps(begin, last, backward_end, end, loss, *by_turn(rows))
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -322,13 +297,13 @@ class Trainer:
             self._check(index, item)
         return self._record(first, stamps, counts, losses)
 
-    def _iterate_as(self, number: int) -> _Stamps:
+    def _iterate_as(self, number: int) -> Stamps:
         """An iteration, in which ghosts sleep what they draw for this number."""
         if self._twin:
             self._twin.begin_iteration(number)
         return self.iterate()
 
-    def _check(self, index: int, stamps: _Stamps) -> None:
+    def _check(self, index: int, stamps: Stamps) -> None:
         where = f"{self._request.model}, rank {self._context.rank}, iteration {index}"
         if stamps.loss is not None and not math.isfinite(stamps.loss):
             raise WorkError(f"{where}: the loss is {float(stamps.loss)}; chunks of iterations before are kept")
@@ -336,7 +311,7 @@ class Trainer:
             raise WorkError(f"{where}: the gradient that came last in the recorded iterations did not come")
 
     def _record(
-        self, first: int, stamps: list[_Stamps], counts: list[int | None], losses: tuple[float, ...]
+        self, first: int, stamps: list[Stamps], counts: list[int | None], losses: tuple[float, ...]
     ) -> TrainingIterations:
         seconds = self._clock.seconds
         known = tuple(count for count in counts if count is not None)
@@ -359,7 +334,7 @@ class Trainer:
             turns=self._turns(stamps),
         )
 
-    def _turns(self, stamps: list[_Stamps]) -> tuple[Turn, ...]:
+    def _turns(self, stamps: list[Stamps]) -> tuple[Turn, ...]:
         """Turns at forward and backward, where there is more than one of either and they alternate alike."""
         seconds = self._clock.seconds
         if len(stamps[0].turns) <= 2 or len({len(item.turns) for item in stamps}) > 1:
@@ -373,7 +348,7 @@ class Trainer:
             for several in zip(*(item.turns for item in stamps), strict=True)
         )
 
-    def _phases(self, item: _Stamps) -> tuple[float, float, float, float]:
+    def _phases(self, item: Stamps) -> tuple[float, float, float, float]:
         """Seconds of forward, backward, exposed gradient exchange, and idle time of a pipeline."""
         seconds = self._clock.seconds
         spent = {"FW": 0.0, "BW": 0.0}
@@ -391,7 +366,7 @@ class Trainer:
         idle = seconds(item.begin, item.backward_end) - spent["FW"] - spent["BW"]
         return spent["FW"], spent["BW"] - exchange, exchange, max(0.0, idle)
 
-    def _in_backward(self, item: _Stamps) -> list[tuple[str, Any, Any]]:
+    def _in_backward(self, item: Stamps) -> list[tuple[str, Any, Any]]:
         """Communication before the exposed gradient exchange, which the last reduction of sharded gradients is."""
         return item.bw_communication[:-1] if self._shards_parameters else item.bw_communication
 

@@ -13,15 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import (
-    append_lines,
-    append_together,
-    cut_torn_line,
-    encode_pretty,
-    file_name,
-    undo_unfinished,
-    write_bytes_atomically,
-)
+from paradl_bench.core.files.json_lines import append_lines, append_together, cut_torn_line, undo_unfinished
+from paradl_bench.core.files.storage import encode_pretty, file_name, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.network.graph import Network
 from paradl_bench.ranks.directories.host_watch import HostWatch

@@ -25,7 +25,7 @@ from paradl_bench.core.bounds import (
 )
 from paradl_bench.core.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.plan.tasks import PlanSettings, library_blocks
+from paradl_bench.plan.settings import PlanSettings, library_blocks
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
@@ -167,13 +167,13 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         batch: global mini-batch.
         first_bucket_bytes, bucket_cap_bytes: DDP's bucket limits.
-        batch_norm: statistics, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        batch_norm: statistics, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
         network_digest: digest of the traced network.
         cores: the core that each rank was pinned to; empty on GPUs.
         issued: collectives that rank 0 issued, by when; planned: what the plan holds.
         issued_equals_plan: whether they agree to the byte, on every rank; None until they were recorded.
         differences: what does not agree, in words.
-        micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.plan.tasks.PlanSettings`;
+        micro_batches, schedule, stages, cut_by: of a pipeline, as in :class:`~paradl_bench.plan.settings.PlanSettings`;
             stages as they were cut, whatever by. Empty, in runs of before, for a cut that balances FLOPs.
         accumulate: micro-batches between two updates. recompute: what was computed again in backward. As there.
         split, filter_backward, spatial_until: of layers that are shared out, as there.

@@ -11,8 +11,8 @@ import msgspec
 from paradl_bench.core.bounds import Count, PositiveCount, PositiveSeconds, Ranks
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_size_sweep
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.kernel_settings import flags_of_label, settings_of_label
 from paradl_bench.slurm.jobs.site import Site
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings

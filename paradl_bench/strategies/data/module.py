@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.groups.process_group import is_silent
 from paradl_bench.strategies.data.node_exchange import NodeExchange
 from paradl_bench.strategies.data.plan import GradientBuckets

@@ -22,8 +22,9 @@ from typing import NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Tensor
 from paradl_bench.plan.mesh import REPLICATING, all_groups, degree_of, group_axes, place_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings, Reach
+from paradl_bench.plan.tasks import Collective, Reach
 from paradl_bench.strategies.data.buckets import total_bytes
 
 

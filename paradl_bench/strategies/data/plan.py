@@ -32,16 +32,9 @@ from functools import cached_property
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network, Tensor
 from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import (
-    BucketCopy,
-    Collective,
-    Limit,
-    Phase,
-    PlanSettings,
-    RoleBuilder,
-    Stream,
-)
+from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, RoleBuilder, Stream
 from paradl_bench.strategies.data.buckets import assign_buckets, broadcast_buckets, total_bytes
 from paradl_bench.strategies.data.node_groups import NodeGroups
 from paradl_bench.strategies.data.zero.plan import check_zero

@@ -7,8 +7,8 @@ import msgspec
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.paradl import paradl_memory, paradl_memory_of
 from paradl_bench.strategies.memory.peak import MemoryUse, planned_memory
 from paradl_bench.strategies.memory.pipeline import pipelined_memory

@@ -17,8 +17,8 @@ from __future__ import annotations
 from paradl_bench.network.graph import DTYPE_BYTES, Network
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.peak import MemoryUse, memory_use
 from paradl_bench.strategies.splitting.channel_shards import splittable
 
@@ -39,7 +39,7 @@ def paradl_memory(
 
     Args:
         positions: parts in which activations are cut. weights: parts in which weights of split layers are.
-        split: patterns of the layers that are split, as in :class:`~paradl_bench.plan.tasks.PlanSettings`.
+        split: patterns of the layers that are split, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
         rho: the paper's reuse factor (its gamma), in (0, 1].
 
     Raises:

@@ -22,8 +22,8 @@ from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import REPLICATING, degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.zero.plan import zero_stage
 from paradl_bench.strategies.memory.ledger import Ledger

@@ -24,8 +24,8 @@ from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.mesh import REPLICATING, degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.ledger import Ledger, Storage, hold
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 from paradl_bench.strategies.memory.peak import (

@@ -25,8 +25,9 @@ from paradl_bench.plan.axis_planner import (
 )
 from paradl_bench.plan.compute import weight_update
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, place_of, positions
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Limit, Phase, Plan, PlanSettings, Role, RoleBuilder, Stream, Work
+from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Stream, Work
 from paradl_bench.strategies.data.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.data.plan import (
     GradientBuckets,

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from paradl_bench.core.registry import discover
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.data.node_groups import node_groups
 from paradl_bench.strategies.data.zero.module import shard_parameters

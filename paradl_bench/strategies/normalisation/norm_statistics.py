@@ -13,8 +13,9 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
 from paradl_bench.plan.axis_planner import SharedLayers
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.mesh import REPLICATING, group_axes
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.spatial.region import region_of
 
 SUMS = 2

@@ -19,8 +19,9 @@ from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import SharedLayers
 from paradl_bench.plan.compute import NetworkCompute, gradient_order
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Phase, PlanSettings, RoleBuilder, Stream
+from paradl_bench.plan.tasks import BucketCopy, Phase, RoleBuilder, Stream
 from paradl_bench.strategies.passes.recomputation import segments_of
 
 

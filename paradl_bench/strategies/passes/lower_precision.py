@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 
 _MIB = 1024 * 1024
 

@@ -31,8 +31,8 @@ from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import RECOMPUTE_ALL, PlanSettings
 
 _SMALL = 1 / 8
 _GIVEN = -1

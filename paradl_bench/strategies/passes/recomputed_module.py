@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.passes.recomputation import Segment, segments_of
 from paradl_bench.strategies.running.operations import function_name
 from paradl_bench.strategies.running.sharded_module import Repeated

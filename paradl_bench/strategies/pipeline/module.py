@@ -23,7 +23,7 @@ from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import SharedLayers
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.schedules.catalog import schedule_of
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.data.module import exchange_gradients
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches

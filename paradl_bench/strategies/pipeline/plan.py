@@ -34,19 +34,9 @@ from paradl_bench.plan.compute import NetworkCompute, weight_update
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import (
-    HaloExchange,
-    Limit,
-    Phase,
-    Plan,
-    PlanSettings,
-    Role,
-    RoleBuilder,
-    Stream,
-    Transfer,
-    Work,
-)
+from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
 from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat

@@ -14,8 +14,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import SharedLayers
 from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.module import StageModule, StageWalk
 from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of

@@ -20,8 +20,8 @@ from paradl_bench.network.models.language_sizes import UNTIED, language_model_na
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.plan.compute import operations_of_forward
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.running.own_randomness import OwnRandomness

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.network.partition import Box, Interval, Window
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.running.group_functions import (
     Group,
     Slices,

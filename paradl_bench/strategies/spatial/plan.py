@@ -16,8 +16,9 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
 from paradl_bench.network.partition import Box, Transfer, box_elements
 from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, Communication, HaloExchange, Limit, PlanSettings
+from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_bytes, most_parts, region_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]

@@ -22,8 +22,8 @@ from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.network.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import INPUT, operations_of_forward
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import PlanSettings
 
 _GIVEN = "so it was asked"
 _BY_CHANNEL = ("batch_norm", "activation")

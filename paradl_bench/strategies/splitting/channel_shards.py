@@ -18,8 +18,8 @@ import msgspec
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.network.partition import ChannelShard, Interval, shard_channels, shard_filters
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Limit, PlanSettings
 from paradl_bench.strategies.splitting.gradient_parts import GradientParts, channel_dim, gradient_parts
 
 SPLIT_KINDS = ("conv", "linear")

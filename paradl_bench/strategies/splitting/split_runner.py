@@ -9,8 +9,8 @@ import torch
 
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.sharded_module import Rule, Sharding, replace_parameter
 from paradl_bench.strategies.splitting.channel_shards import Shards, Splitting, with_parameter_shapes

@@ -16,8 +16,8 @@ from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.partition import Interval, cut
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.running.group_functions import Group, reduce, reduce_gradient
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter

@@ -19,8 +19,9 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Collective, Limit, PlanSettings
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
 from paradl_bench.strategies.tensor.cuts import Cut, is_view
 from paradl_bench.strategies.tensor.linear import Linear

@@ -25,7 +25,6 @@ from calibrate.profile.collectives.communication import CommunicationFit, Conges
 from calibrate.profile.collectives.communication_residuals import SizeRatios, residuals_of
 from calibrate.profile.collectives.communication_time import Piece, nearest_fit, pieces_of
 from calibrate.profile.profile import Profile
-from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.collectives.catalog import operations
@@ -34,6 +33,7 @@ from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange
 from paradl_bench.records.cluster import Cluster, Level
+from predict.costs.communication.backends import DEFAULT_BACKENDS, choose_backend
 from predict.costs.communication.behind_costs import BehindCosts, between_them
 from predict.costs.communication.beside_costs import BesideCosts
 from predict.costs.communication.collective_times import CollectiveTimes
@@ -41,9 +41,6 @@ from predict.costs.communication.contention_costs import ContentionCosts
 from predict.costs.communication.interference import Slowdown, measured_slowdown, unmeasured_slowdown
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
-
-DEFAULT_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-_SWEPT_BACKENDS = (*DEFAULT_BACKENDS.values(), "mpi")
 
 
 class CommunicationCost(NamedTuple):
@@ -101,7 +98,7 @@ class CommunicationCosts:
         self.cluster = cluster or profile.cluster
         self._hardware = hardware
         hardware.check_levels(self.cluster)
-        self.backend = _choose_backend(profile, backend)
+        self.backend = choose_backend(profile, backend)
         self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
@@ -364,20 +361,6 @@ def _message(message_bytes: int, axes: tuple[int, ...]) -> Collective:
 def _ranks_of_message(operation: str, axes: tuple[int, ...], strategy: Strategy) -> int:
     """Two, but of an exchange all ranks of the axes: as many were swept, where that makes a difference."""
     return math.prod(strategy.axes[axis].degree for axis in axes) if operation == "exchange" else 2
-
-
-def _choose_backend(profile: Profile, backend: str | None) -> str:
-    measured = sorted({fit.library for fit in profile.communication})
-    if backend is not None:
-        if backend not in measured:
-            unknown = unknown_choice("backend", backend, measured or ["none: the profile holds no collectives"])
-            if backend not in _SWEPT_BACKENDS:
-                raise unknown
-            command = f"paradl-bench collectives --ranks N --backend {backend} -o DIR"
-            raise UserError(f"{unknown}; measure its collectives: {command}, then calibrate fit")
-        return backend
-    by_device = DEFAULT_BACKENDS.get(profile.devices[0].kind, "gloo") if profile.devices else "gloo"
-    return measured[0] if len(measured) == 1 else by_device
 
 
 def _times(

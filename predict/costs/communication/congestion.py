@@ -12,8 +12,8 @@ from statistics import median
 
 import numpy as np
 
-from predict.costs.assembly import Priced
 from predict.costs.sourced import Floats, Ints, Remark
+from predict.costs.spread.assembly import Priced
 
 DRAWS = 400
 """Iterations. Their median is taken relative to their mean, which chance moves alike: what is left of it is a

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from calibrate.profile.profile import CopyTime, Profile
 from paradl_bench.plan.tasks import BucketCopy
-from predict.costs.assembly import Priced
-from predict.costs.compute.layer_costs import nearest_count
+from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+from predict.costs.spread.assembly import Priced
 
 _MORE_TO_ADD = 0.5
 """What adding up may take longer than copying: it moves three tensors where that moves two."""

@@ -18,18 +18,14 @@ An operation whose forward was measured inside an iteration and whose backward w
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import LayerTime, Profile
-from calibrate.statistics.blocks import next_block_stretch
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
 from paradl_bench.network.graph import Layer, Network
@@ -37,23 +33,27 @@ from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
 from predict.costs.compute.kernel_costs import KernelCosts, Pair, in_situ_of, regressed_cost
+from predict.costs.compute.layer_roofline import Roofline, kind_of, nearest_count, unlike_settings
+from predict.costs.compute.layer_spread import (
+    HostRatio,
+    added_up,
+    isolated_remark,
+    of_single_samples,
+    own_sd,
+    ratio_of_hosts,
+    scaled,
+)
 from predict.costs.compute.summed_phases import parted, parted_cost
 from predict.costs.sourced import Cost, Remark, Source
 
 Key = tuple[str, PhaseName, str]
 """(operation, phase, shard)."""
+
 Series = dict[int, dict[int, LayerTime]]
 """By ranks on the host, then by local batch."""
 
 UNKNOWN_RELATIVE_SD = 1 / math.sqrt(3)
 """Where no second measurement says how far a scaling is off: anything from nothing to twice is as likely."""
-
-
-class HostRatio(NamedTuple):
-    """Seconds with one number of ranks on the host over those with another, and how far single operations differ."""
-
-    value: float
-    relative_sd: float
 
 
 class LayerCosts:
@@ -123,7 +123,7 @@ class LayerCosts:
         """
         if operation in self._shares:
             whole, share = self._shares[operation]
-            return _times(self.cost(whole, phase, "", batch, ranks_on_host), share)
+            return scaled(self.cost(whole, phase, "", batch, ranks_on_host), share)
         key = (operation, phase, self._measured_as(operation, shard))
         known = self._known.get((key, batch, ranks_on_host))
         if known is None:
@@ -189,17 +189,17 @@ class LayerCosts:
             return Cost(0.0, Source.MEASURED)
         if key in self._isolated:
             cost = self._own(self._isolated[key], batch, ranks_on_host)
-            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+            return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
         parts = [(operation, part, shard) for part in _parts_of(phase) if (operation, part, shard) in self._isolated]
         if parts:
-            cost = _added([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
-            return cost._replace(remarks=(*cost.remarks, _isolated_remark(operation)))
+            cost = added_up([self._own(self._isolated[part], batch, ranks_on_host) for part in parts])
+            return cost._replace(remarks=(*cost.remarks, isolated_remark(operation)))
         return self._derived(operation, phase, batch, ranks_on_host)
 
     def _own(self, series: Series, batch: int, ranks_on_host: int) -> Cost:
         measured = ranks_on_host if ranks_on_host in series else nearest_count(series, ranks_on_host)
         knots = [
-            Knot(at, time.time.typical_s, time.time.typical_s * _own_sd(time))
+            Knot(at, time.time.typical_s, time.time.typical_s * own_sd(time))
             for at, time in sorted(series[measured].items())
         ]
         estimate = at_batch(knots, batch, proportional=True)
@@ -208,7 +208,7 @@ class LayerCosts:
             estimate.source,
             estimate.sd_s,
             estimate.batch_sd_s,
-            remarks=(*batch_remark("compute", knots, batch), *_of_single_samples(series[measured])),
+            remarks=(*batch_remark("compute", knots, batch), *of_single_samples(series[measured])),
         )
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
@@ -258,7 +258,7 @@ class LayerCosts:
                 for at in series[measured].keys() & series[wanted].keys()
                 if batch in (None, at)
             ]
-            self._ratios[key] = _ratio(pairs)
+            self._ratios[key] = ratio_of_hosts(pairs)
         return self._ratios[key]
 
     def alone_on_host(self, ranks_on_host: int, operation: str, phase: str, batch: int) -> HostRatio | None:
@@ -337,7 +337,7 @@ class LayerCosts:
             self._neighbours[key] = min(
                 (other for other in self._measured_of(layer.kind, phase) if other.operation != without),
                 key=lambda other: (
-                    _unlike_settings(layer, other),
+                    unlike_settings(layer, other),
                     abs(math.log(self._roofline.ratio(layer, other, phase) or math.inf)),
                 ),
                 default=None,
@@ -388,126 +388,5 @@ class LayerCosts:
         return float(np.sqrt(np.mean(np.square(excess)))) if excess else UNKNOWN_RELATIVE_SD
 
 
-class Roofline:
-    """Lower bound of a layer's time from FLOPs and bytes (Williams et al. 2009; KernelMLP's what-if).
-
-    Bytes of backward are taken as twice those of forward: it reads what forward read and the gradient of the output,
-    and writes the gradients of its inputs. Parameters are read forward; backward reads them and writes their gradients.
-
-    Attributes:
-        layers: by operation, of the predicted network first, then of the profile's.
-    """
-
-    def __init__(self, profile: Profile, network: Network, dtype: str = "fp32") -> None:
-        self.layers: dict[str, Layer] = {}
-        self._parameter_bytes: dict[str, int] = {}
-        for each in (network, *profile.network.values()):
-            sizes = {parameter.name: parameter.bytes for parameter in each.parameters}
-            for layer in each.layers:
-                if layer.operation not in self.layers:
-                    self.layers[layer.operation] = layer
-                    self._parameter_bytes[layer.operation] = sum(sizes.get(name, 0) for name in layer.parameters)
-        self._rates = functools.cache(functools.partial(roofline_rates, profile.devices, dtype))
-
-    def learn(self, layer: Layer, parameter_bytes: int) -> None:
-        """Know an operation that no network holds."""
-        self.layers.setdefault(layer.operation, layer)
-        self._parameter_bytes.setdefault(layer.operation, parameter_bytes)
-
-    def seconds(self, layer: Layer, phase: PhaseName, batch: int, ranks_on_host: int = 1) -> float | None:
-        """max(FLOPs / rate, bytes / bandwidth) on a local batch; None where the profile has neither."""
-        rates = self._rates(ranks_on_host)
-        if rates is None:
-            return None
-        flops, moved = self.demand(layer, phase, batch)
-        peak, bandwidth = rates
-        return max(flops / peak, moved / bandwidth)
-
-    def ratio(self, layer: Layer, other: Layer, phase: PhaseName) -> float:
-        """How much longer one layer should take than another; by FLOPs, else bytes, where no device rates are known."""
-        mine, theirs = self.seconds(layer, phase, 1), self.seconds(other, phase, 1)
-        if mine is not None and theirs is not None:
-            return mine / theirs if mine and theirs else 1.0
-        pairs = zip(self.demand(layer, phase, 1), self.demand(other, phase, 1), strict=True)
-        return next((mine / theirs for mine, theirs in pairs if mine and theirs), 1.0)
-
-    def demand(self, layer: Layer, phase: PhaseName, batch: int) -> tuple[float, float]:
-        """FLOPs and bytes of a layer's phase on a local batch."""
-        weights = self._parameter_bytes.get(layer.operation, 0)
-        samples = 1 if layer.batchless else batch
-        if phase == "FW":
-            return layer.fw_flops * samples, layer.fw_bytes * samples + weights
-        flops = {"BW_input": layer.bw_input_flops, "BW_weight": layer.bw_weight_flops}.get(
-            phase, layer.bw_input_flops + layer.bw_weight_flops
-        )
-        return flops * samples, 2 * layer.fw_bytes * samples + 2 * weights
-
-
-def _own_sd(time: LayerTime) -> float:
-    """Of a further block of time, relative; layers' own add up in quadrature."""
-    return time.block_relative_sd * next_block_stretch(time.blocks, of_many=True)
-
-
-def _of_single_samples(times: Mapping[int, LayerTime]) -> tuple[Remark, ...]:
-    if all(time.time.samples > 1 for time in times.values()):
-        return ()
-    text = "layers have one sample each (imported?): how far they vary is not known, the interval does not cover it"
-    return (Remark(text, False),)
-
-
-def _unlike_settings(layer: Layer, other: Layer) -> int:
-    """In how many settings two operations of a kind differ."""
-    missing = object()
-    names = {*layer.attributes, *other.attributes}
-    return sum(layer.attributes.get(name, missing) != other.attributes.get(name, missing) for name in names)
-
-
-def nearest_count(measured: Mapping[int, object] | Sequence[int], wanted: int) -> int:
-    """The number nearest to ``wanted`` by ratio; the smaller of two as near."""
-    return min(sorted(measured), key=lambda count: abs(math.log(count / wanted)))
-
-
 def _parts_of(phase: PhaseName) -> tuple[PhaseName, ...]:
     return ("BW_input", "BW_weight") if phase == "BW" else ()
-
-
-def kind_of(operation: str) -> str:
-    """The kind of layer that an operation is of."""
-    return operation.split("(", 1)[0]
-
-
-def _isolated_remark(operation: str) -> Remark:
-    return Remark("times of the operation alone, not inside an iteration", False, kind_of(operation))
-
-
-def _times(cost: Cost, factor: float) -> Cost:
-    return cost._replace(
-        seconds=cost.seconds * factor,
-        independent_sd_s=cost.independent_sd_s * factor,
-        batch_sd_s=cost.batch_sd_s * factor,
-        method_sd_s=cost.method_sd_s * factor,
-    )
-
-
-def _added(costs: Sequence[Cost]) -> Cost:
-    return Cost(
-        sum(cost.seconds for cost in costs),
-        max(cost.source for cost in costs),
-        math.hypot(*(cost.independent_sd_s for cost in costs)),
-        sum(cost.batch_sd_s for cost in costs),
-        sum(cost.method_sd_s for cost in costs),
-        tuple(dict.fromkeys(remark for cost in costs for remark in cost.remarks)),
-    )
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> HostRatio | None:
-    """Ratio of the sums, and the spread of the single ratios round it, each weighed by its time."""
-    base = np.array([pair[0] for pair in pairs])
-    other = np.array([pair[1] for pair in pairs])
-    if not base.sum():
-        return None
-    value = float(other.sum() / base.sum())
-    known = base > 0
-    deviations = other[known] / base[known] - value
-    variance = float(np.average(deviations**2, weights=base[known]))
-    return HostRatio(value, math.sqrt(variance) / value if value else 0.0)

@@ -22,10 +22,11 @@ from paradl_bench.network.graph import Network
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
 from predict.costs.compute.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
-from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD, nearest_count
+from predict.costs.compute.layer_costs import UNKNOWN_RELATIVE_SD
+from predict.costs.compute.layer_roofline import nearest_count
 from predict.costs.compute.unmeasured_costs import UnmeasuredCosts, none_known
 from predict.costs.sourced import MEDIAN_ERROR, Cost, Floats, Remark, Source
-from predict.costs.stragglers import RankSpread, part_spread
+from predict.costs.spread.stragglers import RankSpread, part_spread
 
 
 class Spread(NamedTuple):

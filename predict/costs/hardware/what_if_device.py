@@ -28,11 +28,11 @@ from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.plan.tasks import BucketCopy, Compute, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
-from predict.costs.assembly import Priced
 from predict.costs.compute.copy_costs import nearest_copy
-from predict.costs.compute.layer_costs import Roofline
+from predict.costs.compute.layer_roofline import Roofline
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+from predict.costs.spread.assembly import Priced
 
 _MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
 

@@ -18,9 +18,9 @@ from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import Network
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
-from predict.costs.assembly import Priced, assemble
 from predict.costs.input.input_closed_form import PRESETS, Fetch, Preset
 from predict.costs.sourced import Cost, Costs, Remark, Source
+from predict.costs.spread.assembly import Priced, assemble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ is said in ``Space.not_searched``.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,8 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
-from paradl_bench.plan.tasks import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.strategies.data.zero.plan import check_zero
 from paradl_bench.strategies.nesting.catalog import axis_planners
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
@@ -34,14 +33,18 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
 from paradl_bench.strategies.spatial.region import most_parts
 from predict.costs.sourced import Ints
+from predict.search.candidates.factorings import divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
 MOST_TRIED_MICRO_BATCHES = 512
+
 SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
 """Axes that share layers; a strategy has one of them at most."""
+
 KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
 """``PlanSettings.recompute`` to try: all activations are kept, or those of all blocks are computed again."""
+
 _NO_SCHEDULE = "gpipe"
 """What settings without a pipeline say, which is their default."""
 
@@ -195,7 +198,7 @@ def find_space(
 def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """What could be asked for of the meshes and has no candidates."""
     locally = {settings.batch // mesh.replicas for mesh in meshes}
-    if any(_divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
+    if any(divisors(local)[-1] > MOST_TRIED_MICRO_BATCHES for local in locally):
         yield f"more than {MOST_TRIED_MICRO_BATCHES} micro-batches"
     if any(mesh.exchanges and mesh.stages == 1 and mesh.zero < 2 for mesh in meshes):
         yield "gradients exchanged by leaders of nodes or in segments (--exchange)"
@@ -249,7 +252,7 @@ class _Finder:
         """Those within the limits of their axes and of the batch."""
         for shared in (None, *self._shared_axes()):
             rest = self._ranks // (shared.degree if shared else 1)
-            for stages in _divisors(rest):
+            for stages in divisors(rest):
                 replicas = rest // stages
                 if self._possible(stages, replicas, 1 + (shared is not None)):
                     yield Mesh(shared, stages, replicas)
@@ -258,15 +261,15 @@ class _Finder:
 
     def _possible(self, stages: int, replicas: int, axes: int) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
-        placements = _placements(stages, replicas, axes - 1)
+        orders = placements(stages, replicas, axes - 1)
         if stages > 1 and self._settings.batch_norm == "sync":
-            self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", placements)
+            self._impossible.add("batch norm is local to a micro-batch in a pipeline, not synchronised", orders)
         elif stages > self._most_stages:
             name = self._network.name
             text = f"p <= {self._most_stages}: places where {name} can be cut into stages that each have a parameter"
-            self._impossible.add(f"pipeline: {text}{self._why}", placements)
+            self._impossible.add(f"pipeline: {text}{self._why}", orders)
         elif self._settings.batch % replicas:
-            self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), placements)
+            self._impossible.add(batch_refusal(self._settings.batch, f"{replicas} replicas"), orders)
         else:
             return True
         return False
@@ -295,7 +298,7 @@ class _Finder:
         planners = axis_planners()
         for kind in SHARING:
             limit = planners[kind].limit(self._network, self._settings)
-            for degree in _divisors(self._ranks)[1:]:
+            for degree in divisors(self._ranks)[1:]:
                 beyond = degree > limit.ranks
                 for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
                     try:
@@ -313,7 +316,7 @@ class _Finder:
     def _strategies_with(self, degree: int) -> int:
         """Strategies that have one axis of the degree, which shares layers."""
         rest = self._ranks // degree
-        return sum(_placements(stages, rest // stages, 1) for stages in _divisors(rest))
+        return sum(placements(stages, rest // stages, 1) for stages in divisors(rest))
 
     def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
         """An axis of the degree; of spatial, one for each way to part the dims, none of which ends in a 1."""
@@ -322,7 +325,7 @@ class _Finder:
             return
         most = most_parts(self._network, until=self._settings.spatial_until)
         extents = most[0] if most else ()
-        for parts in _factorings(degree, min(len(extents), 3)):
+        for parts in factorings(degree, min(len(extents), 3)):
             kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
             if not is_first_written(parts, self._like):
                 self.mirrored.append(kept)
@@ -345,12 +348,12 @@ class _Finder:
         again = self._computed_again(mesh)
         local = self._settings.batch // mesh.replicas
         if mesh.stages == 1:
-            turns = [(count, 0) for count in _divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
+            turns = [(count, 0) for count in divisors(local) if count <= MOST_TRIED_MICRO_BATCHES]
         else:
             turns = [
                 (count, index)
                 for index in range(len(self._schedules))
-                for count in _divisors(local)
+                for count in divisors(local)
                 if self._takes_turns(mesh, index, count)
             ]
         rows = [(*turn, cap, which) for turn in turns for cap in caps for which in again]
@@ -378,40 +381,3 @@ class _Finder:
         else:
             return True
         return False
-
-
-def alike(*columns: Ints) -> tuple[Ints, Ints]:
-    """Which entries of columns of whole numbers from 0 on are equal in all of them.
-
-    Returns:
-        The first of each kind, ordered by the columns, and the kind of each entry.
-    """
-    key = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        several = int(column.max(initial=0)) + 1
-        if int(key.max(initial=0)) >= np.iinfo(np.int64).max // several - 1:
-            key = np.unique(key, return_inverse=True)[1]
-        key = key * several + column
-    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
-    return first, kind
-
-
-def _placements(stages: int, replicas: int, shared: int) -> int:
-    """Orders of the axes of more than one rank."""
-    return math.factorial((stages > 1) + (replicas > 1) + shared)
-
-
-@functools.lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    small = [part for part in range(1, math.isqrt(number) + 1) if not number % part]
-    return tuple(sorted({*small, *(number // part for part in small)}))
-
-
-def _factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Ordered products of so many factors."""
-    if parts == 1:
-        yield (number,)
-        return
-    for first in _divisors(number):
-        for rest in _factorings(number // first, parts - 1) if parts > 1 else ():
-            yield (first, *rest)

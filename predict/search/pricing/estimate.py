@@ -37,7 +37,8 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import iteration_seconds
 from predict.costs.sourced import Floats, Ints, UnmeasuredCollective
-from predict.search.candidates.space import Mesh, Space, alike
+from predict.search.candidates.factorings import alike
+from predict.search.candidates.space import Mesh, Space
 from predict.search.pricing.exchange import Buckets, Exchanges
 from predict.search.pricing.groups import Group, GroupCosts, group_along
 from predict.search.pricing.layer_seconds import WholeLayers, computed_again

@@ -26,7 +26,8 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
 from predict.costs.sourced import Floats, Ints
-from predict.search.candidates.space import Mesh, Space, alike
+from predict.search.candidates.factorings import alike
+from predict.search.candidates.space import Mesh, Space
 from predict.search.pricing.shared_work import SharedWorks
 
 _ENOUGH = 4

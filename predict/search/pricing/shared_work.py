@@ -18,8 +18,9 @@ from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axis_planner import SharingPlanner
 from paradl_bench.plan.compute import input_needs_gradient
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import Collective, Communication, PlanSettings
+from paradl_bench.plan.tasks import Collective, Communication
 from paradl_bench.strategies.nesting.catalog import axis_planners
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints

@@ -19,14 +19,8 @@ from paradl_bench.core.errors import WorkError
 from paradl_bench.measure.collectives import interference
 from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    INTERFERENCE_FILE,
-    CollectiveSamples,
-    InterferenceSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 
 pytestmark = pytest.mark.distributed
 

@@ -19,14 +19,8 @@ from paradl_bench.plan.collectives.catalog import operations, routines
 from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    INTERFERENCE_FILE,
-    CollectiveSamples,
-    InterferenceSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 
 pytestmark = pytest.mark.distributed
 

@@ -16,18 +16,10 @@ from in_process import run_in_process
 
 from paradl_bench.measure.layers.summary import closures
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
-from paradl_bench.records.measurement import (
-    COPIES_FILE,
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    CopySamples,
-    IterationSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 
 FACTORY = """

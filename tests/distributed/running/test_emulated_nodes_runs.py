@@ -25,14 +25,8 @@ from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSampl
 from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
 from paradl_bench.records.emulation import EmulatedNodes, emulated_nodes
 from paradl_bench.records.hosts.host_record import read_hosts
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    INTERFERENCE_FILE,
-    CollectiveSamples,
-    InterferenceSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 from paradl_bench.records.training.training_record import read_run
 
 pytestmark = pytest.mark.distributed

@@ -20,7 +20,8 @@ pytest.importorskip("torch")
 from in_process import run_in_process
 from survival_program import children, signal_all, start, wait_for, write_networks
 
-from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 
 pytestmark = pytest.mark.distributed

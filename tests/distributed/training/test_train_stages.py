@@ -18,7 +18,8 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.summary import summarise_training
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.records.measurement import LAYERS_FILE, LayerSamples, read_manifest
+from paradl_bench.records.measurement import LAYERS_FILE, read_manifest
+from paradl_bench.records.samples import LayerSamples
 
 pytestmark = pytest.mark.distributed
 

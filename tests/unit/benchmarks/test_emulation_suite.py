@@ -19,8 +19,8 @@ from calibrate.profile.profile import CopyTime
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel

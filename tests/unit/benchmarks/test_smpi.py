@@ -25,9 +25,11 @@ from plan_file import plan_text
 from simulation import Result, Row, Simulator, Sweep
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings, Stream
-from predict.costs.cost_model import CostModel, PricedPlan
+from paradl_bench.plan.tasks import Collective, Stream
+from predict.costs.cost_model import CostModel
+from predict.costs.priced import PricedPlan
 from predict.evaluators import simulate
 from predict.workload import Point
 

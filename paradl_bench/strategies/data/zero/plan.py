@@ -37,8 +37,9 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, layers_with_gradient, operations_of_forward
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, PlanSettings, Role, RoleBuilder, Stream, WeightUpdate
+from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Stream, WeightUpdate
 from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
 

@@ -11,7 +11,7 @@ from synthetic_measurements import CollectivesSpec, interference_samples
 from calibrate.fit.contexts.interference_fit import fit_interference
 from calibrate.fit.reading import Placed
 from paradl_bench.core.errors import UserError
-from paradl_bench.records.measurement import InterferenceSamples
+from paradl_bench.records.samples import InterferenceSamples
 
 SPEC = CollectivesSpec(slowdowns=(1.6, 2.1), noise=0.05)
 

@@ -24,7 +24,7 @@ from calibrate.statistics.blocks import (
     split_half_difference,
 )
 from paradl_bench.core.errors import UserError
-from paradl_bench.records.measurement import CopySamples, IterationSamples, LayerSamples
+from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSamples
 
 LAYER = LayerSamples(
     model="toy",

@@ -18,7 +18,7 @@ from calibrate.profile.profile import SCHEMA_VERSION, Profile, read_profile, wri
 from calibrate.report.diff import compare
 from calibrate.report.explanation import model_sums, weaknesses
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.records.measurement import Environment, Manifest, read_manifest, write_manifest
 
 COMMAND = ("calibrate", "fit", "...")

@@ -25,7 +25,7 @@ from calibrate.kernels.trees import arrays_of, check_trees, evaluate_trees
 from calibrate.profile.profile import Profile, read_profile, write_profile
 from calibrate.report.show import explanation, print_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples, KernelShape
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from predict.costs.compute.kernel_costs import Pair, in_situ_of

@@ -14,8 +14,9 @@ from calibrate.fit.contexts.beside_all_reduce_fit import fit_beside_all_reduce
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, PlanSettings, RoleBuilder, Stream
+from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, RoleBuilder, Stream
 from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.behind_compute import works_beside_all_reduces

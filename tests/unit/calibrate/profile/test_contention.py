@@ -21,10 +21,11 @@ from calibrate.report.diff import compare
 from calibrate.report.sections.together_show import print_together
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster, Level
-from paradl_bench.records.measurement import CollectiveSamples
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel

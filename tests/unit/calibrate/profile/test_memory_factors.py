@@ -14,8 +14,8 @@ from calibrate.fit.memory.memory_runs import read_memory_runs
 from calibrate.profile.memory_factors import MemoryRun
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.directories.directory import write_network
 from paradl_bench.records.training.training_record import RUN_NAME, MemoryPeak, read_run
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan

@@ -22,7 +22,8 @@ from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories import directory
 from paradl_bench.records import measurement
-from paradl_bench.records.measurement import CopySamples, read_manifest, read_records, stored_version
+from paradl_bench.records.measurement import read_manifest, read_records, stored_version
+from paradl_bench.records.samples import CopySamples
 
 DATA = Path(__file__).parents[3] / "data"
 NEWEST = DATA / f"profile-v{profile_module.SCHEMA_VERSION}.json"

@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files import storage
+from paradl_bench.core.files.json_lines import append_lines, read_lines, torn_bytes
 from paradl_bench.core.files.storage import (
-    append_lines,
     decode_json,
     encode_pretty,
     hash_of_file,
     read_json,
-    read_lines,
     read_whole,
-    torn_bytes,
     write_bytes_atomically,
     write_text_atomically,
 )
@@ -181,7 +179,8 @@ import sys
 from pathlib import Path
 from typing import Any
 from paradl_bench.core.errors import WorkError
-from paradl_bench.core.files.storage import append_lines, write_text_atomically
+from paradl_bench.core.files.storage import write_text_atomically
+from paradl_bench.core.files.json_lines import append_lines
 folder = Path(sys.argv[1])
 for act in (lambda: append_lines(folder / "records.jsonl", [{"text": "x" * 40}, {"text": "y" * 40}]),
             lambda: write_text_atomically(folder / "profile.json", "z" * 200)):
@@ -271,6 +270,7 @@ def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
 ROOT = Path(__file__).parents[4]
 _OWN_WAYS = {
     "paradl_bench/core/files/storage.py",
+    "paradl_bench/core/files/json_lines.py",
     "paradl_bench/ranks/directories/writer_lock.py",  # opens to lock
     "paradl_bench/measure/kernels/runs.py",  # /sys
     "paradl_bench/measure/machine/node_findings.py",  # /sys

@@ -23,8 +23,9 @@ from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Compute, PlanSettings
+from paradl_bench.plan.tasks import Compute
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.nesting.catalog import planner_for

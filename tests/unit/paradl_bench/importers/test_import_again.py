@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from paradl_bench.cli import group
 from paradl_bench.core.files import storage
-from paradl_bench.core.files.storage import UNFINISHED, append_together, undo_unfinished
-from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.core.files.json_lines import UNFINISHED, append_together, undo_unfinished
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 
 _ROWS = 10
 

@@ -22,14 +22,8 @@ from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.importers.nccl_tests import read
 from paradl_bench.importers.numbers_read import half_unit
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    DROPPED_FILE,
-    CollectiveSamples,
-    DroppedRow,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, DROPPED_FILE, DroppedRow, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 
 
 def reasons(held: Imported) -> dict[int, str]:

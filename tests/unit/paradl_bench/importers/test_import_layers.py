@@ -22,10 +22,11 @@ from paradl_bench.importers.kineto_events import busy, shared, total
 from paradl_bench.importers.paradl_net import read
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster
-from paradl_bench.records.measurement import LAYERS_FILE, TRACE_FILE, LayerSamples, TraceTimes, read_records
+from paradl_bench.records.measurement import LAYERS_FILE, TRACE_FILE, read_records
+from paradl_bench.records.samples import LayerSamples, TraceTimes
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.splitting.channel_shards import splittable
 from predict.costs.cost_model import CostModel

@@ -20,11 +20,11 @@ from paradl_bench.network.graph import RETURNS_INPUT
 from paradl_bench.network.models.catalog import LoadedModel, load_model, model_names
 from paradl_bench.network.models.language_models import build_language_model
 from paradl_bench.network.models.token_tasks import IGNORED, MaskedTokens, NextToken, TwoSequences
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.clocks import CpuClock
 from paradl_bench.strategies.pipeline.crossings import constants
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
-from predict.costs.compute.layer_costs import Roofline
+from predict.costs.compute.layer_roofline import Roofline
 
 SMALL: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},

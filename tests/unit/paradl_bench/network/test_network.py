@@ -20,8 +20,8 @@ from paradl_bench.network.graph import (
     operation_key,
     read_network,
 )
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.peak import planned_memory
 
 DATA = Path(__file__).parents[3] / "data"

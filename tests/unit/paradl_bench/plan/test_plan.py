@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
     Between,
     BucketCopy,
     Collective,
     Compute,
-    Limit,
     Phase,
     Plan,
-    PlanSettings,
     Role,
     RoleBuilder,
     Stream,

@@ -20,8 +20,8 @@ from calibrate.report.explanation import weaknesses
 from calibrate.report.show import print_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.collectives.summary import print_collectives, summarise_collectives
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.measurement import Environment, read_manifest
 from predict.costs.cost_model import CostModel

@@ -20,15 +20,13 @@ from paradl_bench.records.measurement import (
     ITERATIONS_FILE,
     LAYERS_FILE,
     MANIFEST_NAME,
-    CollectiveSamples,
     Environment,
-    IterationSamples,
-    LayerSamples,
     MeasurementKind,
     read_manifest,
     read_records,
     torn_rows,
 )
+from paradl_bench.records.samples import CollectiveSamples, IterationSamples, LayerSamples
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 
 DATA = Path(__file__).parents[3] / "data"

@@ -14,13 +14,8 @@ from in_process import run_in_process
 from calibrate.profile.profile import read_profile
 from calibrate.report.explanation import weaknesses
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import (
-    append_lines,
-    cut_torn_line,
-    file_name,
-    open_own,
-    write_bytes_atomically,
-)
+from paradl_bench.core.files.json_lines import append_lines, cut_torn_line
+from paradl_bench.core.files.storage import file_name, open_own, write_bytes_atomically
 from paradl_bench.measure.execution.compiler import refuse_open_cache
 from paradl_bench.ranks.directories.directory import refuse_unusable
 from paradl_bench.ranks.directories.writer_lock import LOCK_NAME, lock_for_writing, refuse_locked, release

@@ -13,7 +13,7 @@ from synthetic_measurements import ENVIRONMENT, CollectivesSpec, LayersSpec, wri
 from calibrate.cli import group
 from calibrate.fit.fit import fit_profile
 from calibrate.profile.profile import encode_profile, read_profile, write_profile
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.ranks.directories import directory as directories
 from paradl_bench.ranks.directories import host_watch
 from paradl_bench.ranks.directories.directory import MeasurementDirectory

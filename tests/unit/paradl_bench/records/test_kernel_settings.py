@@ -17,10 +17,11 @@ from calibrate.fit.merge import merge_profiles
 from calibrate.profile.profile import Profile, write_profile
 from calibrate.report.diff import compare
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label, settings_of_label
-from paradl_bench.records.measurement import LAYERS_FILE, LayerSamples, read_records
+from paradl_bench.records.measurement import LAYERS_FILE, read_records
+from paradl_bench.records.samples import LayerSamples
 from paradl_bench.records.training.training_record import read_run
 from paradl_bench.strategies.passes.lower_precision import check_kernel_settings
 from predict.cli import group

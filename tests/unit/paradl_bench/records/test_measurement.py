@@ -12,23 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.records import measurement
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.measurement import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
-    CollectiveSamples,
     Environment,
-    InterferenceSamples,
-    IterationSamples,
-    LayerSamples,
     Manifest,
     load_versioned,
     read_manifest,
     read_records,
     write_manifest,
 )
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples, IterationSamples, LayerSamples
 from paradl_bench.records.training.training_record import TrainingIterations
 
 EMULATED = Emulation(nodes=EmulatedNodes(nodes=2, ranks_per_node=2, link_bytes_per_s=125e6, shaping="tbf"))

@@ -19,8 +19,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, PlanSettings, Stream, WeightUpdate
+from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, Stream, WeightUpdate
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main

@@ -12,8 +12,9 @@ from network_factory import NetworkFactory
 
 from paradl_bench.network.graph import Network
 from paradl_bench.network.kinds.kind import TensorArgument
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Phase, Plan, PlanSettings
+from paradl_bench.plan.tasks import Collective, Phase, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.splitting.channel_shards import FILTERS, SplitLayers
 

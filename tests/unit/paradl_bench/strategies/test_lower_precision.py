@@ -17,8 +17,8 @@ from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.passes.lower_precision import check_dtype
 from predict.cli import group

@@ -14,6 +14,7 @@ from network_factory import NetworkFactory
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, group_of, positions, rank_at
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
     Between,
@@ -24,7 +25,6 @@ from paradl_bench.plan.tasks import (
     HaloExchange,
     Phase,
     Plan,
-    PlanSettings,
     WeightUpdate,
     Work,
 )

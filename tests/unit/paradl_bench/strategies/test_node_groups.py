@@ -13,8 +13,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import members_of
+from paradl_bench.plan.settings import PlanSettings, ranks_per_node
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Phase, Plan, PlanSettings, Stream, ranks_per_node
+from paradl_bench.plan.tasks import Collective, Phase, Plan, Stream
 from paradl_bench.strategies.data.node_groups import NodeGroups, Step
 from paradl_bench.strategies.nesting.catalog import planner_for
 

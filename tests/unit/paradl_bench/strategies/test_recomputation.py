@@ -19,8 +19,9 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.units import parse_recompute
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Compute, Phase, Plan, PlanSettings
+from paradl_bench.plan.tasks import Compute, Phase, Plan
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import segments_of

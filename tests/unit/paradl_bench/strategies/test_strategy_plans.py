@@ -10,19 +10,9 @@ from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.plan.settings import PlanSettings, bucket_limits
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import (
-    Between,
-    BucketCopy,
-    Collective,
-    Compute,
-    Plan,
-    PlanSettings,
-    Stream,
-    WeightUpdate,
-    Work,
-    bucket_limits,
-)
+from paradl_bench.plan.tasks import Between, BucketCopy, Collective, Compute, Plan, Stream, WeightUpdate, Work
 from paradl_bench.strategies.data.buckets import BROADCAST_BYTES, assign_buckets, broadcast_buckets
 from paradl_bench.strategies.nesting.catalog import planner_for
 

@@ -15,8 +15,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.pairs import Pairs, find_pairs

@@ -11,8 +11,9 @@ from profile_factory import make_network, make_profile, ring_fit
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, PlanSettings, Role, WeightUpdate
+from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, Role, WeightUpdate
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, units_of
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.nesting.catalog import planner_for

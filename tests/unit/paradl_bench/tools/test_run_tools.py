@@ -21,7 +21,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import ImportOptions, LogFile
 from paradl_bench.measure.collectives.group_summary import verified_word
 from paradl_bench.measure.machine.doctor import examine
-from paradl_bench.records.measurement import COLLECTIVES_FILE, CollectiveSamples, read_manifest, read_records
+from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
+from paradl_bench.records.samples import CollectiveSamples
 from paradl_bench.tools.catalog import tools
 from paradl_bench.tools.mpi_sweep import Head, read
 from paradl_bench.tools.processes import run_program

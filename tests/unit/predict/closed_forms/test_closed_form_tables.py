@@ -17,8 +17,8 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster, Level
 from predict.closed_forms.closed_form_tables import ClosedFormTables
 from predict.costs.communication.collective_times import fitted_seconds

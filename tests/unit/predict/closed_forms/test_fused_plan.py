@@ -25,8 +25,9 @@ from profile_factory import (
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import BucketCopy, Collective, PlanSettings, Wait
+from paradl_bench.plan.tasks import BucketCopy, Collective, Wait
 from predict.cli import group
 from predict.costs.communication.fusion import Fusion, Rule
 from predict.costs.cost_model import CostModel

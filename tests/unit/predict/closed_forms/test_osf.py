@@ -17,8 +17,8 @@ from profile_factory import affine_seconds, interference, layer_times, make_netw
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.cli import group
 from predict.closed_forms.osf import (
     Gradients,

@@ -11,8 +11,8 @@ from recorded_logs import public_data
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from predict.costs.cost_model import CostModel

@@ -8,11 +8,13 @@ import pytest
 from profile_factory import free_copies, layer_times, linear_seconds, make_network, make_profile, ring_fit, summary
 
 from calibrate.profile.profile import Profile
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Compute, Plan, PlanSettings
+from paradl_bench.plan.tasks import Compute, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.compute.backward_split import SPLIT_MODE
-from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.cost_model import CostModel
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import UNIFORM_TO_SD, Source
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Point, evaluator_named

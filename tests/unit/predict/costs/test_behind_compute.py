@@ -16,8 +16,9 @@ from calibrate.profile.collectives.behind import BehindCompute, BehindPoint
 from calibrate.profile.profile import Profile
 from paradl_bench.measure.collectives.group_summary import behind_rows
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, PlanSettings, Reach, Stream, Transfer
+from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Reach, Stream, Transfer
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.closed_form_tables import ClosedFormTables

@@ -14,13 +14,13 @@ from calibrate.fit.collectives.congestion import congestion_of
 from calibrate.profile.collectives.communication import CommunicationFit, Congestion
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
-from paradl_bench.records.measurement import CollectiveSamples
-from predict.costs.assembly import Priced
+from paradl_bench.records.samples import CollectiveSamples
 from predict.costs.communication.congestion import with_congestion
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Cost, Source
+from predict.costs.spread.assembly import Priced
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Point as Configuration
 from predict.workload import evaluator_named

@@ -26,8 +26,9 @@ from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, Network
 from paradl_bench.plan.collectives.catalog import operations
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import Collective, Compute, PlanSettings
+from paradl_bench.plan.tasks import Collective, Compute
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -35,7 +36,8 @@ from predict.costs.communication.communication_costs import CommunicationCost, C
 from predict.costs.compute.batch_scaling import Knot, at_batch
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts
-from predict.costs.cost_model import CostModel, PricedPlan
+from predict.costs.cost_model import CostModel
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Cost, Source
 
 CHAIN = make_network()

@@ -8,8 +8,9 @@ from profile_factory import make_profile, ring_fit
 
 from calibrate.profile.collectives.behind import BehindCompute
 from calibrate.profile.collectives.communication import CommunicationFit
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import HaloExchange, PlanSettings
+from paradl_bench.plan.tasks import HaloExchange
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor

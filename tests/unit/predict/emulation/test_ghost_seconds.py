@@ -24,9 +24,10 @@ from profile_factory import (
 from calibrate.fit.memory.memory_runs import read_memory_runs
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, Collective, Compute, PlanSettings, WeightUpdate
+from paradl_bench.plan.tasks import Between, Collective, Compute, WeightUpdate
 from paradl_bench.ranks.directories.directory import write_network
 from paradl_bench.records.emulation import EmulatedLayers, Emulation
 from paradl_bench.records.training.ghost_record import GhostRun, GhostTable, read_table

@@ -13,8 +13,8 @@ from profile_factory import layer_times, make_network, make_profile, model_times
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.emulation.draws import Draws, IterationDraws
 from paradl_bench.emulation.sleeper import Sleeper
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.training.ghost_record import GhostSpread, GhostTable, read_table
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict

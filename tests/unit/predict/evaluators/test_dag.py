@@ -20,8 +20,8 @@ from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.cli import group as bench
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.cli import group
 from predict.closed_forms.layerwise_plan import layerwise_plan
 from predict.costs.cost_model import CostModel

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from profile_factory import free_copies, linear_seconds, make_network, make_profile, ring_fit
 
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import BucketCopy, PlanSettings, Transfer, WeightUpdate
+from paradl_bench.plan.tasks import BucketCopy, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor

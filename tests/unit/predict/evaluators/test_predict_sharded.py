@@ -19,8 +19,9 @@ from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import run_command
 from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, HaloExchange, PlanSettings, WeightUpdate
+from paradl_bench.plan.tasks import Collective, HaloExchange, WeightUpdate
 from paradl_bench.strategies.memory.peak import per_phase_memory, planned_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import group

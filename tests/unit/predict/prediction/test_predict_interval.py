@@ -22,8 +22,8 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import Layer
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.costs.cost_model import CostModel
 from predict.prediction.interval import interval
 from predict.prediction.prediction import Prediction, Predictor

@@ -16,8 +16,8 @@ from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.prediction.interval import Interval

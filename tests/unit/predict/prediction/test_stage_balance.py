@@ -17,10 +17,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.network.graph import Layer, Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
-from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, IterationSamples, LayerSamples
+from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE
+from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.stages import balanced_cuts
 from predict.costs.cost_model import CostModel

@@ -20,8 +20,9 @@ from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, PlanSettings
+from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster
 from predict.cli import group
 from predict.costs.cost_model import CostModel

@@ -11,13 +11,14 @@ from profile_factory import make_network, make_profile, ring_fit
 from search_cases import OPERATIONS, profile_of
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings, bucket_limits
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings, bucket_limits
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 from paradl_bench.strategies.tensor.plan import TensorPlanner
 from predict.costs.cost_model import CostModel
-from predict.search.candidates.space import Space, alike, find_space
+from predict.search.candidates.factorings import alike
+from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.exchange import Buckets
 from predict.search.pricing.groups import Group, GroupCosts, group_along

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from profile_factory import make_network
 
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from predict.search.candidates.space import Space, find_space
 from predict.search.pricing.corrections import Corrections, next_to
 

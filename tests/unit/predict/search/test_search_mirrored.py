@@ -11,7 +11,7 @@ from search_cases import exactly, found, profile_of
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.network.graph import Network
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mirrored import is_first_written, like_dims, mirrored_dims
 from predict.search.candidates.space import find_space

@@ -17,7 +17,7 @@ from search_cases import asked, exactly, found, profile_of
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Network
-from paradl_bench.plan.tasks import PlanSettings
+from paradl_bench.plan.settings import PlanSettings
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mirrored import mirrored_dims

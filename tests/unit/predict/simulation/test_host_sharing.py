@@ -9,8 +9,9 @@ from profile_factory import free_copies, layer_times, make_network, make_profile
 
 from calibrate.profile.profile import LayerTime
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Compute, PlanSettings
+from paradl_bench.plan.tasks import Compute
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.evaluators.simulate import EVALUATOR, price

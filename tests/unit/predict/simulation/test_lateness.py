@@ -13,12 +13,14 @@ from profile_factory import linear_seconds, make_network, make_profile, model_ti
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
-from paradl_bench.plan.tasks import Communication, Compute, Plan, PlanSettings, Stream
+from paradl_bench.plan.tasks import Communication, Compute, Plan, Stream
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.model_costs import ModelCosts
-from predict.costs.cost_model import CostModel, PricedPlan
-from predict.costs.stragglers import RankSpread, part_spread
+from predict.costs.cost_model import CostModel
+from predict.costs.priced import PricedPlan
+from predict.costs.spread.stragglers import RankSpread, part_spread
 from predict.evaluators.simulate import late_tasks, price, workload_of
 from predict.simulation import pipeline_lateness
 from predict.simulation.lateness import ranks_level

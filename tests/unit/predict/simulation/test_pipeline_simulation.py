@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from paradl_bench.network.graph import Layer, Network, Tensor
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, BucketCopy, Compute, Plan, PlanSettings, Transfer, WeightUpdate
+from paradl_bench.plan.tasks import Between, BucketCopy, Compute, Plan, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm
 from predict.simulation.pipeline_simulation import PipelineSimulation

@@ -14,8 +14,9 @@ from profile_factory import free_copies, make_profile, ring_fit
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.terminal.command_line import run_command
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, HaloExchange, PlanSettings, Transfer
+from paradl_bench.plan.tasks import Collective, HaloExchange, Transfer
 from paradl_bench.strategies.memory.peak import planned_memory
 from paradl_bench.strategies.memory.pipeline import pipelined_memory
 from paradl_bench.strategies.nesting.catalog import planner_for

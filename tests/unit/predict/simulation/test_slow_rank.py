@@ -12,11 +12,11 @@ from profile_factory import make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.costs.stragglers import RankSpread
+from predict.costs.spread.stragglers import RankSpread
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.slow_rank import SlowRank, slow_rank_option
 from predict.workload import Point, evaluator_named

@@ -13,9 +13,10 @@ from profile_factory import free_copies, interference, make_network, make_profil
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import BucketCopy, PlanSettings, Stream
+from paradl_bench.plan.tasks import BucketCopy, Stream
 from predict.cli import group
 from predict.costs.communication.fusion import Fusion
 from predict.costs.cost_model import CostModel

@@ -12,8 +12,9 @@ from profile_factory import free_copies, interference, make_network, make_profil
 
 from paradl_bench.network.graph import Network
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Collective, Compute, PlanSettings, Stream, Work
+from paradl_bench.plan.tasks import Collective, Compute, Stream, Work
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.fusion import Fusion
 from predict.costs.cost_model import CostModel

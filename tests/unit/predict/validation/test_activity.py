@@ -11,9 +11,9 @@ import pytest
 from profile_factory import make_network, make_profile, ring_fit, write_training_run
 
 from calibrate.profile.profile import write_profile
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.hosts.host_record import HOSTS_FILE, RankHost
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, Turn
 from predict.costs.cost_model import CostModel

@@ -15,8 +15,8 @@ from profile_factory import ENVIRONMENT, make_network, make_profile, model_times
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.emulation import EmulatedNodes, Emulation
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryPeak, MemoryShortage
 from predict.costs.cost_model import CostModel

@@ -25,8 +25,8 @@ from calibrate.profile.collectives.communication import InnerLevel
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.cluster import Cluster, ClusterFile, Level
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware, LinkFactors, changed_fit

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.commands.collectives import COMMAND
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.files.storage import append_lines
+from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.measure.collectives import interference
 from paradl_bench.measure.collectives import sweep as collectives
 from paradl_bench.measure.collectives.request import CollectivesRequest
@@ -26,12 +26,8 @@ from paradl_bench.measure.collectives.summary import (
     print_collectives,
     sweep_rows,
 )
-from paradl_bench.records.measurement import (
-    COLLECTIVES_FILE,
-    INTERFERENCE_FILE,
-    CollectiveSamples,
-    InterferenceSamples,
-)
+from paradl_bench.records.measurement import COLLECTIVES_FILE, INTERFERENCE_FILE
+from paradl_bench.records.samples import CollectiveSamples, InterferenceSamples
 
 
 def request(**changes: object) -> CollectivesRequest:

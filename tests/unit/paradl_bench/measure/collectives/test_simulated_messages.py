@@ -17,8 +17,8 @@ from calibrate.profile.profile import Profile
 from calibrate.report.explanation import weaknesses
 from calibrate.report.show import print_profile
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.records.emulation import EmulatedLayers, EmulatedNodes, Emulation, SimulatedMessages
 from paradl_bench.records.measurement import Environment, read_manifest
 from predict.costs.cost_model import CostModel

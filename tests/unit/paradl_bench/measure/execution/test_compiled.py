@@ -36,18 +36,12 @@ from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.summary import print_training_summary
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import KernelSettings
-from paradl_bench.records.measurement import (
-    ITERATIONS_FILE,
-    LAYERS_FILE,
-    IterationSamples,
-    LayerSamples,
-    read_manifest,
-    read_records,
-)
+from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
+from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.records.training.compile_record import COMPILED_FILE, CompileRecord
 from paradl_bench.records.training.training_record import read_run
 from paradl_bench.strategies.passes.lower_precision import check_kernel_settings

@@ -12,8 +12,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import Network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.pipeline.crossings import refusals
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, given_cuts

@@ -6,8 +6,8 @@ import pytest
 from network_factory import NetworkFactory
 
 from paradl_bench.network.graph import Network
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.memory.pipeline import pipelined_memory
 

@@ -16,8 +16,8 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.compute import input_needs_gradient
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import PlanSettings
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import check_recomputation, segments_of
 from paradl_bench.strategies.spatial.region import spatial_region

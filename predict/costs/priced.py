@@ -1,0 +1,55 @@
+"""What the cost model gives: the tasks of a plan with their costs, and sums over a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.tasks import Plan, Role
+from predict.costs.compute.model_costs import Spread
+from predict.costs.sourced import Costs, Floats, Remark, Remarks
+from predict.costs.spread.stragglers import RankSpread
+from predict.costs.work_costs import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan with the costs of its works, in the order of ``plan.works``.
+
+    Attributes:
+        rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
+            where that was not measured, as the measured ones do.
+        lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
+        slower: per role, how many times longer one of its ranks computes than measured; empty where none does.
+            slow_copies: whether it copies gradients as much longer; of ghosts, whose host copies them, it does not.
+        awaited: works that go on beside an all-reduce in flight (:mod:`predict.costs.communication.behind_compute`).
+        batches_ahead_bytes: of mini-batches that a rank holds before the iteration that computes them.
+    """
+
+    plan: Plan
+    place: Place
+    costs: Costs
+    rank_spread: RankSpread
+    own_relative_sd: Floats
+    lag: float = 1.0
+    slower: tuple[float, ...] = ()
+    slow_copies: bool = True
+    batches_ahead_bytes: int = 0
+    awaited: frozenset[int] = frozenset()
+    spread: Spread
+    remarks: Remarks
+
+    def awaited_tasks(self, role: Role) -> NDArray[np.bool_]:
+        """Per task of a role, whether it is of :attr:`awaited`."""
+        return np.isin(role.work, sorted(self.awaited))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedSums:
+    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`."""
+
+    costs: Costs
+    spread: Spread
+    remarks: tuple[Remark, ...]

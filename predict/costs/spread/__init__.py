@@ -1,0 +1,1 @@
+"""How far seconds may be off: errors that parts share, and ranks that come late."""
