@@ -1,6 +1,6 @@
 """The input side in a profile: what reading, decoding, collating and copying a batch take, and how they add up.
 
-S-SGD DAG's terms (MODELS.md, "S-SGD DAG"): t_io reads for the ranks of one machine, t_h2d copies a batch to a device.
+S-SGD DAG's terms (Shi et al. 2018): t_io reads for the ranks of one machine, t_h2d copies a batch to a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a device's memory holds beyond the tensors of a plan, and the paper's reuse factor: fitted to measured peaks.
 
 Both are read where predictions are made: the walk over tensors (:mod:`paradl_bench.strategies.memory.peak`) times a
-factor, plus bytes that are there whatever is trained; the paper's sum times rho (MODELS.md, "ParaDL": (0, 1]).
+factor, plus bytes that are there whatever is trained; the paper's sum times rho, in (0, 1] (ParaDL, section 4).
 """
 
 from __future__ import annotations

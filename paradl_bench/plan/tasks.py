@@ -27,7 +27,7 @@ Ints = NDArray[np.int32]
 
 
 class Phase(IntEnum):
-    """Phases of an iteration (DESIGN.md)."""
+    """Phases of an iteration."""
 
     FW = 0
     BW = 1
@@ -120,7 +120,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
     """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
 
     Attributes:
-        message_bytes: as the operation defines it (MODELS.md, "Collectives").
+        message_bytes: as the operation defines it: the whole buffer of all_reduce and broadcast, a rank's own part of
+            all_gather and reduce_scatter.
         axes: indices of the strategy's axes that the group lies along; 0 is the outermost.
         reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
         per_node: ranks along the axes on a node, where ``reach`` is not the whole group.

@@ -1,4 +1,4 @@
-"""Clusters as nested levels, from the inside out (DESIGN.md: intra-node, intra-rack, inter-rack)."""
+"""Clusters as nested levels, from the inside out (inside a node, inside a rack, between racks)."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         library: gloo, nccl, mpi. tool: torch, nccl-tests, osu.
         level: which level of the cluster the group spans.
-        message_bytes: as the operation defines it (MODELS.md: whole buffer for all_reduce and broadcast, what each
+        message_bytes: as the operation defines it (whole buffer for all_reduce and broadcast, what each
             rank contributes or keeps for all_gather and reduce_scatter).
         samples_s: a list a rank, one value a repetition; the same index is the same call on all ranks. A send_recv has
             the sender's and the receiver's.

@@ -1,6 +1,6 @@
 """A plan of data parallelism without buckets: backward sends bytes as the gradients of layers become ready.
 
-What S-SGD's DAG and OSF assume of an iteration (MODELS.md): each layer with parameters has an exchange of its own, or
+What S-SGD's DAG and OSF assume of an iteration: each layer with parameters has an exchange of its own, or
 several of them share one, which starts when the last of them is ready.
 """
 

@@ -1,4 +1,4 @@
-"""OSF: a scaling factor that considers overlap, and tensor fusion (MODELS.md, "OSF"; the paper's equations 3 to 17).
+"""OSF: a scaling factor that considers overlap, and tensor fusion (the paper's equations 3 to 17).
 
 Gradients are counted in the order of backward, i = 0, 1, ... n - 1 (the paper counts layers from the input, so its
 layer L is 0 here and its layer 1 is n - 1); layers without parameters count to the next one that has some. With

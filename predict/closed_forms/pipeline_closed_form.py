@@ -1,4 +1,4 @@
-"""ParaDL's closed form of a pipeline (MODELS.md, "ParaDL", from Table 3), over the works of its plan.
+"""ParaDL's closed form of a pipeline (Table 3 of the paper), over the works of its plan.
 
     (p + S - 1)(max_i fw_i + max_i bw_i) + max_i wu_i + 2 (p + S - 2) max_i (alpha + m_i beta)
 

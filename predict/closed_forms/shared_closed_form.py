@@ -1,4 +1,4 @@
-"""ParaDL's closed forms where ranks share layers (MODELS.md, "ParaDL", from Table 3 of the paper), from the equations.
+"""ParaDL's closed forms where ranks share layers (Table 3 of the paper), from the equations.
 
 With b = B / p1 samples a group, p2 ranks in each of p1 groups, and p = p1 p2 (p1 = 1 without data parallelism):
 

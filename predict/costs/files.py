@@ -19,7 +19,7 @@ from paradl_bench.records.kernel_settings import flag_of
 
 
 def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
-    """A cluster file (YAML; INTERFACE.md, "Files").
+    """A cluster file (YAML).
 
     Raises:
         UserError: unreadable, no YAML, or a wrong field, named by its path.

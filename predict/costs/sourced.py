@@ -28,7 +28,7 @@ MEDIAN_ERROR = math.sqrt(math.pi / 2)
 
 
 class Source(IntEnum):
-    """Where a predicted second comes from, from the best on (DESIGN.md, idea 3).
+    """Where a predicted second comes from, from the best on.
 
     ``STATED`` is a number of a cluster file: neither measured here nor derived. ``SCALED_BY_ROOFLINE`` is any of the
     former, on a device that was not measured.

@@ -1,6 +1,6 @@
 """Predictions: what ``predict`` prints and writes, one object a strategy, rank count and batch.
 
-A prediction is a type of its own, which nothing that calibrates reads (DESIGN.md, idea 4).
+A prediction is a type of its own, which nothing that calibrates reads.
 """
 
 from __future__ import annotations

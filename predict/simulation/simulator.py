@@ -2,7 +2,7 @@
 
 What is modelled: a stream runs its tasks one at a time in the plan's order; a task starts when its stream is free and
 all tasks that it waits for are done. While a compute task and a collective are both under way, compute progresses at
-1/compute_slowdown and the collective at 1/communication_slowdown (DESIGN.md, idea 5): a fluid simulation, whose rates
+1/compute_slowdown and the collective at 1/communication_slowdown: a fluid simulation, whose rates
 change only where a task starts or ends. Several roles run together where one waits for what another sends, or for
 another to come to a collective (:func:`couple`). Calls that compute waits for may be given a lane of their own, on
 which they do not queue for the collectives in flight and are slowed beside them. What is not modelled: preemption, and

@@ -1,4 +1,4 @@
-"""Predictions held against training runs, with the baselines beside them (INTERFACE.md, "predict validate")."""
+"""Predictions held against training runs, with the baselines beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contention: how much longer bytes take when several groups of ranks communicate at once (MODELS.md's phi).
+"""Contention: how much longer bytes take when several groups of ranks communicate at once (ParaDL's phi).
 
 phi multiplies beta and leaves the start-up alone (ParaDL section 4.3: data and filter parallelism on four GPUs a node,
 phi = 2, since two all-reduces share a link). Between the numbers of groups that were measured it is interpolated; one

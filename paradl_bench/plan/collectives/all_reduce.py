@@ -94,12 +94,12 @@ OPERATION = CollectiveOperation(
         ),
         Algorithm(
             name="segmented",
-            source="MODELS.md, hierarchical all-reduce, segmented",
+            source="reduce-scatter in the node, all-reduces of the parts between nodes, all-gather",
             level_terms=lambda p, m, g: segmented(m, p, g),
         ),
         Algorithm(
             name="leader",
-            source="MODELS.md, hierarchical all-reduce, by leader",
+            source="reduce in the node, all-reduce between leaders, broadcast",
             level_terms=lambda p, m, g: by_leader(m, p, g),
         ),
     ),

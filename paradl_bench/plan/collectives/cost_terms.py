@@ -1,4 +1,4 @@
-"""Cost terms: what an algorithm of a collective costs in alpha, beta and gamma_r (MODELS.md, "Collectives").
+"""Cost terms: what an algorithm of a collective costs in alpha, beta and gamma_r.
 
 ``calibrate`` stacks them as rows of a regression, ``predict`` multiplies them by the fit; both call the same
 function, so that the two cannot diverge.

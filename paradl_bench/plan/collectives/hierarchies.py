@@ -74,7 +74,8 @@ def binomial_at_once_of_nodes(message_bytes: Floats, ranks: Floats, ranks_per_no
 def segmented(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
     """Reduce-scatter in the node, g concurrent ring all-reduces of m/g between nodes, all-gather in the node.
 
-    MODELS.md, "hierarchical all-reduce", segmented. That the g rings share the node's link is left to beta.
+    Reduce-scatter in the node, all-reduces of the parts between nodes at once, all-gather. That the g rings share the
+    node's link is left to beta.
     """
     nodes, inner = ranks / ranks_per_node, ranks_per_node - 1
     part = message_bytes / ranks_per_node
@@ -87,7 +88,7 @@ def segmented(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> L
 def by_leader(message_bytes: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:
     """Reduce to a leader in the node, all-reduce between leaders along trees, broadcast in the node.
 
-    MODELS.md, "hierarchical all-reduce", by leader.
+    Reduce in the node, all-reduce between leaders, broadcast.
     """
     nodes = ranks / ranks_per_node
     inner = 2 * depth(ranks_per_node)

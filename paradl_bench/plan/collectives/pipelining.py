@@ -1,6 +1,6 @@
 """Broadcast trees and chains in pieces, in a form that is linear in alpha and beta.
 
-MODELS.md gives the two-tree time with the number of pieces k chosen to minimise. At that k the time is
+Sanders et al. (2009) give the two-tree time with the number of pieces k chosen to minimise. At that k the time is
 2 L alpha + m beta + 2 sqrt(2 L m alpha beta), L = ceil(log2 p): not linear, and libraries do not choose k so. NCCL cuts
 a message into pieces of a fixed size. So a piece is fixed here, k follows from it, and terms are linear; where a
 message is smaller than one piece, k is 1.

@@ -1,7 +1,6 @@
 """Exchange of gradients that knows nodes: by a leader of each node, by several, or in segments. Torch-free.
 
-The ranks that exchange gradients, g of them on each of n nodes, send a bucket of m bytes in three steps (MODELS.md,
-"hierarchical all-reduce"):
+The ranks that exchange gradients, g of them on each of n nodes, send a bucket of m bytes in three steps:
 
 - by K leaders: the bucket is cut into K parts. Each part is reduced to a leader of its own in the node, one after the
   other; each leader all-reduces its part with those of the other nodes, all of them side by side; each part is

@@ -1,4 +1,4 @@
-"""Memory by the paper's formula (MODELS.md, "ParaDL", memory).
+"""Memory by the paper's formula (ParaDL, Table 3).
 
 rho e times the sum over layers of
 

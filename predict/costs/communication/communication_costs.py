@@ -1,6 +1,6 @@
 """Seconds of collectives: the profile's fit at the level that the group spans, and what overlap costs.
 
-A flat ring runs at the slowest level that it crosses (MODELS.md, "Collectives"). A cluster file may state alpha and
+A flat ring runs at the slowest level that it crosses. A cluster file may state alpha and
 beta of a level, and contention, which multiplies beta; what it leaves out comes from the profile's fit at the level of
 that name, else at the outermost measured level, which is said. Where a collective stands behind compute and keeps it
 waiting, what was measured of that is added.

@@ -1,4 +1,4 @@
-"""Closed forms of an iteration with its input, and of wait-free backward (MODELS.md, "S-SGD DAG"; Shi et al. 2018).
+"""Closed forms of an iteration with its input, and of wait-free backward (S-SGD's DAG, Shi et al. 2018).
 
     naive                       t_io + t_h2d + t_f + t_b + t_c + t_u
     read and copied ahead       max(t_io + t_h2d, t_f + t_b + t_c + t_u)
