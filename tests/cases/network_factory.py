@@ -180,3 +180,29 @@ def two_convolutions() -> Network:
     factory.linear("fc", 6)
     factory.loss()
     return factory.network("convolutional")
+
+
+def small() -> Network:
+    """3x8x8 -> conv 6 -> relu -> pool 2 -> conv 4 without bias -> flatten -> fc 5."""
+    factory = NetworkFactory(3, 8, 8)
+    factory.conv("conv1", 6)
+    factory.relu("relu")
+    factory.pool("pool", 2)
+    factory.conv("conv2", 4, bias=False)
+    factory.flatten("flatten")
+    factory.linear("fc", 5)
+    factory.loss("loss")
+    return factory.network("small")
+
+
+def pooled_convolutions() -> Network:
+    """4x16x16 -> conv 8 -> relu -> conv 8 -> pool 2 -> flatten -> fc 6."""
+    factory = NetworkFactory(4, 16, 16)
+    factory.conv("conv1", 8)
+    factory.relu("relu")
+    factory.conv("conv2", 8)
+    factory.pool("pool", 2)
+    factory.flatten("flatten")
+    factory.linear("fc", 6)
+    factory.loss()
+    return factory.network("convolutional")

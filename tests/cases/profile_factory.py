@@ -345,3 +345,18 @@ def with_doctor(profile: Profile, *, flops: float = 1e11, bytes_per_s: float = 1
     )
     devices = tuple(msgspec.structs.replace(device, rates=rates) for device in profile.devices)
     return msgspec.structs.replace(profile, devices=devices)
+
+
+def noisy_profile(chain: Network) -> Profile:
+    """A profile whose layers, models and fits are all known to vary, with interference and copies of buckets."""
+    return make_profile(
+        chain,
+        layer_times=layer_times(chain, block_sd=0.05),
+        model_times=model_times(chain, between_s=1e-3, common_sd=0.02, remainder=0.1),
+        communication=tuple(
+            ring_fit(operation, covariance=((1e-12, 0.0), (0.0, 1e-20)), block_relative_sd=0.05)
+            for operation in ("all_reduce", "all_gather", "send_recv", "broadcast")
+        ),
+        interference=(interference(1.3, 1.6),),
+        copies=free_copies(beta_s_per_byte=1e-10),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import option_targets
+import parser_seeds
 import parser_targets
 import use_targets
 from fuzz_changes import changed
@@ -32,7 +33,7 @@ def seeds(name: str) -> list[bytes]:
     """What a target takes well, to start from."""
     if name.startswith("used "):
         return use_targets.use_seeds(name)
-    return option_targets.option_seeds(name) if name in option_targets.option_targets() else parser_targets.seeds(name)
+    return option_targets.option_seeds(name) if name in option_targets.option_targets() else parser_seeds.seeds(name)
 
 
 def is_slow(name: str) -> bool:

@@ -1,24 +1,17 @@
-"""What is fuzzed: readers of foreign files and of the command line, and loaders of our own.
-
-A target takes bytes. It raises nothing but the project's own errors, whose text is one line that can be printed;
-what it reads can be written again and reads back the same. It returns whether the input was refused.
-"""
+"""What is fuzzed: readers of foreign files and of the command line, and loaders of our own."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import os
 import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from regressor_targets import archive_target, regressor_seeds, values_target
+from regressor_targets import archive_target, values_target
 
 from calibrate.fit import reading
 from calibrate.profile.profile import read_profile
@@ -32,7 +25,7 @@ from paradl_bench.measure.kernels.request import DESIGN_FILE
 from paradl_bench.network import graph as network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.plan.strategy import parse_strategy, parse_strategy_kinds
-from paradl_bench.records import input_record, measurement, roofline_record
+from paradl_bench.records import input_record, measurement, roofline_record, samples
 from paradl_bench.records.contexts import behind, beside_all_reduce
 from paradl_bench.records.hosts import host_load, host_record
 from paradl_bench.records.measurement import MANIFEST_NAME, read_manifest, read_records
@@ -46,29 +39,23 @@ from predict.validation.runs import read_runs
 
 DATA = Path(__file__).parents[1] / "data"
 Target = Callable[[bytes], bool]
+"""Takes bytes and returns whether they were refused.
 
+It raises nothing but the project's own errors, whose text is one line that can be printed; what it reads can be written
+again and reads back the same.
+"""
 TOLD = ImportOptions(ranks=4, level="node", batch=8, iterations=20, keep=frozenset({"empty", "wrong", "failed"}))
 """Everything is taken that can be: the parser goes as far as it can."""
 UNTOLD = ImportOptions()
 _OPTIONS = (TOLD, TOLD, UNTOLD)
-_SEEDS = {
-    "nccl-tests": ("nccl-tests*", "rccl*"),
-    "rccl-tests": ("rccl*", "nccl-tests-2.17.log"),
-    "osu": ("osu*",),
-    "imb": ("imb*",),
-    "kineto": ("kineto*",),
-    "ssgd-trace": ("ssgd*",),
-    "pipedream": ("pipedream*",),
-    "paradl-net": ("*.net", "*.plat"),
-}
 RECORDS: dict[str, type[msgspec.Struct]] = {
-    measurement.LAYERS_FILE: measurement.LayerSamples,
-    measurement.ITERATIONS_FILE: measurement.IterationSamples,
-    measurement.COPIES_FILE: measurement.CopySamples,
-    measurement.COLLECTIVES_FILE: measurement.CollectiveSamples,
-    measurement.INTERFERENCE_FILE: measurement.InterferenceSamples,
+    measurement.LAYERS_FILE: samples.LayerSamples,
+    measurement.ITERATIONS_FILE: samples.IterationSamples,
+    measurement.COPIES_FILE: samples.CopySamples,
+    measurement.COLLECTIVES_FILE: samples.CollectiveSamples,
+    measurement.INTERFERENCE_FILE: samples.InterferenceSamples,
     training_record.TRAINING_FILE: training_record.TrainingIterations,
-    measurement.TRACE_FILE: measurement.TraceTimes,
+    measurement.TRACE_FILE: samples.TraceTimes,
     measurement.DROPPED_FILE: measurement.DroppedRow,
     KERNELS_FILE: KernelSamples,
     behind.BEHIND_FILE: behind.BehindComputeSamples,
@@ -83,43 +70,6 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     host_load.LOAD_FILE: host_load.HostLoad,
 }
 """Every JSON-lines file of a measurement directory."""
-_RECORD_SEEDS = {
-    host_load.LOAD_FILE: b'{"seconds":2.5,"cores":2,"other_cores":0.5,"stolen_cores":0.1,"throttled_cores":0.0,'
-    b'"while_measuring":true}\n',
-    compile_record.COMPILED_FILE: b'{"rank":0,"model":"resnet18","batch":8,"what":"layers","compile_s":2.5,'
-    b'"graphs":30}\n',
-    measurement.TRACE_FILE: b'{"source":"a.json","rank":0,"ranks":4,"iterations":2,"optimizer_s":0.1,"span_s":1.0,'
-    b'"compute_s":0.5,"communication_s":0.4,"copy_s":0.1,"overlap_s":0.2,"idle_s":0.1}\n',
-    behind.BEHIND_FILE: b'{"library":"gloo","operation":"all_reduce","level":"node","ranks":2,"message_bytes":1024,'
-    b'"dtype":"fp32","block":0,"kernel":"layers","one_clock":true,"back_to_back_s":[[0.1,0.2],[0.1,0.2]],'
-    b'"compute_s":[[0.1,0.1],[0.1,0.1]],"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.3,0.3],[0.3,0.3]]}\n'
-    b'{"library":"gloo","operation":"all_reduce","level":"system","ranks":2,"message_bytes":1024,'
-    b'"dtype":"fp32","block":1,"kernel":"ghosts","one_clock":false,"back_to_back_s":[[0.1],[0.1]],'
-    b'"compute_s":[[0.1],[0.1]],"start_s":[[0.0],[0.0]],"end_s":[[0.3],[0.3]],"host_start_s":[[5.0],[5.1]],'
-    b'"first_rank":2,"attempt":1}\n',
-    beside_all_reduce.BESIDE_ALL_REDUCE_FILE: b'{"library":"gloo","operation":"send_recv","level":"node","ranks":2,'
-    b'"message_bytes":1024,"exchange_bytes":26214400,"dtype":"fp32","block":0,"kernel":"layers","calls":2,'
-    b'"one_clock":true,"apart_start_s":[[0.0,0.0],[0.1,0.1]],"apart_end_s":[[0.3,0.3],[0.3,0.3]],'
-    b'"start_s":[[0.0,0.0],[0.1,0.1]],"end_s":[[0.4,0.3],[0.4,0.3]],"begun":[[true,true],[true,false]],'
-    b'"outlived":[[true,false],[true,false]],"exchange_s":[[0.9],[0.9]]}\n'
-    b'{"library":"gloo","operation":"exchange","level":"node","ranks":2,"message_bytes":64,"exchange_bytes":26214400,'
-    b'"exchange_level":"system","dtype":"fp32","block":0,"kernel":"ghosts","calls":1,"one_clock":true,'
-    b'"apart_start_s":[[0.0],[0.1]],"apart_end_s":[[0.3],[0.3]],"start_s":[[0.0],[0.1]],"end_s":[[0.4],[0.4]],'
-    b'"begun":[[true],[true]],"outlived":[[false],[true]],"exchange_s":[[0.9],[0.9]]}\n',
-    roofline_record.RATES_FILE: b'{"resource":"compute","kernel":"matmul","sizes":{"n":512},"dtype":"fp32","work":1e9,'
-    b'"working_set_bytes":3145728,"ranks_on_host":2,"rank":1,"block":0,"samples_s":[0.01,0.02]}\n',
-    input_record.FILES_FILE: b'{"block":0,"condition":"cold","bytes":[1000,2000],"pixels":[50176,50176],'
-    b'"read_s":[0.001,0.002],"decode_s":[0.003,0.004],"transform_s":[0.001,0.001]}\n',
-    input_record.BATCHES_FILE: b'{"block":0,"stage":"copy","batch":8,"bytes":4816896,"samples_s":[0.001,0.002],'
-    b'"how":"pinned","model":"","calls_per_sample":2}\n',
-    input_record.LOADER_FILE: b'{"block":0,"workers":2,"batch":8,"start":"fork","first_s":0.5,"gaps_s":[0.01,0.02]}\n',
-    input_record.UNREADABLE_FILE: b'{"path":"a.jpg","why":"no image"}\n',
-    host_record.HOSTS_FILE: b'{"rank":1,"host":"n2","core":0,"clock_offset_s":1.5,"clock_error_s":1e-5,'
-    b'"wall_offset_s":-0.5,"clock_at_s":1e5,"attempt":1}\n',
-    measurement.DROPPED_FILE: b'{"file":"a.log","line":3,"text":"N/A","why":"no number"}\n',
-    KERNELS_FILE: b'{"shape":{"kind":"conv","stage":"FW","sizes":{"batch":8,"in":3},"settings":{"a":"b"},"flops":1e9,'
-    b'"bytes":1e6},"dtype":"fp32","block":0,"samples_s":[0.1,0.2],"calls_per_sample":2}\n',
-}
 
 
 @contextlib.contextmanager
@@ -231,7 +181,7 @@ def _swept(parse: Callable[[str], tuple[int, ...]]) -> Callable[[str], None]:
     return read
 
 
-_STRINGS: dict[str, tuple[Callable[[str], object], str]] = {
+STRINGS: dict[str, tuple[Callable[[str], object], str]] = {
     "strategy": (_strategy, "d4 f8 c4 s2x2x2 z3d8p2 d4f4 2M4P1D d2p2f2 serial t4"),
     "strategy-kinds": (parse_strategy_kinds, "d+f data+filter serial d+s d+c+p tensor"),
     "size": (units.parse_size, "64M 1GiB 16e9 4096 1.5K 3TB 12b"),
@@ -248,7 +198,7 @@ def targets() -> dict[str, Target]:
         _TARGETS.update({name: _import_target(importer) for name, importer in importers().items()})
         sweep = Importer(name="mpi4py", reads="a sweep of ours", kind="collectives", read=mpi_read)
         _TARGETS["mpi4py"] = _import_target(sweep)
-        _TARGETS.update({name: _text_target(parse) for name, (parse, _) in _STRINGS.items()})
+        _TARGETS.update({name: _text_target(parse) for name, (parse, _) in STRINGS.items()})
         _TARGETS.update(_loaders())
     return dict(_TARGETS)
 
@@ -285,121 +235,3 @@ def _loaders() -> dict[str, Target]:
 
 def _reader_of(kind: type[msgspec.Struct]) -> Callable[[Path], object]:
     return lambda path: read_records(path.parent, path.name, kind)
-
-
-def seeds(name: str) -> list[bytes]:
-    """Files that a target reads well, to start from."""
-    if name in _SEEDS:
-        return [path.read_bytes() for pattern in _SEEDS[name] for path in sorted((DATA / "imports").glob(pattern))]
-    if name in _STRINGS:
-        return [word.encode() for word in _STRINGS[name][1].split()]
-    if name == "mpi4py":
-        head = b'{"hosts":["a","a"],"device_name":"cpu","versions":{"mpi":"x"}}\n'
-        return [head + (DATA / "collectives-v1" / measurement.COLLECTIVES_FILE).read_bytes()[:20000]]
-    if name == "profile.json":
-        return [_shortened(path.read_bytes()) for path in sorted(DATA.glob("profile-v*.json"))]
-    if name == "network.json":
-        return [path.read_bytes() for path in sorted(DATA.glob("*-v1/network-*.json"))]
-    if name in _DOCUMENTS:
-        return [_DOCUMENTS[name]]
-    if name.startswith("regressors"):
-        return regressor_seeds()[name]
-    if name in ("measurements", "runs"):
-        folders = ["training-v1"] if name == "runs" else ["collectives-v1", "layers-v1"]
-        found = [_as_one_text(DATA / folder) for folder in folders]
-        return [*found, *map(_emulated, found)] if name == "runs" else found
-    if name == RUN_NAME:
-        real = [path.read_bytes() for path in sorted(DATA.glob(f"*-v1/{name}"))]
-        return [*real, *map(_emulated, real)]
-    held = [path.read_bytes()[:20000] for path in sorted(DATA.glob(f"*-v1/{name}"))]
-    return held or [_RECORD_SEEDS[name]]
-
-
-_CLUSTER = b"""# two levels
-name: abci
-memory_bytes_per_rank: 16e9
-levels:
-  - {name: node, ranks: 4, alpha_s: 1.0e-5, beta_s_per_byte: 1.0e-10}
-  - {name: rack, ranks: 136, contention: 1}
-  - name: &a system
-    ranks: 4096
-    contention: 3
-"""
-
-
-_DOCUMENTS = {
-    "cluster.yaml": _CLUSTER,
-    "site.yaml": (DATA.parents[1] / "slurm" / "site-cpu.yaml").read_bytes(),
-    DESIGN_FILE: b'{"kernels":[{"kind":"linear","sizes":{"batch":8,"in_features":32,"out_features":16,"bias":1},'
-    b'"settings":{"function":"linear"},"dtype":"fp32","origin":"range","estimate_s":1e-5}],'
-    b'"limits":{"kernel_s":0.1,"memory_bytes":1e9},"speeds":{"fp32":{"flops_per_s":1e11,"bytes_per_s":1e10}},'
-    b'"passed_over":{"linear":{"too long":2}}}',
-    PLAN: b'{"schema_version":1,"request":{"models":["vgg11"],"nodes":[1,2],"strategies":["d"],"batch":8,'
-    b'"operations":"all_reduce","sizes":"1K:1M:4"},"command_line":["paradl-bench","slurm"],"work":"/home/a",'
-    b'"basis":"none","jobs":[{"name":"layers","use":"layers","title":"t","adds":"a","array":false,"array_limit":0,'
-    b'"nodes":1,"limit_s":3600,"after_ok":[],"after_any":["x"],"sha256":"0","tasks":[{"name":"layers/vgg11",'
-    b'"mark":"m","nodes":1,"writes":true,"measurement":true,"estimate_s":60.5}]}]}',
-    SUBMITTED: b'{"layers":{"job_id":12,"tasks":[0,1],"submitted_utc":"2026-11-22T00:00:00Z"}}',
-}
-
-
-def _shortened(content: bytes) -> bytes:
-    """A profile with one or two entries of each sort: what is changed is then likely to matter, and reading is fast."""
-    document: dict[str, Any] = json.loads(content)
-    for key, value in document.items():
-        if isinstance(value, list) and key not in ("environments", "sources", "command_line"):
-            document[key] = value[:2]
-    return json.dumps(document).encode()
-
-
-_GHOST = (
-    b'"ghost":{"profile":"p.json","profile_sha256":"0","dilate":2.5,"slept_s":{"FW":0.1,"BW":0.2},"framework_s":'
-    b'{"FW":0.01},"oversleep_s":{"FW":-0.001},"without_compute_s":0.05,"host_s":0.02,"host_iteration_s":[0.02,0.03],'
-    b'"slow_rank":{"factor":1.5,"rank":1},"drawn":{"seed":0,"samples":30}}'
-)
-
-
-def _emulated(run: bytes) -> bytes:
-    """A run's record, or a folder of one as one text, as of ghosts."""
-    head, mark, own = run.rpartition(b">>> run.json\n")
-    return head + mark + own.replace(b'"model":', _GHOST + b',"model":', 1)
-
-
-def _as_one_text(folder: Path) -> bytes:
-    text = b""
-    for path in sorted(folder.glob("*.json*")):
-        content = path.read_bytes()
-        if path.name == training_record.TRAINING_FILE:
-            content = longer(content)
-        whole = content if path.suffix == ".json" else content[: content.rfind(b"\n", 0, 3000) + 1]
-        text += b">>> " + path.name.encode() + b"\n" + whole.strip() + b"\n"
-    return text
-
-
-def longer(training: bytes) -> bytes:
-    """A run of as many iterations as a validation needs."""
-    records = [json.loads(line) for line in training.splitlines()]
-    for record in records:
-        record.update({key: value * 3 for key, value in record.items() if isinstance(value, list)})
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
-
-
-def bombs() -> dict[str, bytes]:
-    """Inputs that cost a careless reader its memory, its stack or its time."""
-    return {
-        "gzip": gzip.compress(b"0" * (4 << 20), 9),
-        "gzip in gzip": gzip.compress(gzip.compress(b" " * (4 << 20), 9), 9),
-        "lists": b"[" * 50_000,
-        "objects": b'{"a":' * 50_000,
-        "whole lists": b"[" * 50_000 + b"]" * 50_000,
-        "one line": b"1 " * 50_000,
-        "one word": b"9" * 200_000,
-        "one name": b"x" * 200_000,
-        "quotes": b'"' * 100_000,
-        "comments": b"#" * 200_000,
-        "commas": b"," * 50_000,
-        "exponent": b'{"schema_version": 1e999999999}',
-        "zeros": b"\x00" * 200_000,
-        "laughs": b"a: &a [x,x,x,x,x,x,x,x,x]\n"
-        + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b",".join([b"*%c" % (97 + i)] * 9)) for i in range(9)),
-    }

@@ -15,7 +15,8 @@ from unittest import mock
 
 import msgspec
 from field_changes import field_change
-from parser_targets import DATA, FOLDER, Target, longer
+from parser_seeds import longer
+from parser_targets import DATA, FOLDER, Target
 
 from calibrate.cli import group as calibrate
 from calibrate.profile.profile import Profile

@@ -13,7 +13,6 @@ import msgspec
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.repeated_keys import may_lose_keys, repeated_key
 from paradl_bench.core.files.storage import (
-    CHUNK_BYTES,
     OWN_FILE,
     Position,
     T,
@@ -29,6 +28,8 @@ from paradl_bench.core.files.storage import (
     write_whole,
 )
 from paradl_bench.core.interruption import uninterrupted
+
+_CHUNK_BYTES = 64 * 1024
 
 UNFINISHED = ".unfinished.json"
 """Beside files to which rows are being appended: where each ended before, and will end."""
@@ -169,7 +170,7 @@ def end_of_last_line(stream: BinaryIO | FileIO) -> int:
     """Offset behind the last newline of a file, 0 if it has none; reads backwards, and no more than the torn line."""
     end = stream.seek(0, os.SEEK_END)
     while end:
-        start = max(0, end - CHUNK_BYTES)
+        start = max(0, end - _CHUNK_BYTES)
         stream.seek(start)
         newline = stream.read(end - start).rfind(b"\n")
         if newline >= 0:

@@ -35,7 +35,6 @@ MOST_BYTES = 1 << 30
 MOST_DOCUMENT_BYTES = 1 << 28
 """Of one JSON document: decoded, it takes about ten times as much memory."""
 
-CHUNK_BYTES = 64 * 1024
 
 PIECE_BYTES = 1 << 24
 """Of a file that is read in pieces."""

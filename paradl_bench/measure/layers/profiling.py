@@ -29,7 +29,7 @@ from paradl_bench.measure.execution.probes import (
 )
 from paradl_bench.measure.layers.isolated import IsolatedOperation
 from paradl_bench.measure.layers.request import LayersRequest
-from paradl_bench.measure.layers.subjects import Subject, subjects
+from paradl_bench.measure.layers.subjects import Subject, make_subjects
 from paradl_bench.ranks.clocks import Clock, clock_for
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
 from paradl_bench.ranks.environment import capture_environment
@@ -56,7 +56,7 @@ def measure_layers(request: LayersRequest, context: RankContext, output: Path, c
     set_up_compiler(context.device)
     # An interrupted measurement was proved when it began.
     proofs: list[VerifiedShards] | None = None if context.share((output / ITERATIONS_FILE).exists(), bool) else []
-    subjects = [subject for name in request.models for subject in subjects(request, name, context, clock, proofs)]
+    subjects = [subject for name in request.models for subject in make_subjects(request, name, context, clock, proofs)]
     directory = _open(request, context, output, command_line) if context.rank == 0 else None
     if directory is not None:
         for network in {subject.network.name: subject.network for subject in subjects}.values():

@@ -77,7 +77,7 @@ class Subject:
         self.optimizer.zero_grad()
 
 
-def subjects(
+def make_subjects(
     request: LayersRequest, name: str, context: RankContext, clock: Clock, proofs: list[VerifiedShards] | None
 ) -> Iterator[Subject]:
     """The model at every batch, then the shards that were asked for; each is made when it is its turn."""

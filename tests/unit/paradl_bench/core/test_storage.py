@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.core.files import storage
+from paradl_bench.core.files import json_lines, storage
 from paradl_bench.core.files.json_lines import append_lines, read_lines, torn_bytes
 from paradl_bench.core.files.storage import (
     decode_json,
@@ -80,8 +80,8 @@ def test_the_last_line_ends_where_searching_everything_finds_it(content: bytes, 
     from io import BytesIO
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_CHUNK_BYTES", chunk_bytes)
-        assert storage.end_of_last_line(BytesIO(content)) == content.rfind(b"\n") + 1
+        patch.setattr(json_lines, "_CHUNK_BYTES", chunk_bytes)
+        assert json_lines.end_of_last_line(BytesIO(content)) == content.rfind(b"\n") + 1
 
 
 def test_a_torn_line_longer_than_a_chunk_is_cut_off(tmp_path: Path) -> None:

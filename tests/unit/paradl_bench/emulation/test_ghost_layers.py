@@ -1,8 +1,7 @@
-"""Ghost layers: what a real module would return and want gradients of, without its work, and what is slept for it."""
+"""Ghost layers: what a real module would return and want gradients of, without its work, and when they sleep for it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ghost_clock import Clock
 from torch import nn
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.emulation.layers import hold_in_common
-from paradl_bench.emulation.sleeper import Sleeper
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.collectives.ghosts_before import GhostsBefore
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
@@ -192,144 +191,6 @@ def test_control_flow_that_varies_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         [alone(inputs) for _ in range(2)]
 
 
-class Clock:
-    """A clock that sleeping moves, and a little more, and offering the core to others a microsecond."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, late_s: float) -> None:
-        self.now, self.late_s, self.sleeps = 0.0, late_s, 0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(time, "sleep", self._sleep)
-        monkeypatch.setattr("paradl_bench.emulation.sleeper.offer_core", self._offer)
-
-    def _sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.sleeps += 1
-        self.now += seconds + self.late_s
-
-    def _offer(self) -> None:
-        self.now += 1e-6
-
-
-def turn(sleeper: Sleeper) -> None:
-    """Begin a forward or backward, and its first layer, which takes nothing."""
-    sleeper.begin_turn()
-    sleeper.ask("FW", 0.0)
-
-
-def test_nobody_sleeps_until_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper(dilate=3.0)
-    turn(sleeper)
-    for _ in range(100):
-        # The host dispatches ahead of what it dispatches.
-        clock.now += 1e-4
-        sleeper.ask("FW", 1e-3)
-    assert (clock.now, clock.sleeps) == (pytest.approx(0.01), 0)
-    sleeper.settle()
-    assert (clock.now, clock.sleeps) == (pytest.approx(0.3, abs=2e-6), 1)
-    assert sleeper.take_asked() == pytest.approx({"FW": 0.3})
-    assert sleeper.take_asked() == {}
-    sleeper.settle()
-    assert clock.sleeps == 1
-
-
-@pytest.mark.parametrize("each_s", [1e-5, 2e-4, 3e-3])
-def test_sleeps_that_end_late_add_up_to_what_was_asked(each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=1.5e-4), Sleeper(dilate=3.0)
-    turn(sleeper)
-    late = []
-    for count in range(1, 1001):
-        sleeper.ask("FW", each_s)
-        sleeper.settle()
-        late.append(clock.now - 3 * count * each_s)
-    # The kernel is asked for earlier ends once it is known to be late; what one took too long the next are shorter by.
-    assert max(late) <= clock.late_s
-    assert max(late[-100:]) <= 2e-6
-    assert min(late) >= -1e-12
-
-
-def test_a_kernel_that_is_late_by_milliseconds_is_not_waited_for_on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=5e-3), Sleeper()
-    turn(sleeper)
-    for _ in range(200):
-        sleeper.ask("FW", 0.1)
-        sleeper.settle()
-    clock.late_s, before = 0.0, clock.sleeps
-    at, offered = clock.now, []
-    monkeypatch.setattr(
-        "paradl_bench.emulation.sleeper.offer_core", lambda: (offered.append(clock.now), clock._offer())
-    )
-    sleeper.ask("FW", 0.2)
-    sleeper.settle()
-    assert clock.sleeps == before + 1
-    assert clock.now > at
-    assert len(offered) <= 301
-
-
-def test_a_rank_that_was_kept_from_its_core_catches_up_until_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.5), Sleeper()
-    turn(sleeper)
-    sleeper.ask("BW", 1.0)
-    sleeper.settle()
-    late_s = clock.now - 1.0
-    assert late_s == pytest.approx(0.5, abs=1e-3)
-    clock.late_s = 0.0
-    # A message, for which it would have waited longer had it been in time: it is late by what is left.
-    sleeper.span_began("halo")
-    clock.now += 0.3
-    sleeper.span_ended("halo")
-    sleeper.ask("BW", 1.0)
-    sleeper.settle()
-    assert clock.now == pytest.approx(1.0 + late_s + 0.3 + 1.0 - (late_s - 0.3), abs=1e-5)
-    clock.late_s, before = 0.5, clock.now
-    sleeper.ask("BW", 1.0)
-    sleeper.settle()
-    clock.late_s, late_s = 0.0, clock.now - before - 1.0
-    sleeper.span_began("halo")
-    clock.now += 0.7
-    sleeper.span_ended("halo")
-    sleeper.ask("BW", 1.0)
-    sleeper.settle()
-    # Never earlier than with sleeps that end in time.
-    assert clock.now == pytest.approx(before + 1.0 + late_s + 0.7 + 1.0, abs=1e-5)
-
-
-def test_what_is_done_with_gradients_is_real_and_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    turn(sleeper)
-    sleeper.ask("BW", 1.0)
-    clock.now += 0.25
-    # The layer is over when its gradients arrive; two of them are copied.
-    sleeper.work()
-    assert clock.now == pytest.approx(1.0, abs=2e-6)
-    clock.now += 0.5
-    sleeper.work()
-    clock.now += 0.25
-    sleeper.ask("BW", 2.0)
-    clock.now += 0.125
-    sleeper.settle()
-    assert clock.now == pytest.approx(1.0 + 0.75 + 2.0, abs=4e-6)
-
-
-@pytest.mark.parametrize("host_s", [0.0, 0.02])
-def test_a_turn_that_was_waited_for_takes_as_long_as_any(host_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    sleeper.host_s = {"FW": host_s}
-    sleeper.begin_turn()
-    sleeper.ask("WU", 0.1)
-    sleeper.begin_turn()
-    for _ in range(3):
-        # A stage waits for what it is sent, and then has its micro-batch.
-        clock.now += 0.5
-        sleeper.span_began("FW")
-        begin = clock.now
-        for _ in range(2):
-            clock.now += host_s
-            sleeper.ask("FW", 0.1)
-        sleeper.span_ended("FW")
-        # Of what passes until a turn's first layer, the host's own time is known as far as it was measured.
-        assert clock.now - begin == pytest.approx(0.2, abs=4e-6)
-
-
 def test_a_twin_settles_before_messages_and_before_gradients_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["branching"]()
     network = traced(model, monkeypatch)
@@ -370,49 +231,6 @@ def test_calls_that_are_swept_lie_behind_ghosts_and_count_from_when_these_are_ov
         assert clock.now == pytest.approx(ghosts.over, abs=2e-6)
 
 
-def test_who_is_awake_asks_and_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    with sleeper.awake():
-        sleeper.ask("WU", 1.0)
-        sleeper.work()
-        sleeper.settle()
-    assert (clock.sleeps, sleeper.take_asked()) == (0, {"WU": 1.0})
-    # Nor is what was done with gradients meanwhile anything to come behind.
-    clock.now += 0.25
-    sleeper.settle()
-    assert sleeper.due == 0
-    turn(sleeper)
-    sleeper.ask("WU", 1.0)
-    sleeper.settle()
-    assert clock.now == pytest.approx(1.25, abs=2e-6)
-    assert sleeper.calls == {"FW": 1, "WU": 1}
-
-
-def test_what_passes_between_sleeps_is_kept_by_phase_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    sleeper.ask("FW", 1.0)
-    with sleeper.watched() as gaps:
-        for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):
-            clock.now += host_s
-            sleeper.ask(phase, 1.0)
-            if phase == "FW":
-                sleeper.settle()
-    clock.now += 8.0
-    sleeper.ask("BW", 1.0)
-    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
-
-
-def test_of_who_is_awake_what_passes_between_calls_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sleeper = Clock(monkeypatch, late_s=0.0), Sleeper()
-    with sleeper.awake(), sleeper.watched() as gaps:
-        for phase, host_s in (("FW", 0.25), ("FW", 0.5), ("BW", 2.0)):
-            clock.now += host_s
-            sleeper.ask(phase, 1.0)
-            sleeper.settle()
-    assert gaps == {"FW": pytest.approx([0.25, 0.5]), "BW": pytest.approx([2.0])}
-    assert clock.sleeps == 0
-
-
 def test_ghosts_sleep_in_iterations_that_are_timed_and_in_none_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("resnet18", (3, 32, 32))
     network = trace_network(model)
@@ -430,9 +248,3 @@ def test_ghosts_sleep_in_iterations_that_are_timed_and_in_none_before(monkeypatc
     trainer.run_chunk(0, 2)
     # One that is not timed stands before them; a layer or two have nothing to do in backward.
     assert clock.now == pytest.approx(3 * iteration_s, rel=1e-3)
-
-
-@pytest.mark.parametrize("dilate", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_dilation_is_positive(dilate: float) -> None:
-    with pytest.raises(ValueError, match="dilate"):
-        Sleeper(dilate)

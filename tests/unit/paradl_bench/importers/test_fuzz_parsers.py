@@ -16,7 +16,8 @@ import pytest
 from coverage_guided import Finding, Fuzzer, Lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_targets import DATA, RECORDS, TOLD, bombs, seeds, targets
+from parser_seeds import bombs, seeds
+from parser_targets import DATA, RECORDS, TOLD, targets
 
 from paradl_bench import network, records
 from paradl_bench.core.errors import UserError, shown

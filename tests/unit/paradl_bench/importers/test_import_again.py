@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from paradl_bench.cli import group
-from paradl_bench.core.files import storage
+from paradl_bench.core.files import json_lines, storage
 from paradl_bench.core.files.json_lines import UNFINISHED, append_together, undo_unfinished
 from paradl_bench.records.measurement import COLLECTIVES_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples
@@ -70,7 +70,7 @@ def test_rows_of_several_files_are_whole_or_taken_back(tmp_path: Path, monkeypat
     append_together(tmp_path, first)
     before = {name: (tmp_path / name).read_bytes() for name in first}
     assert not (tmp_path / UNFINISHED).exists()
-    real = storage._append
+    real = json_lines._append
 
     def killed_at(path: Path, content: bytes) -> None:
         if path.name == "b.jsonl":
@@ -78,7 +78,7 @@ def test_rows_of_several_files_are_whole_or_taken_back(tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         real(path, content)
 
-    monkeypatch.setattr(storage, "_append", killed_at)
+    monkeypatch.setattr(json_lines, "_append", killed_at)
     with pytest.raises(KeyboardInterrupt):
         append_together(tmp_path, {name: [Row(9), Row(10)] for name in first})
     assert (tmp_path / "a.jsonl").read_bytes() != before["a.jsonl"]

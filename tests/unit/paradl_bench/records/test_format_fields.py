@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from field_changes import VALUES, places, sample, with_value
 from msgspec import inspect
-from parser_targets import RECORDS, seeds
+from parser_seeds import seeds
+from parser_targets import RECORDS
 
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError

@@ -48,14 +48,14 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 
 
 def test_the_table_shows_the_base_and_every_value(predict: Caller) -> None:
-    code, out, err = predict.what_if.what_if("--vary", "bandwidth=0.1:10:log:3", "--vary", "latency@node=5")
+    code, out, err = predict.what_if("--vary", "bandwidth=0.1:10:log:3", "--vary", "latency@node=5")
     assert (code, err) == (0, "")
     for text in ("one at a time", "bandwidth 0.1", "bandwidth 1 ", "bandwidth 10", "latency@node 5", "bound by"):
         assert text in out
 
 
 def test_json_holds_a_row_a_value_and_the_base_is_the_plain_prediction(predict: Caller) -> None:
-    code, out, _ = predict.what_if.what_if("--vary", "peak-flops=1,4", "--vary", "batch=8,16", "--grid", "--json")
+    code, out, _ = predict.what_if("--vary", "peak-flops=1,4", "--vary", "batch=8,16", "--grid", "--json")
     rows = json.loads(out)
     assert code == 0
     assert [row["varied"] for row in rows] == [
@@ -72,25 +72,25 @@ def test_json_holds_a_row_a_value_and_the_base_is_the_plain_prediction(predict: 
 def test_csv_and_files(predict: Caller) -> None:
     target = predict.folder / "out.csv"
     options = ("--vary", "bandwidth=1,2", "--csv", "-o", str(target))
-    assert predict.what_if.what_if(*options)[0] == 0
+    assert predict.what_if(*options)[0] == 0
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
     assert [row["varied.bandwidth"] for row in rows] == ["", "1.0", "2.0"]
     assert float(rows[1]["interval_s.low"]) <= float(rows[1]["iteration_s"])
-    code, _, err = predict.what_if.what_if(*options)
+    code, _, err = predict.what_if(*options)
     assert code == 2
     assert "exists; give --force" in err
-    assert predict.what_if.what_if(*options, "--force")[0] == 0
+    assert predict.what_if(*options, "--force")[0] == 0
 
 
 def test_drawings_are_images_or_pages_that_hold_one(predict: Caller) -> None:
     picture, page = predict.folder / "x.png", predict.folder / "x.html"
     for target, values in ((picture, "bandwidth=0.5,2"), (page, "ranks=2,4")):
         varied = ("--vary", values, "--plot", str(target))
-        code, _, err = predict.what_if.what_if(*varied)
+        code, _, err = predict.what_if(*varied)
         assert code == 0, err
     assert picture.read_bytes().startswith(PNG)
     assert "data:image/png;base64," in page.read_text()
-    code, _, err = predict.what_if.what_if("--vary", "bandwidth=2", "--plot", str(predict.folder / "x.txt"))
+    code, _, err = predict.what_if("--vary", "bandwidth=2", "--plot", str(predict.folder / "x.txt"))
     assert code == 2
     assert "has to end in .png, .svg, .html" in err
 
@@ -107,7 +107,7 @@ def test_drawings_are_images_or_pages_that_hold_one(predict: Caller) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(predict: Caller, arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = predict.what_if.what_if(*arguments)
+    code, out, err = predict.what_if(*arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -147,7 +147,7 @@ def test_ranks_beyond_the_cluster_are_left_out_of_a_sweep_and_of_a_what_if(predi
     code, out, err = predict.plain(*sweep, "8,16")
     assert (code, out) == (2, "")
     assert "error: 8 ranks do not fit" in err
-    code, out, err = predict.what_if.what_if("--cluster", str(cluster), "--vary", "ranks=2:16:x2", "--json")
+    code, out, err = predict.what_if("--cluster", str(cluster), "--vary", "ranks=2:16:x2", "--json")
     assert (code, [row["ranks"] for row in json.loads(out)]) == (0, [2, 2, 4])
     assert err.count("predict: left out: ") == 2
 
@@ -155,12 +155,12 @@ def test_ranks_beyond_the_cluster_are_left_out_of_a_sweep_and_of_a_what_if(predi
 def test_the_table_says_what_does_not_fit_and_the_notes(predict: Caller) -> None:
     cluster = predict.folder / "cluster.yaml"
     cluster.write_text(CLUSTER)
-    code, out, _ = predict.what_if.what_if("--cluster", str(cluster), "--vary", "batch=8,4096")
+    code, out, _ = predict.what_if("--cluster", str(cluster), "--vary", "batch=8,4096")
     assert code == 0
     rows = {row.split()[2]: row for row in out.splitlines() if row.startswith(" d2 ")}
     assert "(too much)" in rows["4096"]
     assert "(too much)" not in rows["8"]
-    assert "65536" in predict.what_if.what_if("--vary", "batch=65536", "--vary", "latency=2")[1]
+    assert "65536" in predict.what_if("--vary", "batch=65536", "--vary", "latency=2")[1]
     (found,) = json.loads(predict.plain("--strategy", "d2", "--batch", "8", "--cluster", str(cluster), "--json")[1])
     assert found["notes"]
     flat = " ".join(out.split())
