@@ -57,7 +57,7 @@ def difference(
     from paradl_bench.core.errors import UserError
     from paradl_bench.plan.settings import PlanSettings
     from paradl_bench.plan.strategy import Axis, Strategy
-    from predict.workload import Point, evaluator_named
+    from predict.workload import Configuration, evaluator_named
 
     kind, differences = kind_of(row), []
     for index in range(checked):
@@ -65,7 +65,7 @@ def difference(
         axes = [Axis(kind="data", extents=(at["groups"],))] if at.get("groups", 1) > 1 else []
         axes += [Axis(kind=kind, extents=(at["ranks"],))] if kind != "data" else []
         settings = PlanSettings(batch=at["batch"], micro_batches=at.get("micro_batches"))
-        point = Point(strategy=Strategy(axes=tuple(axes)), settings=settings)
+        point = Configuration(strategy=Strategy(axes=tuple(axes)), settings=settings)
         try:
             alone_s = evaluator_named("paradl").prepare(model, point).timing().iteration_s
         except UserError:

@@ -262,7 +262,7 @@ def _predicted(
         )
         for point in test
     ]
-    remarks = dict.fromkeys(remark.text for each in found for remark in each.cost.remarks if remark.beyond)
+    remarks = dict.fromkeys(remark.text for each in found for remark in each.cost.remarks if remark.extrapolated)
     return np.array([c.cost.seconds for c in found]), np.array([total_sd_s(c.modes) for c in found]), list(remarks)
 
 

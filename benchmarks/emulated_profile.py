@@ -15,7 +15,7 @@ from repetitions import run
 from calibrate.profile.profile import Device, LayerTime, ModelTime, Profile, read_profile, write_profile
 from paradl_bench.core.statistics import Summary
 from paradl_bench.measure.collectives.request import CollectivesRequest
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.records.measurement import is_complete
 
@@ -137,7 +137,7 @@ def measure_copies(base: Path, layout: NodeLayout) -> Path:
     return host
 
 
-def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[Network]) -> None:
+def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[ModelGraph]) -> None:
     """Write a cluster's profile: its collectives as measured, layers as the synthetic device has them."""
     fitted = profile.with_name("measured.json")
     complete = [sweep.directory for sweep in sweeps if sweep.complete]
@@ -145,7 +145,7 @@ def fit(profile: Path, sweeps: Iterable[Sweep], host: Path, networks: Sequence[N
     write_profile(profile, with_synthetic_layers(read_profile(fitted), networks))
 
 
-def with_synthetic_layers(profile: Profile, networks: Sequence[Network]) -> Profile:
+def with_synthetic_layers(profile: Profile, networks: Sequence[ModelGraph]) -> Profile:
     """The profile with the seconds of these networks' layers on the synthetic device, and none of what was measured.
 
     Its copies of gradients become those of a node's ranks while the ranks of all other nodes copy as well.
@@ -185,7 +185,7 @@ def with_synthetic_layers(profile: Profile, networks: Sequence[Network]) -> Prof
     )
 
 
-def synthetic_seconds(layer: Layer, network: Network, phase: str, batch: int) -> float:
+def synthetic_seconds(layer: Layer, network: ModelGraph, phase: str, batch: int) -> float:
     """What a layer takes: its call, and its flops or bytes, whichever takes longer; backward moves twice as many."""
     held = {parameter.name: parameter.bytes for parameter in network.parameters}
     moved = layer.fw_bytes * batch + sum(held.get(name, 0) for name in layer.parameters)
@@ -199,7 +199,7 @@ def _exactly(seconds: float) -> Summary:
     return Summary(median_s=seconds, typical_s=seconds, iqr_s=0.0, minimum_s=seconds, samples=1)
 
 
-def phase_seconds(network: Network) -> dict[str, float]:
+def phase_seconds(network: ModelGraph) -> dict[str, float]:
     """Seconds of a serial iteration on the whole batch, by phase."""
     of_layers = {
         phase: sum(synthetic_seconds(layer, network, phase, BATCH) for layer in network.layers)
@@ -209,7 +209,7 @@ def phase_seconds(network: Network) -> dict[str, float]:
     return {**of_layers, "WU": 3 * sum(parameter.bytes for parameter in network.parameters) / BYTES_PER_S}
 
 
-def _model_time(network: Network) -> ModelTime:
+def _model_time(network: ModelGraph) -> ModelTime:
     seconds = phase_seconds(network)
     return ModelTime(
         model=network.name,

@@ -35,7 +35,7 @@ from paradl_bench.measure.collectives.sweep import measure_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.run import measure_training
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
@@ -182,7 +182,7 @@ def profile_of(base: Path, layout: NodeLayout) -> Path:
 
 
 @cache
-def traced(model: str) -> Network:
+def traced(model: str) -> ModelGraph:
     """A model of the suite."""
     return trace_network(load_model(model, MODELS[model]))
 

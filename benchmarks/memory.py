@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.files.storage import write_text_atomically
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TrainingRun, read_run
@@ -69,7 +69,7 @@ def train(subject: Subject, strategy: str, directory: Path, options: list[str]) 
 
 
 @cache
-def network_of(subject: Subject) -> Network:
+def network_of(subject: Subject) -> ModelGraph:
     """The traced network."""
     shape = tuple(map(int, subject.shape.split("x")))
     return trace_network(load_model(subject.model, shape, device="meta"))

@@ -29,7 +29,7 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.network.models.language_sizes import UNTIED
 from paradl_bench.plan.strategy import parse_strategy
@@ -119,7 +119,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def network_of(model: str, shape: tuple[int, ...]) -> Network:
+def network_of(model: str, shape: tuple[int, ...]) -> ModelGraph:
     """The traced network."""
     return trace_network(load_model(model, shape, device="meta"))
 

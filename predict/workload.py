@@ -58,7 +58,7 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Configuration:
     """A configuration to predict: a strategy and a global batch.
 
     Raises:
@@ -92,7 +92,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class PreparedEvaluation:
     """Costs of a point and the way from costs to time.
 
     Attributes:
@@ -132,7 +132,7 @@ class Evaluator:
 
     name: str
     summary: str
-    prepare: Callable[[CostModel, Point], Workload]
+    prepare: Callable[[CostModel, Configuration], PreparedEvaluation]
     covers: Callable[[Strategy], bool] = lambda strategy: True
     knows: Callable[[PlanSettings], bool] = lambda settings: True
 

@@ -29,7 +29,7 @@ from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
 from predict.prediction.interval import interval
-from predict.workload import Point
+from predict.workload import Configuration
 
 TOOL = "smpi"
 
@@ -184,7 +184,7 @@ class Judge:
 
     def iteration(self, model: str, strategy: Strategy, batch: int, library: str) -> tuple[Pair]:
         """An iteration of a model of the profile."""
-        point = Point(strategy=strategy, settings=PlanSettings(batch=batch))
+        point = Configuration(strategy=strategy, settings=PlanSettings(batch=batch))
         of = self._model(self._profile, model, library)
         priced = simulate.price(of, point)
         workload = simulate.workload_of(of, point, priced)

@@ -17,7 +17,7 @@ from calibrate.statistics.blocks import between_block_sd, block_sd, bootstrap_in
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Summary, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.measurement import Mode, PhaseName
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 
@@ -310,7 +310,7 @@ class Reached(NamedTuple):
     memory_bandwidth_bytes_per_s: float | None
 
 
-def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, Network]) -> Reached:
+def rates_reached(times: Sequence[LayerTime], networks: Mapping[str, ModelGraph]) -> Reached:
     """Best FLOP/s of any operation, and best bytes/s of operations that compute next to nothing.
 
     Bandwidth is read off forward of the operations with at most one FLOP a byte that move at least half of what the

@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import PIECE_BYTES, open_regular
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import sweep_pace
-from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kernel import KERNELS_FILE, KernelSamples
 from paradl_bench.records.contexts.behind import BEHIND_FILE, BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BESIDE_ALL_REDUCE_FILE, BesideAllReduceSamples
@@ -88,7 +88,7 @@ class Measurements:
 
     sources: tuple[Source, ...]
     environments: tuple[Environment, ...]
-    networks: dict[str, Network]
+    networks: dict[str, ModelGraph]
     layers: tuple[Placed[LayerSamples], ...]
     iterations: tuple[Placed[IterationSamples], ...]
     copies: tuple[Placed[CopySamples], ...]
@@ -298,8 +298,8 @@ def _input(directories: Sequence[Path], manifests: Sequence[Manifest]) -> dict[s
     return {source: records for source, records in read.items() if any(records)}
 
 
-def _networks(directories: Sequence[Path]) -> dict[str, Network]:
-    found: dict[str, tuple[Network, Path]] = {}
+def _networks(directories: Sequence[Path]) -> dict[str, ModelGraph]:
+    found: dict[str, tuple[ModelGraph, Path]] = {}
     for directory in directories:
         for path in sorted(directory.glob("network*.json")):
             network = read_network(path)
@@ -313,7 +313,7 @@ def _networks(directories: Sequence[Path]) -> dict[str, Network]:
     return {name: network for name, (network, _) in sorted(found.items())}
 
 
-def same_work(one: Network, other: Network) -> bool:
+def same_work(one: ModelGraph, other: ModelGraph) -> bool:
     """Whether two networks take the same input through the same layers."""
     labels = ("input_shape", "layers", "parameters", "buffers")
     return all(getattr(one, label) == getattr(other, label) for label in labels)

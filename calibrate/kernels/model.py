@@ -126,12 +126,12 @@ class Estimate(NamedTuple):
     """Seconds of one shape.
 
     Attributes:
-        relative_sd: from the 90% interval. beyond: in words, which sizes lie beyond those fitted on.
+        relative_sd: from the 90% interval. extrapolated: in words, which sizes lie beyond those fitted on.
     """
 
     seconds: float
     relative_sd: float
-    beyond: tuple[str, ...]
+    extrapolated: tuple[str, ...]
 
 
 def roofline_s(kernels: Kernels, floor_s: float, peak_flops: float, bandwidth: float) -> Floats:

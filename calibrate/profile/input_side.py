@@ -100,7 +100,7 @@ class InputTime(NamedTuple):
     seconds: float
     relative_sd: float
     words: str
-    beyond: bool = False
+    extrapolated: bool = False
     in_process: bool = False
 
 
@@ -129,7 +129,7 @@ def io_seconds(
         return None
     per_sample, used = found
     seconds, spread, words = per_sample.seconds, per_sample.seconds * per_sample.relative_sd, per_sample.words
-    beyond = per_sample.beyond
+    beyond = per_sample.extrapolated
     if cold and side.loader:
         if side.read_cold is None or side.read_warm is None:
             words, beyond = words + "; reading from disk was not measured, files are taken from the page cache", True

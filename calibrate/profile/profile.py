@@ -51,7 +51,7 @@ from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.documents import validation_text
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.statistics import Summary
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.hosts.host_load import HostLoad
 from paradl_bench.records.kernel_settings import settings_of_label
@@ -244,7 +244,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: tuple[Source, ...]
     devices: tuple[Device, ...]
     cluster: Cluster
-    network: dict[str, Network] = {}
+    network: dict[str, ModelGraph] = {}
     layer_times: tuple[LayerTime, ...] = ()
     model_times: tuple[ModelTime, ...] = ()
     shard_times: tuple[ModelTime, ...] = ()

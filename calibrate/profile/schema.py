@@ -8,7 +8,7 @@ import msgspec
 
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import unknown_choice
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
@@ -27,7 +27,7 @@ from paradl_bench.records.training.training_record import TrainingIterations, Tr
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "profile": Profile,
     "manifest": Manifest,
-    "network": Network,
+    "network": ModelGraph,
     "cluster": Cluster,
     "layers": LayerSamples,
     "iterations": IterationSamples,

@@ -21,7 +21,7 @@ from calibrate.report.weakness import (
 from paradl_bench.core.files.storage import file_name
 from paradl_bench.core.statistics import IQR_TO_SD
 from paradl_bench.core.units import format_difference, spell_size
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import NODE
 from paradl_bench.records.kernel_settings import flags_of_label
 from paradl_bench.records.measurement import PhaseName
@@ -84,7 +84,7 @@ def model_sums(profile: Profile) -> tuple[ModelSums, ...]:
 
 def _sums(
     whole: ModelTime,
-    network: Network | None,
+    network: ModelGraph | None,
     times: dict[tuple[str, PhaseName, int, str, str, int], LayerTime],
 ) -> ModelSums:
     layers = network.layers if network else ()

@@ -22,7 +22,7 @@ from calibrate.statistics.blocks import bias_of_sd
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.core.units import format_bytes
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.collectives.catalog import operations
 
 NOT_COMPARED: Mapping[str, str] = {
@@ -112,7 +112,7 @@ def _whole_times(times: Sequence[ModelTime]) -> Iterator[tuple[str, Quantity]]:
 
 
 def _copies(profile: Profile, other: Profile) -> Iterator[tuple[str, Quantity]]:
-    shared: list[Network] = [profile.network[name] for name in sorted(profile.network.keys() & other.network.keys())]
+    shared: list[ModelGraph] = [profile.network[name] for name in sorted(profile.network.keys() & other.network.keys())]
     for copy in profile.copies:
         for network in shared:
             seconds = copy.seconds(network.parameter_bytes, len(network.parameters))

@@ -7,7 +7,7 @@ import click
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, write_output
 from paradl_bench.core.units import format_bytes, parse_sample_shape
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.options import sample_options
 
 
@@ -34,7 +34,7 @@ def COMMAND(  # noqa: N802
         _print(network)
 
 
-def _print(network: Network) -> None:
+def _print(network: ModelGraph) -> None:
     from rich.table import Table
 
     table = Table(title=f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample")

@@ -10,7 +10,7 @@ from paradl_bench.core.checks import LONGEST_S
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
 from paradl_bench.core.units import check_bounds
-from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.graph import ModelGraph, read_network
 
 
 @click.command("export")
@@ -44,7 +44,7 @@ def COMMAND(  # noqa: N802
         say(f"note: {note}")
 
 
-def _network(directory: Path, model: str | None) -> Network:
+def _network(directory: Path, model: str | None) -> ModelGraph:
     networks = {}
     for path in sorted(directory.glob("network*.json")):
         network = read_network(path)

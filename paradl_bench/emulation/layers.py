@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from paradl_bench.emulation.forms import Form, Output, describe, form_of
 from paradl_bench.emulation.sleeper import Sleeper
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole
 from paradl_bench.strategies.running.operations import function_name
@@ -45,7 +45,7 @@ class GhostLayers:
         seconds: of this rank's layers.
     """
 
-    def __init__(self, network: Network, seconds: GhostRole, sleeper: Sleeper) -> None:
+    def __init__(self, network: ModelGraph, seconds: GhostRole, sleeper: Sleeper) -> None:
         zeros = _Zeros()
         arrival = {name: place for place, name in enumerate(network.gradient_order)}
         self._ghosts = [_ghost(layer, seconds, sleeper, zeros, arrival) for layer in network.layers]

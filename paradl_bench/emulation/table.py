@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.files.storage import encode_pretty
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.training.ghost_record import GhostTable, read_table
@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 
 def make_table(
     profile: str,
-    network: Network,
+    network: ModelGraph,
     strategy: Strategy,
     settings: PlanSettings,
     *,

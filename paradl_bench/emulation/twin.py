@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from paradl_bench.emulation.draws import Draws
 from paradl_bench.emulation.layers import GhostLayers
 from paradl_bench.emulation.sleeper import Sleeper, wake_in_time
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.records.training.ghost_record import GhostRole
 from paradl_bench.strategies.running.group_functions import Spans
@@ -36,7 +36,7 @@ class GhostTwin:
         sleeper: that they share.
     """
 
-    def __init__(self, network: Network, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
+    def __init__(self, network: ModelGraph, seconds: GhostRole, dilate: float, draws: Draws | None = None) -> None:
         wake_in_time()
         self.sleeper = Sleeper(dilate)
         self.layers = GhostLayers(network, seconds, self.sleeper)

@@ -21,7 +21,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
 from paradl_bench.core.units import format_bytes
 from paradl_bench.importers.plausible import check_readable
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BatchSamples
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples, TraceTimes
@@ -159,7 +159,7 @@ class Imported:
     rows: int = 0
     collectives: list[CollectiveSamples] = field(default_factory=list)
     layers: list[LayerSamples] = field(default_factory=list)
-    networks: list[Network] = field(default_factory=list)
+    networks: list[ModelGraph] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
     traces: list[TraceTimes] = field(default_factory=list)
     batches: list[BatchSamples] = field(default_factory=list)

@@ -21,7 +21,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
-from paradl_bench.network.graph import Attribute, Layer, Network, Tensor
+from paradl_bench.network.graph import Attribute, Layer, ModelGraph, Tensor
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.samples import LayerSamples
 
@@ -246,7 +246,7 @@ def _shape(text: str) -> Shape | None:
     return shape if math.prod(shape) <= MOST_ELEMENTS else None
 
 
-def _network(model: str, rows: list[NetLine]) -> Network:
+def _network(model: str, rows: list[NetLine]) -> ModelGraph:
     layers: list[Layer] = []
     parameters: list[Tensor] = []
     for row in rows:
@@ -269,7 +269,7 @@ def _network(model: str, rows: list[NetLine]) -> Network:
                 fw_bytes=_ELEMENT_BYTES * (math.prod(row.x) + math.prod(row.y)),
             )
         )
-    return Network(
+    return ModelGraph(
         name=model,
         input_shape=rows[0].x,
         layers=tuple(layers),
@@ -337,7 +337,7 @@ def _windows(row: NetLine, kernel: Shape) -> dict[str, Attribute] | None:
     return {"stride": tuple(strides), "padding": tuple(paddings), "dilation": (1,) * len(kernel)}
 
 
-def _add_times(result: Imported, log: LogFile, network: Network, rows: list[NetLine]) -> None:
+def _add_times(result: Imported, log: LogFile, network: ModelGraph, rows: list[NetLine]) -> None:
     timed = [row for row in rows if row.seconds]
     seconds = {row.name: row.seconds or 0.0 for row in rows}
     if not timed:

@@ -17,7 +17,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.importers.numbers_read import decimal
 from paradl_bench.importers.plausible import LONGEST_CALL_S
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import LayerSamples
 
@@ -89,7 +89,7 @@ def read(log: LogFile, options: ImportOptions) -> Imported:
     return result
 
 
-def _samples(network: Network, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
+def _samples(network: ModelGraph, nodes: dict[str, _Node], options: ImportOptions) -> list[LayerSamples]:
     def sample(layer: Layer, phase: PhaseName, seconds: float) -> LayerSamples:
         return LayerSamples(
             model=network.name,
@@ -135,7 +135,7 @@ def _node(match: re.Match[str]) -> _Node | str:
 
 def _network(
     model: str, log: LogFile, nodes: dict[str, _Node], edges: list[tuple[str, str]], options: ImportOptions
-) -> Network:
+) -> ModelGraph:
     size = DTYPE_BYTES.get(options.dtype)
     if size is None:
         raise UserError(f"--dtype {options.dtype}: choices are {', '.join(DTYPE_BYTES)}")
@@ -162,7 +162,7 @@ def _network(
                 parameters=held,
             )
         )
-    return Network(name=model, input_shape=(), layers=tuple(layers), parameters=tuple(parameters))
+    return ModelGraph(name=model, input_shape=(), layers=tuple(layers), parameters=tuple(parameters))
 
 
 def _forward_order(reads: dict[str, list[str]], log: LogFile) -> list[str]:

@@ -15,7 +15,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
 from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import LONGEST_CALL_S
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.records.input_record import BatchSamples
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples
@@ -165,7 +165,7 @@ def _name(layer: TracedLayer) -> str:
     return f"{layer.number}.{layer.name}"
 
 
-def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> Network:
+def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> ModelGraph:
     size = DTYPE_BYTES.get(options.dtype)
     if size is None:
         raise UserError(f"--dtype {options.dtype}: choices are {', '.join(DTYPE_BYTES)}")
@@ -187,7 +187,7 @@ def _network(model: str, traced: list[TracedLayer], options: ImportOptions) -> N
                 parameters=held,
             )
         )
-    return Network(
+    return ModelGraph(
         name=model,
         input_shape=(),
         layers=tuple(layers),

@@ -18,7 +18,7 @@ from paradl_bench.core.files.json_lines import encode_lines
 from paradl_bench.core.files.storage import encode_pretty, file_name, read_whole, write_bytes_atomically
 from paradl_bench.core.units import counted
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.cluster import NODE, Cluster
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
@@ -290,8 +290,8 @@ def _nothing(summary: ImportSummary, left_out: Sequence[Sequence[str]]) -> str:
     return f"{names}: no row could be used; {count} were dropped as the first, {first.file} line {first.line}: {why}"
 
 
-def _networks(files: Sequence[FileRead]) -> list[Network]:
-    found: dict[str, tuple[Network, str]] = {}
+def _networks(files: Sequence[FileRead]) -> list[ModelGraph]:
+    found: dict[str, tuple[ModelGraph, str]] = {}
     for file in files:
         for network in file.held.networks:
             if network.name in found:

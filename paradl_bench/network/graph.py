@@ -221,7 +221,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model as a graph of layers in forward order, ending with the loss.
 
     Attributes:
@@ -373,10 +373,10 @@ def _attribute_text(value: Attribute) -> str:
     return json.dumps(value)
 
 
-def read_network(path: str | os.PathLike[str]) -> Network:
+def read_network(path: str | os.PathLike[str]) -> ModelGraph:
     """A network file, as ``paradl-bench describe`` and measurements write it.
 
     Raises:
         UserError: unreadable, truncated, or a wrong field, named by its path.
     """
-    return read_json(Path(path), Network, what="network")
+    return read_json(Path(path), ModelGraph, what="network")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.plan.mesh import REPLICATING
 from paradl_bench.plan.settings import Limit, PlanSettings
@@ -17,7 +17,7 @@ from paradl_bench.plan.tasks import Communication
 T = TypeVar("T")
 
 
-class SharedLayers(NamedTuple):
+class ShardedLayers(NamedTuple):
     """The layers of a network as the ranks of one axis share them, seen from one of them.
 
     Attributes:
@@ -29,7 +29,7 @@ class SharedLayers(NamedTuple):
     """
 
     shards: dict[int, LayerShard]
-    network: Network
+    network: ModelGraph
     notes: tuple[str, ...] = ()
     gathers: Mapping[str, Communication] = {}
 
@@ -43,7 +43,7 @@ class Shares(NamedTuple):
             share alike: each takes its stages of it.
     """
 
-    distinct: tuple[SharedLayers, ...]
+    distinct: tuple[ShardedLayers, ...]
     positions: tuple[int, ...]
 
 
@@ -70,7 +70,7 @@ class AxisPlanner(Protocol):
     def name(self) -> str:
         """The kind of axis."""
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Refuse what cannot run.
 
         Args:
@@ -81,7 +81,7 @@ class AxisPlanner(Protocol):
             UserError: a limit is exceeded; the message names the layer that sets it, and what would be right.
         """
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The largest degree of the axis on this network, and what sets it."""
 
 
@@ -90,8 +90,14 @@ class SharingPlanner(AxisPlanner, Protocol):
     """An axis whose ranks share layers."""
 
     def share(
-        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
-    ) -> SharedLayers:
+        self,
+        network: ModelGraph,
+        strategy: Strategy,
+        axis: int,
+        position: int,
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> ShardedLayers:
         """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
 
 
@@ -137,9 +143,9 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given
 class Latest(Generic[T]):
     """Keeps the last answer about a network: every position along an axis asks for the same one."""
 
-    _known: tuple[Network, object, T] | None = None
+    _known: tuple[ModelGraph, object, T] | None = None
 
-    def get(self, network: Network, key: object, find: Callable[[], T]) -> T:
+    def get(self, network: ModelGraph, key: object, find: Callable[[], T]) -> T:
         """The answer, found anew where the network is another object or the key unequal."""
         if self._known is None or self._known[0] is not network or self._known[1] != key:
             self._known = network, key, find()

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import (
-    Between,
     Communication,
     Compute,
     ComputePhase,
+    FrameworkOverhead,
     Phase,
     RoleBuilder,
     Stream,
@@ -47,7 +47,7 @@ def held_layer(layer: Layer, shard: LayerShard | None) -> Layer:
     return layer if shard is None or shard.after_fw else shard.layer
 
 
-def layers_with_gradient(network: Network, *, input_has_gradient: bool = False) -> list[bool]:
+def layers_with_gradient(network: ModelGraph, *, input_has_gradient: bool = False) -> list[bool]:
     """Per layer, whether a gradient of its output is made: it reads a trained parameter, or what such a layer wrote.
 
     None is made of what was seen to have none, as behind ``detach``, under ``no_grad`` and of indices.
@@ -74,7 +74,7 @@ def _reads_gradient(layer: Layer, layers: Mapping[str, Layer], made: Mapping[str
     return any(made.get(name, False) for name in (*passing, *(name for name in layer.inputs if name not in values)))
 
 
-def input_needs_gradient(network: Network) -> list[bool]:
+def input_needs_gradient(network: ModelGraph) -> list[bool]:
     """Per layer that has a gradient, whether backward makes one of what it reads."""
     made = layers_with_gradient(network)
     found = dict(zip((layer.name for layer in network.layers), made, strict=True))
@@ -82,7 +82,7 @@ def input_needs_gradient(network: Network) -> list[bool]:
     return [own and _reads_gradient(layer, layers, found) for layer, own in zip(network.layers, made, strict=True)]
 
 
-def operations_of_forward(network: Network) -> int:
+def operations_of_forward(network: ModelGraph) -> int:
     """How many layers are the model's; the loss follows them."""
     count = len(network.layers)
     while count and network.layers[count - 1].name.startswith("loss."):
@@ -90,7 +90,9 @@ def operations_of_forward(network: Network) -> int:
     return count
 
 
-def backward_layers(network: Network, needs_gradient: Sequence[bool], outputs: Sequence[int] = ()) -> tuple[int, ...]:
+def backward_layers(
+    network: ModelGraph, needs_gradient: Sequence[bool], outputs: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Layers that backward runs, in its order: those that a gradient of the outputs reaches.
 
     Args:
@@ -107,7 +109,7 @@ def backward_layers(network: Network, needs_gradient: Sequence[bool], outputs: S
     return tuple(order)
 
 
-def layers_behind_input(network: Network) -> list[bool]:
+def layers_behind_input(network: ModelGraph) -> list[bool]:
     """Per layer, whether it reads what the network reads, or what such a layer wrote: backward of the input runs it."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
     found: list[bool] = []
@@ -124,7 +126,7 @@ class BackwardPart(NamedTuple):
 
 
 def parts_of_backward(
-    network: Network, order: Sequence[int], *, input_has_gradient: bool
+    network: ModelGraph, order: Sequence[int], *, input_has_gradient: bool
 ) -> tuple[BackwardPart, BackwardPart]:
     """Backward parted into that of what the network reads and that of its parameters, as torch's pipelines part it.
 
@@ -166,7 +168,7 @@ class NetworkCompute:
     def __init__(
         self,
         builder: RoleBuilder,
-        network: Network,
+        network: ModelGraph,
         shards: Mapping[int, LayerShard] | None = None,
         *,
         outputs: Sequence[int] = (),
@@ -226,7 +228,7 @@ class NetworkCompute:
         waits = self._communicate(shard.before_fw, phase, waits)
         task = self._builder.add(work, phase, Stream.COMPUTE, waits)
         made = self._communicate(shard.after_fw, phase, (task,))[-1]
-        self._builder.add(Between(phase="FW"), phase, Stream.COMPUTE, (made,))
+        self._builder.add(FrameworkOverhead(phase="FW"), phase, Stream.COMPUTE, (made,))
         return made
 
     def _run_again(self, layers: range, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -270,7 +272,7 @@ class NetworkCompute:
     def _add_backward(
         self, part: BackwardPart, after: tuple[int, ...], before_layer: BeforeLayer | None
     ) -> Iterator[tuple[int, int]]:
-        between = Between(phase="BW")
+        between = FrameworkOverhead(phase="BW")
         # A layer waits for backward of all that read its output; the loss, which nothing reads, for its own forward.
         waits: dict[int, list[int]] = {layer: [self._forward[layer]] for layer in part.layers}
         for layer in part.layers:
@@ -292,7 +294,7 @@ class NetworkCompute:
             self._builder.add(between, Phase.BW, Stream.COMPUTE, (task,))
 
 
-def weight_update(network: Network, settings: PlanSettings) -> WeightUpdate:
+def weight_update(network: ModelGraph, settings: PlanSettings) -> WeightUpdate:
     """The optimizer step over every parameter that gets a gradient; optimizers pass over the others."""
     updated = set(gradient_order(network))
     parameters = [parameter for parameter in network.parameters if parameter.name in updated]
@@ -300,6 +302,6 @@ def weight_update(network: Network, settings: PlanSettings) -> WeightUpdate:
     return WeightUpdate(optimizer=settings.optimizer, elements=elements, tensors=len(parameters))
 
 
-def gradient_order(network: Network) -> tuple[str, ...]:
+def gradient_order(network: ModelGraph) -> tuple[str, ...]:
     """Parameters in the order in which their gradients arrive; where none was seen, reverse registration order."""
     return network.gradient_order or tuple(parameter.name for parameter in reversed(network.parameters))

@@ -69,7 +69,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
         return "FW" if self.phase == "FW" else "BW"
 
 
-class Between(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
+class FrameworkOverhead(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
     """One operation's share of the time between operations: framework, engine, allocator."""
 
     phase: Literal["FW", "BW"]
@@ -168,7 +168,16 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
 
 
 Work = (
-    Compute | Between | WeightUpdate | BucketCopy | Wait | InputRead | InputCopy | Collective | HaloExchange | Transfer
+    Compute
+    | FrameworkOverhead
+    | WeightUpdate
+    | BucketCopy
+    | Wait
+    | InputRead
+    | InputCopy
+    | Collective
+    | HaloExchange
+    | Transfer
 )
 
 Communication = Collective | HaloExchange | Transfer

@@ -38,7 +38,7 @@ from predict.closed_forms.shared_closed_form import split_layers
 from predict.costs.communication.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats, Ints
-from predict.costs.work_costs import Place
+from predict.costs.work_costs import PricingContext
 
 Kind = Literal["data", "filter", "channel", "spatial", "pipeline"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -162,7 +162,7 @@ class ClosedFormTables:
         key = kind, samples, on_host
         if key not in self._rows:
             if key[1:] not in self._compute:
-                self._compute[key[1:]] = self._model.compute_seconds(Place(samples, on_host, on_host))
+                self._compute[key[1:]] = self._model.compute_seconds(PricingContext(samples, on_host, on_host))
             (seconds, update), form = self._compute[key[1:]], self._forms[kind]
             split, rest = (
                 sum(count * seconds[operation] for operation, count in own.items()) for own in (form.split, form.rest)

@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import NetworkCompute
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
 from predict.closed_forms.layerwise_plan import gradient_layers, updated
 from predict.closed_forms.osf import Gradients, waits_for_next
 from predict.closed_forms.osf_form import Buffers
 from predict.costs.communication.fusion import Fusion
-from predict.workload import Point
+from predict.workload import Configuration
 
 
-def check_fusion(fusion: Fusion, point: Point) -> None:
+def check_fusion(fusion: Fusion, point: Configuration) -> None:
     """Refuse what no such exchange is planned of.
 
     Raises:
@@ -63,7 +63,9 @@ class _Sent(NamedTuple):
     timeout_s: float
 
 
-def fused_plan(network: Network, point: Point, fusion: Fusion, gradients: Gradients, buffers: Buffers) -> Plan:
+def fused_plan(
+    network: ModelGraph, point: Configuration, fusion: Fusion, gradients: Gradients, buffers: Buffers
+) -> Plan:
     """Forward, backward with what the rule sends, weight update.
 
     Args:
@@ -84,7 +86,7 @@ def fused_plan(network: Network, point: Point, fusion: Fusion, gradients: Gradie
 
 
 def _sent(
-    network: Network, fusion: Fusion, gradients: Gradients, buffers: Buffers, backward: tuple[int, ...]
+    network: ModelGraph, fusion: Fusion, gradients: Gradients, buffers: Buffers, backward: tuple[int, ...]
 ) -> Iterator[_Sent]:
     tensors: dict[int, int] = {}
     for layer in gradient_layers(network, backward).values():

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.tasks import Collective
 from predict.costs.sourced import Floats
 
@@ -43,6 +43,6 @@ def csf(sums: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     return forward, backward, sums[..., ALL_REDUCE], sums[..., WU]
 
 
-def gradient_exchange(network: Network, ranks: int) -> Collective:
+def gradient_exchange(network: ModelGraph, ranks: int) -> Collective:
     """AR(p, W e): one all-reduce of all gradients."""
     return Collective(operation="all_reduce", message_bytes=network.parameter_bytes, ranks=ranks)

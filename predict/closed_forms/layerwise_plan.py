@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, weight_update
 from paradl_bench.plan.tasks import Collective, Phase, Plan, RoleBuilder, Stream
-from predict.workload import Point
+from predict.workload import Configuration
 
 Sends = Mapping[int, tuple[int, ...]]
 """Per layer, by index, the bytes of each all-reduce that its backward makes ready."""
 
 
-def layerwise_plan(network: Network, point: Point, sends: Sends | None = None) -> Plan:
+def layerwise_plan(network: ModelGraph, point: Configuration, sends: Sends | None = None) -> Plan:
     """Forward, backward with exchanges as gradients are ready, weight update.
 
     Args:
@@ -39,7 +39,7 @@ def layerwise_plan(network: Network, point: Point, sends: Sends | None = None) -
 
 
 def updated(
-    builder: RoleBuilder, compute: NetworkCompute, network: Network, point: Point, exchanges: Sequence[int]
+    builder: RoleBuilder, compute: NetworkCompute, network: ModelGraph, point: Configuration, exchanges: Sequence[int]
 ) -> Plan:
     """The plan of equal ranks that update behind backward and the last exchange.
 
@@ -58,7 +58,7 @@ def updated(
     )
 
 
-def gradient_layers(network: Network, backward: Sequence[int]) -> dict[str, int]:
+def gradient_layers(network: ModelGraph, backward: Sequence[int]) -> dict[str, int]:
     """The layer with whose backward each parameter's gradient is complete, in the order in which gradients arrive.
 
     That is the last layer of backward that reads it; of a parameter that no layer lists, the last of all.
@@ -72,7 +72,7 @@ def gradient_layers(network: Network, backward: Sequence[int]) -> dict[str, int]
     return {name: last.get(name, backward[-1]) for name in gradient_order(network)}
 
 
-def gradient_bytes(network: Network, backward: Sequence[int]) -> dict[int, int]:
+def gradient_bytes(network: ModelGraph, backward: Sequence[int]) -> dict[int, int]:
     """Bytes of the gradients that are complete with backward of each layer."""
     sizes = {parameter.name: parameter.bytes for parameter in network.parameters}
     found: dict[int, int] = {}

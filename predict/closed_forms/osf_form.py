@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paradl_bench.core.units import format_bytes, format_seconds
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Compute, Phase, Plan
@@ -43,12 +43,12 @@ class Buffers(NamedTuple):
         return found
 
 
-def backward_order(network: Network) -> tuple[int, ...]:
+def backward_order(network: ModelGraph) -> tuple[int, ...]:
     """Layers that backward runs, by index, in its order."""
     return backward_layers(network, layers_with_gradient(network))
 
 
-def fused(network: Network, fusion: Fusion, ready_of: dict[int, float], exchange: Exchange) -> Buffers:
+def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], exchange: Exchange) -> Buffers:
     """Buffers of a rule of fusion.
 
     Args:
@@ -65,7 +65,7 @@ def fused(network: Network, fusion: Fusion, ready_of: dict[int, float], exchange
     return Buffers(layers, last, tuple(sum(own[a : b + 1]) for a, b in zip(starts, last, strict=False)))
 
 
-def fused_as_ddp(network: Network, settings: PlanSettings) -> Buffers:
+def fused_as_ddp(network: ModelGraph, settings: PlanSettings) -> Buffers:
     """DDP's buckets, each sent when its last gradient is there and the bucket before it was sent."""
     order = backward_order(network)
     layer_of = gradient_layers(network, order)
@@ -87,7 +87,7 @@ class OverlapForm:
         plan: of :func:`predict.closed_forms.layerwise_plan.layerwise_plan`, with the buffers' sends.
     """
 
-    def __init__(self, plan: Plan, network: Network, fusion: Fusion, buffers: Buffers) -> None:
+    def __init__(self, plan: Plan, network: ModelGraph, fusion: Fusion, buffers: Buffers) -> None:
         role = plan.roles[0]
         self._work, self._fusion, self._last = role.work, fusion, buffers.last
         self._forward, self._update = role.phase == Phase.FW, role.phase == Phase.WU
@@ -116,7 +116,7 @@ class OverlapForm:
         )
 
 
-def backward_tasks(plan: Plan, network: Network) -> dict[int, int]:
+def backward_tasks(plan: Plan, network: ModelGraph) -> dict[int, int]:
     """Per layer that backward runs, by index, its task in the plan's one role."""
     (role,) = plan.roles
     computes = [
@@ -127,7 +127,7 @@ def backward_tasks(plan: Plan, network: Network) -> dict[int, int]:
     return dict(zip(backward_order(network), computes, strict=True))
 
 
-def ready_seconds(plan: Plan, network: Network, seconds: Floats) -> dict[int, float]:
+def ready_seconds(plan: Plan, network: ModelGraph, seconds: Floats) -> dict[int, float]:
     """Since the start of backward, when each layer's backward is done, by its index."""
     (role,) = plan.roles
     done = np.cumsum(np.where(role.phase == Phase.BW, seconds[role.work], 0.0))

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.compute import weight_update
 from paradl_bench.plan.mesh import degree_of, group_axes
@@ -51,7 +51,7 @@ def sharing_kind(strategy: Strategy) -> str | None:
     return others[0] if known and not any(axis.zero_stage for axis in strategy.axes) else None
 
 
-def split_layers(network: Network, kind: str, settings: PlanSettings) -> list[Layer]:
+def split_layers(network: ModelGraph, kind: str, settings: PlanSettings) -> list[Layer]:
     """Layers that communicate: those that are split, but for the last one of filter and channel parallelism."""
     if kind == "spatial":
         return _before_end(network, settings)
@@ -60,13 +60,13 @@ def split_layers(network: Network, kind: str, settings: PlanSettings) -> list[La
     return [layer for layer in candidates[:-1] if layer.name in chosen]
 
 
-def _before_end(network: Network, settings: PlanSettings) -> list[Layer]:
+def _before_end(network: ModelGraph, settings: PlanSettings) -> list[Layer]:
     names = [layer.name for layer in network.layers]
     end = names.index(settings.spatial_until) if settings.spatial_until in names else len(names)
     return list(network.layers[:end])
 
 
-def terms(network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> list[Term]:
+def terms(network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32") -> list[Term]:
     """The closed form as a sum over works; layers' seconds are of a group's samples, whole.
 
     Args:
@@ -83,7 +83,7 @@ class _Form:
     """The parts of one closed form."""
 
     def __init__(
-        self, network: Network, strategy: Strategy, settings: PlanSettings, kind: str, element_bytes: int
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, kind: str, element_bytes: int
     ) -> None:
         self._network, self._settings, self._kind = network, settings, kind
         self._element_bytes = element_bytes

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import Between, Collective, Compute, Plan, WeightUpdate, Work
+from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
@@ -40,7 +40,7 @@ from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
 from predict.costs.spread.assembly import Priced, add_up, assemble
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import Place, WorkCosts
+from predict.costs.work_costs import PricingContext, WorkCosts
 
 _PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
 
@@ -66,7 +66,7 @@ class CostModel:
     """
 
     profile: Profile
-    network: Network
+    network: ModelGraph
     optimizer: str = "sgd"
     dtype: str = "fp32"
     kernel_settings: str = ""
@@ -133,10 +133,10 @@ class CostModel:
         """``cpu`` or ``cuda``: of the device that was measured."""
         return self.profile.devices[0].kind if self.profile.devices else "cpu"
 
-    def place(self, strategy: Strategy, local_batch: int) -> Place:
+    def place(self, strategy: Strategy, local_batch: int) -> PricingContext:
         """Where a rank stands: as many ranks share its host as the innermost level holds, if there are so many."""
         ranks = strategy.ranks
-        return Place(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
+        return PricingContext(local_batch, ranks, min(ranks, self.communication.cluster.ranks_per_node))
 
     @property
     def missing_layers(self) -> tuple[Remark, ...]:
@@ -179,7 +179,7 @@ class CostModel:
             remarks=remarks,
         )
 
-    def alone_on_host(self, plan: Plan, place: Place) -> tuple[Floats, Floats] | None:
+    def alone_on_host(self, plan: Plan, place: PricingContext) -> tuple[Floats, Floats] | None:
         """Per work, its seconds while no other rank of the host computes over those while all do, and their spread.
 
         Returns:
@@ -208,7 +208,7 @@ class CostModel:
                 found[key] = found.get(key, 0) + count
         return found
 
-    def compute_seconds(self, place: Place) -> tuple[dict[tuple[str, PhaseName], float], float]:
+    def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
         """Seconds of every operation and phase of the network's layers, each once, and of the whole weight update.
 
         Raises:
@@ -229,7 +229,7 @@ class CostModel:
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
 
-    def rank_spread(self, place: Place) -> RankSpread:
+    def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""
         if self._level:
             return LEVEL_RANKS
@@ -240,13 +240,13 @@ class CostModel:
         """Whether no rank is late by chance."""
         return self.dilate is not None and not self.drawn
 
-    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: Place) -> Floats:
+    def _own_relative_sd(self, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
         """Per work, how an event of it spreads by itself."""
         if self._level:
             return np.zeros(len(plan.works))
         return relative_spreads(plan.works, total_s, self._layers, self._model, place.local_batch, place.ranks_on_host)
 
-    def sums(self, place: Place) -> PricedSums:
+    def sums(self, place: PricingContext) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
         key = place.local_batch, place.ranks_on_host
         if key not in self._sums:
@@ -259,7 +259,7 @@ class CostModel:
         part = Priced(found.cost, 1, work, True, found.modes)
         return assemble([part], 0.0), found.cost.remarks
 
-    def _sum_up(self, place: Place) -> PricedSums:
+    def _sum_up(self, place: PricingContext) -> PricedSums:
         groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
         for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
             groups[_sum_of(work)].append(part)
@@ -273,7 +273,7 @@ class CostModel:
             ),
         )
 
-    def _on_device(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:
+    def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = self._works.of_plan(plan, place, as_swept=as_swept)
         parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
@@ -304,7 +304,7 @@ class CostModel:
         own = spread.own_deviation(self._own_relative_sd(plan, total_s, place))
         return spread, {index: float(own[index]) for index in parts}
 
-    def _place_of(self, plan: Plan) -> Place:
+    def _place_of(self, plan: Plan) -> PricingContext:
         return self.place(plan.strategy, plan.local_batch // plan.micro_batches)
 
     def _computing(self, plan: Plan) -> dict[int, Priced]:
@@ -321,7 +321,7 @@ class CostModel:
         """Whether what compute and collectives side by side cost each other is not known of these devices."""
         return self.dilate is None and not self.communication.interferes
 
-    def _spread(self, place: Place) -> Spread:
+    def _spread(self, place: PricingContext) -> Spread:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
         if self.dilate is not None:
             return NO_SPREAD
@@ -331,13 +331,13 @@ class CostModel:
             return spread
         key = measured.batch, measured.ranks_on_host
         if key not in self._remainders:
-            parts = self._works.of_plan(self._serial, Place(measured.batch, 1, measured.ranks_on_host))
+            parts = self._works.of_plan(self._serial, PricingContext(measured.batch, 1, measured.ranks_on_host))
             added_up_s = sum(part.cost.seconds * part.occurrences for part in parts)
             self._remainders[key] = 1 - added_up_s / measured.iteration.median_s
         return spread._replace(remainders=(*spread.remainders, self._remainders[key]))
 
 
-def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
+def _shares(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:
     """Per operation of a shard, the whole layer's and the shard's part of it: of its FLOPs, or else of its output."""
     whole = {layer.name: layer for layer in network.layers}
     found = {}
@@ -351,4 +351,4 @@ def _shares(network: Network, plan: Plan) -> dict[str, tuple[str, float]]:
 def _sum_of(work: Work) -> str:
     if isinstance(work, Compute):
         return work.phase
-    return f"{work.phase} between" if isinstance(work, Between) else "WU"
+    return f"{work.phase} between" if isinstance(work, FrameworkOverhead) else "WU"

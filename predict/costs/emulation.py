@@ -15,7 +15,7 @@ import msgspec
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import LARGEST_FACTOR
-from paradl_bench.plan.tasks import Between, Compute, WeightUpdate, Work
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, WeightUpdate, Work
 from paradl_bench.records.emulation import GHOSTS
 from predict.costs.compute.model_costs import Spread
 from predict.costs.sourced import Remark
@@ -40,7 +40,7 @@ def interference_of(profile: Profile, dilate: float | None) -> Profile:
 
 def computes(work: Work) -> bool:
     """Whether a ghost sleeps it."""
-    return isinstance(work, Compute | Between | WeightUpdate)
+    return isinstance(work, Compute | FrameworkOverhead | WeightUpdate)
 
 
 def sleeping_parts(works: Sequence[Work], parts: Sequence[Priced], dilate: float) -> list[Priced]:

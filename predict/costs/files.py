@@ -12,7 +12,7 @@ from calibrate.profile.profile import LayerTime, ModelTime, Profile
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.files.documents import foreign_document, validation_text
 from paradl_bench.core.files.yaml_file import read_yaml
-from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.network.kinds.check import check_layers
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.kernel_settings import flag_of
@@ -37,7 +37,7 @@ def read_cluster(path: str | os.PathLike[str]) -> ClusterFile:
     return cluster
 
 
-def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path | None = None) -> Network:
+def choose_network(profile: Profile, model: str, path: Path | None, profile_path: Path | None = None) -> ModelGraph:
     """The network of a model: from a file, else as profiled.
 
     Args:

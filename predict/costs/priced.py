@@ -11,7 +11,7 @@ from paradl_bench.plan.tasks import Plan, Role
 from predict.costs.compute.model_costs import Spread
 from predict.costs.sourced import Costs, Floats, Remark, Remarks
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import Place
+from predict.costs.work_costs import PricingContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class PricedPlan:
     """
 
     plan: Plan
-    place: Place
+    place: PricingContext
     costs: Costs
     rank_spread: RankSpread
     own_relative_sd: Floats

@@ -2,8 +2,8 @@
 
 A prediction is made of *parts* (the distinct works of a plan, or the sums that a closed form reads). Each part has
 seconds, a source, and a spread of its own that is independent of the other parts'. What several parts share (a slow
-machine, the slope of a communication fit, an interpolation over the batch) is a :class:`Mode`: one random number that
-moves all of them at once, fully correlated.
+machine, the slope of a communication fit, an interpolation over the batch) is a :class:`CorrelatedError`: one random
+number that moves all of them at once, fully correlated.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Remark(NamedTuple):
     """What a prediction has to say of a cost; equal texts are said once, with the names that they hold for.
 
     Attributes:
-        beyond: it lies beyond what was measured, and belongs under ``extrapolated``.
+        extrapolated: it lies beyond what was measured, and belongs under ``extrapolated``.
         name: the operation or layer that it holds for, where that matters.
     """
 
     text: str
-    beyond: bool
+    extrapolated: bool
     name: str = ""
 
 
@@ -89,7 +89,7 @@ class Cost(NamedTuple):
     remarks: tuple[Remark, ...] = ()
 
 
-class Mode(NamedTuple):
+class CorrelatedError(NamedTuple):
     """One source of error that moves many parts together: what one standard deviation of it changes, per part."""
 
     name: str
@@ -120,7 +120,7 @@ class Costs:
     is_communication: NDArray[np.bool_]
     compute_slowdown: Floats
     communication_slowdown: Floats
-    modes: tuple[Mode, ...]
+    modes: tuple[CorrelatedError, ...]
 
     @property
     def total_s(self) -> Floats:
@@ -160,7 +160,7 @@ class Remarks:
     def add(self, *remarks: Remark) -> None:
         """Take remarks in."""
         for remark in remarks:
-            names = self._names.setdefault((remark.text, remark.beyond), {})
+            names = self._names.setdefault((remark.text, remark.extrapolated), {})
             if remark.name:
                 names[remark.name] = None
 

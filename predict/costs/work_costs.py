@@ -13,10 +13,10 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import (
-    Between,
     BucketCopy,
     Collective,
     Compute,
+    FrameworkOverhead,
     HaloExchange,
     Plan,
     Transfer,
@@ -35,7 +35,7 @@ from predict.costs.sourced import Cost, Source
 from predict.costs.spread.assembly import Priced
 
 
-class Place(NamedTuple):
+class PricingContext(NamedTuple):
     """What, besides the work itself, decides its seconds."""
 
     local_batch: int
@@ -67,7 +67,7 @@ class WorkCosts:
         self._operations = _counts_between(self.serial.works, times)
         self._updated_elements = sum(work.elements for work in self.serial.works if isinstance(work, WeightUpdate))
 
-    def of_plan(self, plan: Plan, place: Place, *, as_swept: bool = False) -> list[Priced]:
+    def of_plan(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``; the time between operations is shared out over a phase's tasks.
 
         Args:
@@ -82,13 +82,13 @@ class WorkCosts:
             self._priced(work, count, about, call) for work, count, call in zip(plan.works, counts, calls, strict=True)
         ]
 
-    def of_computing(self, plan: Plan, place: Place) -> dict[int, Priced]:
+    def of_computing(self, plan: Plan, place: PricingContext) -> dict[int, Priced]:
         """Parts of what computes of a plan's works (layers, time between them, weight update), by its index."""
         about, counts = self._about(plan, place)
         chosen = [index for index, work in enumerate(plan.works) if computes(work)]
         return {index: self._priced(plan.works[index], counts[index], about, ALONE_ON_ITS_STREAM) for index in chosen}
 
-    def alone_on_host(self, work: Work, place: Place) -> tuple[float, float]:
+    def alone_on_host(self, work: Work, place: PricingContext) -> tuple[float, float]:
         """A work's seconds while no other rank of the host computes over those while all do, and their spread.
 
         1 and 0 for what does not compute.
@@ -97,14 +97,14 @@ class WorkCosts:
         if isinstance(work, Compute):
             found = self.layers.alone_on_host(on_host, work.operation, work.way, place.local_batch)
             return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
-        if isinstance(work, Between | WeightUpdate):
+        if isinstance(work, FrameworkOverhead | WeightUpdate):
             phase = "WU" if isinstance(work, WeightUpdate) else work.phase
             return self.model.host_ratio(phase, on_host, 1) or 1.0, 0.0
         if isinstance(work, BucketCopy):
             return alone_over_all(self.profile, work, on_host)
         return 1.0, 0.0
 
-    def _about(self, plan: Plan, place: Place) -> tuple[_About, list[int]]:
+    def _about(self, plan: Plan, place: PricingContext) -> tuple[_About, list[int]]:
         """What a plan's works share, and how often each occurs."""
         # Where roles differ, a work counts as often as in the role that has it most.
         of_roles = [np.bincount(role.work, minlength=len(plan.works)) for role in plan.roles]
@@ -130,7 +130,7 @@ class WorkCosts:
         if isinstance(work, Compute):
             cost = self.layers.cost(work.operation, work.phase, work.shard, batch, on_host)
             return Priced(cost, count, (work.operation, work.phase, work.shard))
-        if isinstance(work, Between):
+        if isinstance(work, FrameworkOverhead):
             whole = self.model.between(work.phase, batch, on_host, about.shard)
             return Priced(_share(whole, about.between[work.phase]), count, work)
         if isinstance(work, WeightUpdate):
@@ -216,7 +216,7 @@ class _About(NamedTuple):
         updated_elements: parameters that ranks at one place along that axis hold, over all stages; the mean of places.
     """
 
-    place: Place
+    place: PricingContext
     strategy: Strategy
     between: Mapping[str, int]
     shard: str
@@ -236,7 +236,7 @@ def _shard_of(plan: Plan) -> str:
 
 def _counts_between(works: Sequence[Work], counts: Sequence[int]) -> dict[str, int]:
     """How many operations each phase has time between."""
-    return {work.phase: count for work, count in zip(works, counts, strict=True) if isinstance(work, Between)}
+    return {work.phase: count for work, count in zip(works, counts, strict=True) if isinstance(work, FrameworkOverhead)}
 
 
 def _share(cost: Cost, parts: float) -> Cost:

@@ -17,7 +17,7 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import hash_of_file
 from paradl_bench.plan.slow_rank import SlowRank
-from paradl_bench.plan.tasks import Between, Compute, Plan, Role, WeightUpdate
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, Role, WeightUpdate
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
@@ -118,7 +118,7 @@ def _with_deviations(
         work = plan.works[index]
         if isinstance(work, Compute):
             events[work.layer, work.phase] = costs[index].seconds, of_works[index]
-        elif isinstance(work, Between):
+        elif isinstance(work, FrameworkOverhead):
             between[work.phase] = costs[index].seconds, of_works[index]
         elif isinstance(work, WeightUpdate):
             update = of_works[index]
@@ -139,7 +139,7 @@ def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
         work = plan.works[index]
         if isinstance(work, Compute):
             layers.setdefault(work.layer, {})[work.phase] = costs[index].seconds
-        elif isinstance(work, Between):
+        elif isinstance(work, FrameworkOverhead):
             between[work.phase] = costs[index].seconds
         elif isinstance(work, WeightUpdate):
             update_s += costs[index].seconds
@@ -177,7 +177,7 @@ def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float
         work = plan.works[index]
         if isinstance(work, Compute):
             found[work.way] += costs[index].seconds
-        elif isinstance(work, Between):
+        elif isinstance(work, FrameworkOverhead):
             found[work.phase] += costs[index].seconds
         elif isinstance(work, WeightUpdate):
             found["WU"] += costs[index].seconds

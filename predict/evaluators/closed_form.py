@@ -16,7 +16,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Floats, Remark, Remarks
 from predict.costs.spread.assembly import join
-from predict.workload import Point, Timing, Workload
+from predict.workload import Configuration, PreparedEvaluation, Timing
 
 KINDS = ("serial", "data")
 
@@ -42,8 +42,8 @@ def refuse_what_is_simulated(name: str, settings: PlanSettings) -> None:
 
 
 def prepare_closed_form(
-    name: str, form: ClosedForm, model: CostModel, point: Point, memory: Callable[[], EstimatedMemory]
-) -> Workload:
+    name: str, form: ClosedForm, model: CostModel, point: Configuration, memory: Callable[[], EstimatedMemory]
+) -> PreparedEvaluation:
     """A workload of six sums.
 
     Raises:
@@ -64,7 +64,7 @@ def prepare_closed_form(
         return Timing(forward, backward, exchanged, update, exposed_communication_s=exchanged, overlap_s=0.0)
 
     costs = join([sums.costs, exchange])
-    return Workload(
+    return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=_used(form, len(costs.seconds))),
         spread=sums.spread,
         remarks=remarks,

@@ -7,10 +7,10 @@ from predict.closed_forms.osf import scaling_factor
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark
 from predict.evaluators.closed_form import has_closed_form, has_closed_settings, prepare_closed_form
-from predict.workload import Evaluator, Point, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """The sums, time between operations included."""
     workload = prepare_closed_form("csf", csf, model, point, lambda: model.memory(point.strategy, point.settings))
     if point.strategy.ranks > 1:

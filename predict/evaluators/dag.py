@@ -26,10 +26,10 @@ from predict.evaluators.closed_form import (
     refuse_what_is_simulated,
 )
 from predict.simulation.input_tasks import batches_ahead_bytes
-from predict.workload import Evaluator, Point, Timing, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and add the input.
 
     Raises:
@@ -51,7 +51,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
         priced.remarks.add(Remark(text, False))
     form = ClosedForm(plan, terms.fetch, wait_free=PRESETS[options.preset].wait_free)
     ahead_bytes = batches_ahead_bytes(terms)
-    return Workload(
+    return PreparedEvaluation(
         costs=join([priced.costs, terms.costs]),
         spread=priced.spread,
         remarks=priced.remarks,

@@ -25,10 +25,10 @@ from predict.evaluators.closed_form import (
     has_closed_settings,
     refuse_what_is_simulated,
 )
-from predict.workload import Evaluator, Point, Timing, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """Fuse, plan and price; remarks say what the grouping makes of the exchange.
 
     Raises:
@@ -44,7 +44,7 @@ def prepare(model: CostModel, point: Point) -> Workload:
     return workload
 
 
-def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
+def workload_of(model: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:
     """Plan and price these buffers; remarks are those of every grouping.
 
     Raises:
@@ -57,7 +57,7 @@ def workload_of(model: CostModel, point: Point, buffers: Buffers) -> Workload:
     if point.strategy.ranks > 1:
         text = "osf takes overlap and copies as free and all ranks as equally fast"
         priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
-    return Workload(
+    return PreparedEvaluation(
         costs=priced.costs,
         spread=priced.spread,
         remarks=priced.remarks,
@@ -74,20 +74,20 @@ def fusion_of(model: CostModel) -> Fusion:
     return model.fusion or Fusion()
 
 
-def buffers_of(model: CostModel, point: Point) -> Buffers:
+def buffers_of(model: CostModel, point: Configuration) -> Buffers:
     """Which gradients are sent together, by the model's rule of fusion."""
     if fusion_of(model).rule == "ddp":
         return fused_as_ddp(model.network, point.settings)
     return fused(model.network, fusion_of(model), ready_of(model, point), _exchange(model, point))
 
 
-def ready_of(model: CostModel, point: Point) -> dict[int, float]:
+def ready_of(model: CostModel, point: Configuration) -> dict[int, float]:
     """Since the start of backward, when each layer's backward is done, by its index; nothing beside it."""
     compute = layerwise_plan(model.network, point, {})
     return ready_seconds(compute, model.network, model.price(compute).costs.seconds)
 
 
-def _exchange(model: CostModel, point: Point) -> Exchange:
+def _exchange(model: CostModel, point: Configuration) -> Exchange:
     ranks = point.strategy.ranks
 
     def seconds(message_bytes: float) -> float:
@@ -97,7 +97,7 @@ def _exchange(model: CostModel, point: Point) -> Exchange:
     return seconds
 
 
-def _of_grouping(model: CostModel, point: Point, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
+def _of_grouping(model: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:
     compute_s = timing.fw_s + timing.bw_s
     in_series, _ = model.collective(gradient_exchange(model.network, point.strategy.ranks), point.strategy)
     without = scaling_factor(compute_s, float(in_series.seconds.sum()))

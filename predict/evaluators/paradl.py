@@ -27,10 +27,10 @@ from predict.evaluators.closed_form import (
     refuse_what_is_simulated,
 )
 from predict.simulation.exposure import names_of_layer_communication
-from predict.workload import Evaluator, Point, Timing, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """The paper's sums, and its memory.
 
     Raises:
@@ -58,7 +58,7 @@ def _covers(strategy: Strategy) -> bool:
     return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_kind(strategy) is not None
 
 
-def _shared(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload:
+def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """A sum over works: each phase's layers and communication, one after the other."""
     planner = planner_for(point.strategy)
     planner.check(model.network, point.strategy, point.settings)
@@ -83,7 +83,7 @@ def _shared(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload
     def time(seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
         return _add_up(times, names, np.asarray(seconds))
 
-    return Workload(
+    return PreparedEvaluation(
         costs=dataclasses.replace(priced.costs, counts=np.sum(list(times.values()), axis=0)),
         spread=priced.spread,
         remarks=priced.remarks,
@@ -113,7 +113,7 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
     )
 
 
-def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workload:
+def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
     planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
     settings = lock_step_settings(point.settings)
@@ -133,7 +133,7 @@ def _pipelined(model: CostModel, point: Point, memory: EstimatedMemory) -> Workl
         )
     costs = priced.costs
     counts = [np.bincount(role.work, minlength=len(plan.works)).astype(float) for role in plan.roles]
-    return Workload(
+    return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds))),
         spread=priced.spread,
         remarks=priced.remarks,

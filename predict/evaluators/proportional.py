@@ -13,10 +13,10 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.catalog import axis_planners
 from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
-from predict.workload import Evaluator, Point, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """The simulation, with layers' times shared out."""
     return simulate.prepare(dataclasses.replace(model, proportional=True), point)
 

@@ -39,15 +39,15 @@ from predict.simulation.pipeline_simulation import PipelineSimulation
 from predict.simulation.role_meetings import meetings
 from predict.simulation.simulator import Timeline, condense, couple, simulate, task_graph
 from predict.simulation.slow_rank import remark_on
-from predict.workload import Evaluator, Point, Timing, Workload
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
-def prepare(model: CostModel, point: Point) -> Workload:
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """Plan, price, and condense the plan for repeated simulation."""
     return workload_of(model, point, price(model, point))
 
 
-def price(model: CostModel, point: Point) -> PricedPlan:
+def price(model: CostModel, point: Configuration) -> PricedPlan:
     """The plan of a point, priced, with the tasks of its input where that is known.
 
     Raises:
@@ -56,7 +56,7 @@ def price(model: CostModel, point: Point) -> PricedPlan:
     return with_input(model, point, _priced(model, point))
 
 
-def _priced(model: CostModel, point: Point) -> PricedPlan:
+def _priced(model: CostModel, point: Configuration) -> PricedPlan:
     plan, notes = _planned(model, point)
     priced = model.price(plan)
     priced.remarks.add(*notes)
@@ -73,7 +73,7 @@ def _priced(model: CostModel, point: Point) -> PricedPlan:
     return dataclasses.replace(priced, lag=pipeline_lag(priced))
 
 
-def _planned(model: CostModel, point: Point) -> tuple[Plan, tuple[Remark, ...]]:
+def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark, ...]]:
     """As the strategy runs; with a rule of fusion other than DDP's, as Horovod would exchange its gradients."""
     planner, fusion = planner_for(point.strategy), model.fusion
     if fusion is None or fusion.rule == "ddp":
@@ -95,7 +95,7 @@ def _planned(model: CostModel, point: Point) -> tuple[Plan, tuple[Remark, ...]]:
     return plan, tuple(Remark(text, False) for text in texts)
 
 
-def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
+def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
     """A priced plan of the point, condensed for repeated simulation."""
     plan = priced.plan
     if degree_of(point.strategy, "pipeline") > 1:
@@ -115,7 +115,7 @@ def workload_of(model: CostModel, point: Point, priced: PricedPlan) -> Workload:
     counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
     counts[[isinstance(work, Wait) for work in plan.works] | is_of_input(plan.works)] = 0.0
-    return Workload(
+    return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
         remarks=priced.remarks,
@@ -169,17 +169,17 @@ def _lateness(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLatene
     return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)
 
 
-def _memory(model: CostModel, point: Point, priced: PricedPlan) -> EstimatedMemory:
+def _memory(model: CostModel, point: Configuration, priced: PricedPlan) -> EstimatedMemory:
     return model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes)
 
 
-def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Point) -> Workload:
+def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configuration) -> PreparedEvaluation:
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
     simulation = PipelineSimulation(plan, _lag_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies)
     computes = ~is_of_input(plan.works)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
-    return Workload(
+    return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),
         spread=priced.spread,
         remarks=priced.remarks,

@@ -20,7 +20,7 @@ from predict.evaluators.osf import buffers_of, workload_of
 from predict.prediction.interval import interval
 from predict.prediction.request import Request, read_request
 from predict.prediction.scaling_band import Timed, gain_band
-from predict.workload import Evaluator, Point, Workload, evaluator_named
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, evaluator_named
 
 _DEFAULT = "torch's default"
 
@@ -104,7 +104,9 @@ def _without_input(request: Request) -> Request:
     return dataclasses.replace(request, model=dataclasses.replace(request.model, input_options=NO_INPUT))
 
 
-def _of_point(model: CostModel, evaluator: Evaluator, point: Point, caps: Sequence[float]) -> list[BucketAdvice]:
+def _of_point(
+    model: CostModel, evaluator: Evaluator, point: Configuration, caps: Sequence[float]
+) -> list[BucketAdvice]:
     as_ddp = dataclasses.replace(model, fusion=Fusion(rule="ddp"))
     timed = [_of_cap(as_ddp, evaluator, point, cap) for cap in (None, *caps)]
     default = timed[0][1]
@@ -121,7 +123,9 @@ def _with_gain(advice: BucketAdvice, timed: Timed, default: Timed) -> BucketAdvi
     return msgspec.structs.replace(advice, gain=gain, gain_interval=gain_band(timed, default))
 
 
-def _of_cap(as_ddp: CostModel, evaluator: Evaluator, point: Point, cap_mb: float | None) -> tuple[BucketAdvice, Timed]:
+def _of_cap(
+    as_ddp: CostModel, evaluator: Evaluator, point: Configuration, cap_mb: float | None
+) -> tuple[BucketAdvice, Timed]:
     if cap_mb is not None:
         first, cap = bucket_limits(cap_mb)
         of_cap = msgspec.structs.replace(point.settings, first_bucket_bytes=first, bucket_cap_bytes=cap)
@@ -140,7 +144,7 @@ def _of_cap(as_ddp: CostModel, evaluator: Evaluator, point: Point, cap_mb: float
     return advice, timed
 
 
-def _of_rule(model: CostModel, evaluator: Evaluator, point: Point, rule: Rule, name: str) -> BucketAdvice:
+def _of_rule(model: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
     by_rule = dataclasses.replace(model, fusion=Fusion(rule=rule))
     buffers = buffers_of(by_rule, point)
     overlapped = workload_of(by_rule, point, buffers)
@@ -148,7 +152,11 @@ def _of_rule(model: CostModel, evaluator: Evaluator, point: Point, rule: Rule, n
 
 
 def _advice(
-    evaluator: Evaluator, point: Point, buffers: Buffers, workload: Workload, overlapped: Workload
+    evaluator: Evaluator,
+    point: Configuration,
+    buffers: Buffers,
+    workload: PreparedEvaluation,
+    overlapped: PreparedEvaluation,
 ) -> BucketAdvice:
     """Without its name; remarks are those of both workloads, equal ones once."""
     remarks = workload.remarks, overlapped.remarks

@@ -13,8 +13,8 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
-from predict.costs.sourced import Costs, Mode
-from predict.workload import Workload
+from predict.costs.sourced import CorrelatedError, Costs
+from predict.workload import PreparedEvaluation
 
 WORST_OVERLAP = 0.95
 """Of the time hidden, what 95% of the values lie below that are spread evenly between none and all of it."""
@@ -40,7 +40,7 @@ class Interval(NamedTuple):
     unexplained_s: tuple[float, ...]
 
 
-def interval(workload: Workload) -> Interval:
+def interval(workload: PreparedEvaluation) -> Interval:
     """90% interval of the iteration.
 
     Each mode of error is moved to both ends of its own 90% interval and the iteration is evaluated anew; what it gains
@@ -75,7 +75,7 @@ def interval(workload: Workload) -> Interval:
     return Interval(max(low, 0.0), high, spread, moved, own, tuple(unexplained))
 
 
-def _lost(workload: Workload, point: float, downs: Mapping[str, float]) -> float:
+def _lost(workload: PreparedEvaluation, point: float, downs: Mapping[str, float]) -> float:
     """How much shorter all modes together make the iteration, in quadrature of what each does by itself (``downs``).
 
     Errors of communication save no more than communication takes: without any, compute is left. One of them stops there
@@ -94,7 +94,7 @@ def _lost(workload: Workload, point: float, downs: Mapping[str, float]) -> float
     return math.hypot(compute, min(communication, max(0.0, point - alone_s)))
 
 
-def _unmeasured_overlap(workload: Workload) -> tuple[float, float]:
+def _unmeasured_overlap(workload: PreparedEvaluation) -> tuple[float, float]:
     """Seconds of the iteration with most of what overlap hides gone again, and with overlap for nothing."""
     costs = workload.costs
     # What calls beside an all-reduce are slowed by was measured, whatever was not of compute.
@@ -108,7 +108,7 @@ def _unmeasured_overlap(workload: Workload) -> tuple[float, float]:
     return free.iteration_s + WORST_OVERLAP * hidden_s, free.iteration_s
 
 
-def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:
+def _shifted(workload: PreparedEvaluation, costs: Costs, mode: CorrelatedError, by: float) -> float:
     return workload.iteration_s(
         np.maximum(costs.seconds + by * mode.seconds, 0.0),
         np.maximum(costs.compute_slowdown + by * mode.compute_slowdown, 1.0),
@@ -116,7 +116,7 @@ def _shifted(workload: Workload, costs: Costs, mode: Mode, by: float) -> float:
     )
 
 
-def _unexplained_s(remainder: float, workload: Workload) -> float:
+def _unexplained_s(remainder: float, workload: PreparedEvaluation) -> float:
     """What is missing from the parts, 1 - parts / iteration being the remainder."""
     if remainder >= 1:
         raise UserError(

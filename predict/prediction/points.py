@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.workload import Point
+from predict.workload import Configuration
 
 Scaling = Literal["weak", "strong"]
 
@@ -20,7 +20,7 @@ Scaling = Literal["weak", "strong"]
 class Points(NamedTuple):
     """Points to predict, and why others of a sweep are left out."""
 
-    points: tuple[Point, ...]
+    points: tuple[Configuration, ...]
     left_out: tuple[str, ...]
 
 
@@ -36,7 +36,7 @@ def left_out_lines(refused: Sequence[tuple[Strategy, UserError]]) -> tuple[str, 
 
 
 def expand_points(
-    network: Network,
+    network: ModelGraph,
     strategies: str,
     batches: str,
     ranks: str | None,
@@ -61,13 +61,13 @@ def expand_points(
         raise UserError(
             f"the degrees of {strategies} are fixed: leave --ranks out, or name a kind that ranks can set, as data"
         )
-    points: list[Point] = []
+    points: list[Configuration] = []
     refused: list[tuple[Strategy, UserError]] = []
     for batch in parse_counts(batches, "--batch"):
         for text in texts:
             for strategy, global_batch in _configurations(text, batch, counts, scaling):
                 try:
-                    point = Point(strategy=strategy, settings=settings_of(global_batch))
+                    point = Configuration(strategy=strategy, settings=settings_of(global_batch))
                     planner_for(strategy).check(network, strategy, point.settings)
                     points.append(point)
                 except UserError as error:

@@ -23,7 +23,7 @@ from predict.costs.memory_estimate import EstimatedMemory
 from predict.prediction.interval import interval
 from predict.prediction.scaling_band import Timed, efficiency_band
 from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
-from predict.workload import Evaluator, Point, Timing
+from predict.workload import Configuration, Evaluator, Timing
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class _Alone(NamedTuple):
     """One rank on some samples, and whether that was extrapolated."""
 
     timed: Timed
-    beyond: bool
+    extrapolated: bool
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Predictor:
     price_per_rank_hour: float | None = None
     _serial: dict[tuple[object, ...], _Alone] = field(init=False, default_factory=dict)
 
-    def predict(self, point: Point) -> Prediction:
+    def predict(self, point: Configuration) -> Prediction:
         """One prediction.
 
         Raises:
@@ -143,7 +143,7 @@ class Predictor:
         """
         return self.predict_timed(point)[0]
 
-    def predict_timed(self, point: Point) -> tuple[Prediction, Timed]:
+    def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
         """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
         check_dtype(point.strategy, point.settings, self.model.dtype)
         check_kernel_settings(point.strategy, point.settings, self.model.kernel_settings)
@@ -185,7 +185,7 @@ class Predictor:
         )
         return prediction, timed
 
-    def _configuration(self, point: Point) -> dict[str, Any]:
+    def _configuration(self, point: Configuration) -> dict[str, Any]:
         """Fields on what was predicted."""
         return {
             "strategy": str(point.strategy),
@@ -213,7 +213,7 @@ class Predictor:
             "fits": self._fits(memory),
         }
 
-    def _use(self, point: Point, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
+    def _use(self, point: Configuration, iteration_s: float, epoch_s: float | None) -> dict[str, Any]:
         """Fields on what the iteration makes of its ranks."""
         network, ranks = self.model.network, point.strategy.ranks
         peak = self.model.device.peak(self.model.place(point.strategy, point.local_batch).ranks_on_host)
@@ -229,7 +229,7 @@ class Predictor:
             **effort(point, iteration_s, epoch_s, self.price_per_rank_hour)._asdict(),
         }
 
-    def _band(self, point: Point, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
+    def _band(self, point: Configuration, timed: Timed, reference: int, efficiency: float) -> tuple[float, float]:
         if point.strategy.ranks == 1 and point.settings.batch == reference:
             return efficiency, efficiency
         return efficiency_band(timed, self._serial[_alone_on(reference, point.settings)].timed, efficiency)
@@ -266,7 +266,7 @@ class Predictor:
     ) -> tuple[float, tuple[str, ...]]:
         key = _alone_on(reference, settings)
         if key not in self._serial:
-            serial = Point(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
+            serial = Configuration(strategy=Strategy(), settings=msgspec.structs.replace(settings, batch=reference))
             workload = self.evaluator.prepare(self._without_slow_rank, serial)
             timed = Timed(workload.timing().iteration_s, interval(workload))
             self._serial[key] = _Alone(timed, bool(workload.remarks.extrapolated()))

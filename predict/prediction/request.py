@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_layers, parse_recompute
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import PlanSettings, bucket_limits, library_blocks, ranks_per_node
 from paradl_bench.plan.strategy import Strategy
@@ -24,7 +24,7 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling_band import Timed
 from predict.prediction.stage_balance import refuse_without_pipeline, with_balanced_stages
 from predict.simulation.slow_rank import slow_rank_option
-from predict.workload import Evaluator, Point, evaluator_named
+from predict.workload import Configuration, Evaluator, evaluator_named
 
 _MEASURED = "measured"
 """What ``--stages`` takes for stages that balance the profile's seconds."""
@@ -42,7 +42,7 @@ class Request:
     model: CostModel
     evaluator: Evaluator
     settings: Callable[[int], PlanSettings]
-    points: tuple[Point, ...]
+    points: tuple[Configuration, ...]
     left_out: tuple[str, ...]
 
 
@@ -161,7 +161,7 @@ def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int],
     return settings
 
 
-def _measured_choices(profile: Profile, network: Network, options: Mapping[str, Any]) -> tuple[str, str, str]:
+def _measured_choices(profile: Profile, network: ModelGraph, options: Mapping[str, Any]) -> tuple[str, str, str]:
     times = [time for time in profile.model_times if time.model == network.name] or list(profile.model_times)
     dtype = choose_measured("dtype", options["dtype"], [time.dtype for time in times], "fp32")
     measured = [time for time in (times or profile.layer_times) if time.dtype == dtype]

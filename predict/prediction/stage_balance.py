@@ -11,16 +11,16 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import Between, Compute
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.stages import balanced_stages
 from predict.costs.cost_model import CostModel
-from predict.workload import Point
+from predict.workload import Configuration
 
 CUT_BY = "seconds of the profile"
 
 
-def with_balanced_stages(model: CostModel, point: Point) -> Point:
+def with_balanced_stages(model: CostModel, point: Configuration) -> Configuration:
     """The point with stages that balance the profile's seconds; as it is without a pipeline.
 
     Raises:
@@ -30,17 +30,19 @@ def with_balanced_stages(model: CostModel, point: Point) -> Point:
         return point
     stages = balanced_stages(model.network, point.strategy, point.settings, layer_seconds(model, point))
     settings = msgspec.structs.replace(point.settings, stages=stages, cut_by=CUT_BY)
-    return Point(strategy=point.strategy, settings=settings)
+    return Configuration(strategy=point.strategy, settings=settings)
 
 
-def layer_seconds(model: CostModel, point: Point) -> tuple[float, ...]:
+def layer_seconds(model: CostModel, point: Configuration) -> tuple[float, ...]:
     """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
     # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
     # any cut prices them all, and GPipe's has as few stages as any.
     settings = msgspec.structs.replace(point.settings, schedule="gpipe")
     plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
     priced = dict(zip(plan.works, model.price(plan).costs.seconds.tolist(), strict=True))
-    between: dict[str, float] = {work.phase: seconds for work, seconds in priced.items() if isinstance(work, Between)}
+    between: dict[str, float] = {
+        work.phase: seconds for work, seconds in priced.items() if isinstance(work, FrameworkOverhead)
+    }
     found: dict[tuple[str, str], float] = {}
     for work, seconds in priced.items():
         if isinstance(work, Compute):
@@ -49,7 +51,7 @@ def layer_seconds(model: CostModel, point: Point) -> tuple[float, ...]:
     return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in model.network.layers)
 
 
-def refuse_without_pipeline(stages: str | None, points: tuple[Point, ...]) -> None:
+def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...]) -> None:
     """Refuse ``--stages`` where nothing has stages.
 
     Raises:

@@ -6,9 +6,9 @@ import math
 from typing import NamedTuple
 
 from paradl_bench.core.units import LARGEST_FACTOR, check_bounds
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from predict.costs.hardware.what_if_device import Peak
-from predict.workload import Point
+from predict.workload import Configuration
 
 TOKEN_IDS = "int64"  # nosec B105  # tokens of texts
 """What the input of models of token sequences holds."""
@@ -25,7 +25,7 @@ class Effort(NamedTuple):
     cost_per_million_samples: float | None
 
 
-def model_flops(network: Network, batch: int) -> float:
+def model_flops(network: ModelGraph, batch: int) -> float:
     """FLOPs of forward and backward of a mini-batch, each operation once.
 
     Recomputation, redundant layers of shards and the weight update are no part of them; nor are gradients that backward
@@ -43,19 +43,19 @@ def model_flops(network: Network, batch: int) -> float:
     return float(found)
 
 
-def utilisation(network: Network, point: Point, iteration_s: float, peak: Peak) -> float | None:
+def utilisation(network: ModelGraph, point: Configuration, iteration_s: float, peak: Peak) -> float | None:
     """Model FLOPs utilisation: model FLOPs / (iteration x ranks x peak FLOP/s); None without a peak."""
     if peak.flops is None:
         return None
     return model_flops(network, point.settings.batch) / (iteration_s * point.strategy.ranks * peak.flops)
 
 
-def tokens_per_sample(network: Network) -> int | None:
+def tokens_per_sample(network: ModelGraph) -> int | None:
     """Tokens that a sample holds, over all of its sequences; None of models that read none."""
     return math.prod(network.input_shape) if network.input_dtype == TOKEN_IDS else None
 
 
-def effort(point: Point, iteration_s: float, epoch_s: float | None, price: float | None) -> Effort:
+def effort(point: Configuration, iteration_s: float, epoch_s: float | None, price: float | None) -> Effort:
     """Hours of all ranks together, and their cost at ``price`` a rank-hour."""
     ranks = point.strategy.ranks
     epoch = None if epoch_s is None else epoch_s * ranks / SECONDS_AN_HOUR

@@ -32,7 +32,7 @@ from predict.search.pricing.estimate import Estimates
 from predict.search.pricing.memory_bound import MemoryBounds, tensors_within
 from predict.search.pricing.shared_work import SharedWorks
 from predict.simulation.input_tasks import ahead_bytes
-from predict.workload import Point
+from predict.workload import Configuration
 
 _REFINING = 3
 """One of so many predictions goes to settings next to the best ones'."""
@@ -219,9 +219,11 @@ class Ranker:
         self._done.append(Exact(candidate, prediction, timed, estimate, layers))
         return True
 
-    def _point(self, candidate: int) -> Point:
+    def _point(self, candidate: int) -> Configuration:
         space = self._space
-        return Point(strategy=space.strategies[int(space.strategy[candidate])], settings=space.settings_of(candidate))
+        return Configuration(
+            strategy=space.strategies[int(space.strategy[candidate])], settings=space.settings_of(candidate)
+        )
 
     def _memory_of(self, candidate: int) -> EstimatedMemory:
         key = int(self._plan_of[candidate])
@@ -300,7 +302,7 @@ class Ranker:
         )
 
 
-def _described(point: Point) -> str:
+def _described(point: Configuration) -> str:
     """A strategy and what of its settings decides memory."""
     options = point.settings.options
     names = ("micro_batches", "schedule", "accumulate", "recompute")

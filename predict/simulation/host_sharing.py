@@ -21,7 +21,7 @@ from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Plan
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
-from predict.costs.sourced import Costs, Floats, Mode, Remark
+from predict.costs.sourced import CorrelatedError, Costs, Floats, Remark
 from predict.simulation.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
 
 _MOST_ROUNDS = 12
@@ -139,6 +139,6 @@ def _scaled(costs: Costs, factor: Floats, factor_sd: Floats) -> Costs:
         independent_sd_s=costs.independent_sd_s * factor,
         modes=(
             *(mode._replace(seconds=mode.seconds * factor) for mode in costs.modes),
-            Mode(_MODE, costs.seconds * factor_sd, none, none),
+            CorrelatedError(_MODE, costs.seconds * factor_sd, none, none),
         ),
     )

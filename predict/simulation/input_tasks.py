@@ -31,13 +31,13 @@ from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Remark
 from predict.costs.spread.assembly import join
 from predict.simulation.simulator import Timeline
-from predict.workload import Point
+from predict.workload import Configuration
 
 INPUT_PHASES = (Phase.IO, Phase.H2D)
 """Of tasks that fetch a mini-batch."""
 
 
-def with_input(model: CostModel, point: Point, priced: PricedPlan) -> PricedPlan:
+def with_input(model: CostModel, point: Configuration, priced: PricedPlan) -> PricedPlan:
     """A priced plan with the tasks of its input, where that was measured or stated; else the plan as it is.
 
     Raises:
@@ -81,7 +81,7 @@ def batches_ahead_bytes(terms: InputTerms) -> int:
     return fetch.ahead * terms.works[1].bytes if fetch.to_device and terms.costs.seconds.any() else 0
 
 
-def ahead_bytes(model: CostModel, point: Point) -> int:
+def ahead_bytes(model: CostModel, point: Configuration) -> int:
     """The same of a point, without pricing its plan."""
     place = model.place(point.strategy, point.local_batch)
     return batches_ahead_bytes(terms_of(model, point.strategy, point.local_batch, place.ranks_on_host))

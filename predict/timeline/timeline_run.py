@@ -18,7 +18,7 @@ from predict.prediction.request import read_request
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_report import print_summary, summarise
 from predict.timeline.trace_events import trace_json
-from predict.workload import Point, Workload
+from predict.workload import Configuration, PreparedEvaluation
 
 
 class PredictedTimeline(NamedTuple):
@@ -29,7 +29,7 @@ class PredictedTimeline(NamedTuple):
 
 
 def predict_timeline(
-    model: CostModel, point: Point, *, dataset_samples: int | None = None, strong_scaling: bool = False
+    model: CostModel, point: Configuration, *, dataset_samples: int | None = None, strong_scaling: bool = False
 ) -> PredictedTimeline:
     """Plan and price a point once; predict it and simulate its tasks.
 
@@ -42,7 +42,7 @@ def predict_timeline(
     priced = simulate.price(model, point)
     workload = simulate.workload_of(model, point, priced)
 
-    def prepare(of: CostModel, other: Point) -> Workload:
+    def prepare(of: CostModel, other: Configuration) -> PreparedEvaluation:
         return workload if other is point else simulate.prepare(of, other)
 
     evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)

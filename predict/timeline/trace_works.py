@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import (
-    Between,
     BucketCopy,
     Collective,
     Compute,
+    FrameworkOverhead,
     HaloExchange,
     InputCopy,
     InputRead,
@@ -119,7 +119,7 @@ def _sd_s(costs: Costs) -> Floats:
 def _name(work: Work) -> str:
     if isinstance(work, Compute):
         return f"{work.layer} {work.phase}"
-    if isinstance(work, Between):
+    if isinstance(work, FrameworkOverhead):
         return f"between operations {work.phase}"
     if isinstance(work, WeightUpdate):
         return f"weight update ({work.optimizer})"
@@ -150,7 +150,7 @@ def _about(work: Work, plan: Plan) -> dict[str, Any]:
         return {"samples_of_host": work.samples}
     if isinstance(work, InputCopy):
         return {"bytes": work.bytes}
-    if isinstance(work, Between | Wait):
+    if isinstance(work, FrameworkOverhead | Wait):
         return {}
     group = {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}
     if isinstance(work, Collective):

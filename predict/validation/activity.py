@@ -36,7 +36,7 @@ from predict.costs.sourced import Floats
 from predict.evaluators.simulate import price
 from predict.timeline.timeline import IterationTimeline, RoleTimeline, timeline_of
 from predict.validation.runs import Run
-from predict.workload import Point
+from predict.workload import Configuration
 
 
 class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
         UserError: the profile lacks what the run needs.
     """
     about = run.description
-    point = Point(strategy=parse_strategy(about.strategy), settings=about.settings)
+    point = Configuration(strategy=parse_strategy(about.strategy), settings=about.settings)
     priced = price(model, point)
     try:
         timeline = timeline_of(priced, about.settings.schedule, model.slow_rank)

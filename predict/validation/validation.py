@@ -37,7 +37,7 @@ from predict.validation.validation_report import (
     Unfit,
 )
 from predict.validation.validation_scores import overall_score, pairs_of, repeated_of, rerun_of, scores_by_evaluator
-from predict.workload import Point, evaluators
+from predict.workload import Configuration, evaluators
 
 _NO_BACKEND = "none"
 _SAME_SECONDS = 1e-6
@@ -227,7 +227,7 @@ class _Predictors:
         ]
 
     def _predict(self, run: Run, evaluator: str) -> Prediction:
-        point = Point(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
+        point = Configuration(strategy=parse_strategy(run.description.strategy), settings=run.description.settings)
         return Predictor(self._model_of(run), self._evaluators[evaluator]).predict(point)
 
     def _model_of(self, run: Run) -> CostModel:

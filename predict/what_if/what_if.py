@@ -16,7 +16,7 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request
 from predict.prediction.stage_balance import with_balanced_stages
 from predict.what_if.quantities import Setting, hardware_of
-from predict.workload import Evaluator, Point
+from predict.workload import Configuration, Evaluator
 
 BOUNDS = ("compute", "exposed communication", "idle", "input")
 
@@ -105,12 +105,12 @@ def what_if(
 
 def _remembering(
     model: CostModel, evaluator: Evaluator, dataset_samples: int | None
-) -> Callable[[Setting, Point], Prediction]:
+) -> Callable[[Setting, Configuration], Prediction]:
     """Predictions under a setting; the cost model of the hardware last asked for is kept."""
     known = hardware_of({})
     predictor = Predictor(model, evaluator, dataset_samples)
 
-    def predict(setting: Setting, point: Point) -> Prediction:
+    def predict(setting: Setting, point: Configuration) -> Prediction:
         nonlocal known, predictor
         hardware = hardware_of(setting)
         if hardware != known:
@@ -121,7 +121,7 @@ def _remembering(
     return predict
 
 
-def _varied_point(request: Request, point: Point, setting: Setting, *, strong_scaling: bool) -> Point:
+def _varied_point(request: Request, point: Configuration, setting: Setting, *, strong_scaling: bool) -> Configuration:
     """The point with the ranks and the batch of a setting.
 
     Raises:
@@ -142,7 +142,7 @@ def _varied_point(request: Request, point: Point, setting: Setting, *, strong_sc
         batch = grown // point.strategy.ranks
     settings = request.settings(batch)
     planner_for(strategy).check(request.model.network, strategy, settings)
-    varied = Point(strategy=strategy, settings=settings)
+    varied = Configuration(strategy=strategy, settings=settings)
     # Stages that nobody named were balanced by measured seconds, which other ranks and batches balance anew.
     return with_balanced_stages(request.model, varied) if settings.stages != point.settings.stages else varied
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.network.kinds.kind import Call, TensorArgument, kind_of_function
 
 _BATCH = 7
@@ -157,10 +157,10 @@ class NetworkFactory:
         targets = TensorArgument((_BATCH,))
         return self.call(name, "cross_entropy", (self._read(self._last), targets), (), (self._last,))
 
-    def network(self, name: str, gradient_order: tuple[str, ...] | None = None) -> Network:
+    def network(self, name: str, gradient_order: tuple[str, ...] | None = None) -> ModelGraph:
         """What was built; gradients arrive in reverse order of registration, unless another order is given."""
         parameters = tuple(self._parameters.values())
-        return Network(
+        return ModelGraph(
             name=name,
             input_shape=self._input_shape,
             layers=tuple(self._layers),
@@ -170,7 +170,7 @@ class NetworkFactory:
         )
 
 
-def two_convolutions() -> Network:
+def two_convolutions() -> ModelGraph:
     """4x16x16 -> conv 8 -> relu -> conv 8 -> flatten -> fc 6."""
     factory = NetworkFactory(4, 16, 16)
     factory.conv("conv1", 8)
@@ -182,7 +182,7 @@ def two_convolutions() -> Network:
     return factory.network("convolutional")
 
 
-def small() -> Network:
+def small() -> ModelGraph:
     """3x8x8 -> conv 6 -> relu -> pool 2 -> conv 4 without bias -> flatten -> fc 5."""
     factory = NetworkFactory(3, 8, 8)
     factory.conv("conv1", 6)
@@ -195,7 +195,7 @@ def small() -> Network:
     return factory.network("small")
 
 
-def pooled_convolutions() -> Network:
+def pooled_convolutions() -> ModelGraph:
     """4x16x16 -> conv 8 -> relu -> conv 8 -> pool 2 -> flatten -> fc 6."""
     factory = NetworkFactory(4, 16, 16)
     factory.conv("conv1", 8)

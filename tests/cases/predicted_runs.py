@@ -13,7 +13,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Report
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 PROFILE = make_profile(model_times=model_times(CHAIN, common_sd=0.02))
@@ -25,7 +25,7 @@ def predicted(strategy: str, batch: int, evaluator: str = "simulate") -> Predict
     model = CostModel(profile=PROFILE, network=CHAIN)
     settings = PlanSettings(batch=batch)
     return Predictor(model, evaluator_named(evaluator)).predict(
-        Point(strategy=parse_strategy(strategy), settings=settings)
+        Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 

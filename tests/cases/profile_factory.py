@@ -14,7 +14,7 @@ from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.files.json_lines import append_lines
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.statistics import Summary
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.measurement import SCHEMA_VERSION as MEASUREMENT_VERSION
@@ -26,7 +26,9 @@ LayerSeconds = Callable[[Layer, str, int], float]
 """Seconds of (layer, phase, local batch)."""
 
 
-def make_network(widths: Sequence[int] = (64, 128, 256, 32), *, name: str = "chain", buffers: bool = False) -> Network:
+def make_network(
+    widths: Sequence[int] = (64, 128, 256, 32), *, name: str = "chain", buffers: bool = False
+) -> ModelGraph:
     """A chain of linear layers with activations between them: widths[i] to widths[i + 1], then a loss."""
     layers: list[Layer] = []
     parameters: list[Tensor] = []
@@ -66,7 +68,7 @@ def make_network(widths: Sequence[int] = (64, 128, 256, 32), *, name: str = "cha
             )
         )
         source = f"relu{index}"
-    return Network(
+    return ModelGraph(
         name=name,
         input_shape=(widths[0],),
         layers=tuple(layers),
@@ -94,7 +96,7 @@ def summary(seconds: float, *, relative_iqr: float = 0.0, samples: int = 20) -> 
 
 
 def layer_times(
-    network: Network,
+    network: ModelGraph,
     *,
     batches: Sequence[int] = (4, 8),
     ranks_on_host: Mapping[int, float] | None = None,
@@ -121,7 +123,7 @@ def layer_times(
 
 
 def model_times(
-    network: Network,
+    network: ModelGraph,
     *,
     batches: Sequence[int] = (4, 8),
     ranks_on_host: Sequence[int] = (1, 2),
@@ -239,7 +241,7 @@ ENVIRONMENT = Environment(
 )
 
 
-def make_profile(chain: Network | None = None, **changes: object) -> Profile:
+def make_profile(chain: ModelGraph | None = None, **changes: object) -> Profile:
     """A profile of one network in which nothing but layers, weight update and messages takes time."""
     chain = chain or make_network()
     profile = Profile(
@@ -271,7 +273,7 @@ def make_profile(chain: Network | None = None, **changes: object) -> Profile:
 
 def write_training_run(
     directory: Path,
-    network: Network,
+    network: ModelGraph,
     *,
     strategy: str = "d2",
     ranks: int = 2,
@@ -347,7 +349,7 @@ def with_doctor(profile: Profile, *, flops: float = 1e11, bytes_per_s: float = 1
     return msgspec.structs.replace(profile, devices=devices)
 
 
-def noisy_profile(chain: Network) -> Profile:
+def noisy_profile(chain: ModelGraph) -> Profile:
     """A profile whose layers, models and fits are all known to vary, with interference and copies of buckets."""
     return make_profile(
         chain,

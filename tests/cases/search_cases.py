@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from profile_factory import free_copies, interference, make_profile, ring_fit
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from predict.cli import group
 from predict.costs.cost_model import CostModel
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 OPERATIONS = ("all_gather", "send_recv", "broadcast", "reduce_scatter")
 LEVELS = (
@@ -27,7 +27,7 @@ LEVELS = (
 )
 
 
-def profile_of(network: Network, **changes: object) -> Profile:
+def profile_of(network: ModelGraph, **changes: object) -> Profile:
     """Times of a network's layers and fits of every collective, on a cluster of 64 ranks."""
     fits = (ring_fit(), *(ring_fit(operation) for operation in OPERATIONS))
     made = make_profile(
@@ -54,5 +54,5 @@ def found(profile: Path, *options: str, model: str = "chain") -> Any:
 
 def exactly(model: CostModel, settings: PlanSettings, strategy: str) -> float:
     """Seconds of an iteration, simulated."""
-    point = Point(strategy=parse_strategy(strategy), settings=settings)
+    point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return evaluator_named("simulate").prepare(model, point).timing().iteration_s

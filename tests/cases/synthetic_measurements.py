@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.measurement import (
@@ -45,7 +45,7 @@ ENVIRONMENT = Environment(
 SIZES = tuple(1024 * 2**power for power in range(14))
 
 
-def network(name: str = "toy", width: int = 8) -> Network:
+def network(name: str = "toy", width: int = 8) -> ModelGraph:
     """A convolution, two equal activations, a linear layer and a loss."""
     conv = Layer(
         name="conv",
@@ -87,7 +87,7 @@ def network(name: str = "toy", width: int = 8) -> Network:
         fw_bytes=4 * (width * 256 + 10),
     )
     loss = Layer(name="loss", kind="loss", inputs=("fc",), input_shapes=((10,),), fw_flops=50, fw_bytes=44)
-    return Network(
+    return ModelGraph(
         name=name,
         input_shape=(3, 16, 16),
         layers=(conv, relu("relu1", "conv"), relu("relu2", "relu1"), linear, loss),
@@ -109,7 +109,7 @@ class LayersSpec:
         noise: relative standard deviation of every sample; drift: of every block.
     """
 
-    networks: Sequence[Network] = field(default_factory=lambda: (network(),))
+    networks: Sequence[ModelGraph] = field(default_factory=lambda: (network(),))
     batches: Sequence[int] = (4,)
     ranks_on_host: int = 1
     blocks: int = 5
@@ -154,7 +154,7 @@ def write_layers(
 def _write_block(
     directory: MeasurementDirectory,
     spec: LayersSpec,
-    net: Network,
+    net: ModelGraph,
     batch: int,
     rank: int,
     block: int,

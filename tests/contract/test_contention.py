@@ -12,7 +12,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 NETWORK = make_network((64, 128, 256, 32))
 GRADIENT_BYTES = 4 * (64 * 128 + 128 + 128 * 256 + 256 + 256 * 32 + 32)
@@ -52,7 +52,7 @@ def predicted(profile: Profile, text: str, evaluator: str, *, stated: float | No
     levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096, contention=stated))
     cluster = None if stated is None else Cluster(name="given", levels=levels, memory_bytes_per_rank=8e9)
     model = CostModel(profile=profile, network=NETWORK, cluster=cluster)
-    point = Point(strategy=parse_strategy(text), settings=PlanSettings(**wanted))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(text), settings=PlanSettings(**wanted))  # type: ignore[arg-type]
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

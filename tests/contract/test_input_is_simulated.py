@@ -24,7 +24,7 @@ from profile_factory import (
 from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
@@ -39,13 +39,13 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.simulator import simulate, task_graph
 from predict.timeline.timeline import timeline_of
 from predict.timeline.timeline_picture import draw
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network([32, 48, 24])
 seconds = st.sampled_from([0.0, 1e-4, 1e-3, 4e-3, 0.1]) | st.floats(1e-6, 0.2)
 
 
-def cnn() -> Network:
+def cnn() -> ModelGraph:
     factory = NetworkFactory(4, 16, 16)
     for index in range(4):
         factory.conv(f"conv{index}", 8)
@@ -59,7 +59,7 @@ def cnn() -> Network:
 CNN = cnn()
 
 
-def late_profile(network: Network) -> Profile:
+def late_profile(network: ModelGraph) -> Profile:
     """With all that the closed form leaves out: late ranks, interference, copies of buckets."""
     return make_profile(
         network,
@@ -79,7 +79,7 @@ def predicted(
     batch: int,
     evaluator: str = "simulate",
     *,
-    network: Network = CNN,
+    network: ModelGraph = CNN,
     profile: Profile = LATE,
     bucket_bytes: int = 1 << 40,
     schedule: str = "gpipe",
@@ -98,11 +98,11 @@ def predicted(
         batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes, schedule=schedule
     )
     return Predictor(model, evaluator_named(evaluator)).predict(
-        Point(strategy=parse_strategy(strategy), settings=settings)
+        Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 
-def free_profile(network: Network) -> Profile:
+def free_profile(network: ModelGraph) -> Profile:
     return make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),
@@ -229,7 +229,7 @@ def test_without_an_input_nothing_changes(strategy: str) -> None:
     measured = msgspec.structs.replace(LATE, input_side=(LOADED,))
     free, none = predicted(strategy, 16), predicted(strategy, 16, profile=measured, io_s=0.0, h2d_s=0.0)
     assert msgspec.structs.asdict(free) == msgspec.structs.asdict(none)
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=16))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=16))
     plan = price(CostModel(profile=measured, network=CNN, input_options=NO_INPUT), point).plan
     assert not any(isinstance(work, InputRead | InputCopy) for work in plan.works)
 
@@ -320,7 +320,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
 def test_the_timeline_has_a_lane_of_each(strategy: str, preset: str) -> None:
     options = InputOptions(io_s=0.01, h2d_s=2e-3, preset=preset)
     model = CostModel(profile=LATE, network=CNN, input_options=options)
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=16, schedule="1f1b"))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=16, schedule="1f1b"))
     priced = price(model, point)
     drawn = timeline_of(priced, "1f1b")
     iteration_s = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
@@ -348,7 +348,7 @@ def test_tasks_of_the_input_hold_back_the_first_of_every_stream(
     """Task by task, by an order of starts that is found without the simulator."""
     preset = ("caffe-mpi" if to_device else "pytorch") if ahead else "naive"
     options = InputOptions(io_s=io_s, h2d_s=h2d_s, preset=preset, prefetch=ahead)
-    point = Point(strategy=parse_strategy("z3d2"), settings=PlanSettings(batch=16))
+    point = Configuration(strategy=parse_strategy("z3d2"), settings=PlanSettings(batch=16))
     priced = price(CostModel(profile=LATE, network=CNN, input_options=options), point)
     (role,) = priced.plan.roles
     lasting = priced.costs.seconds[role.work]

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.measure.layers.isolated import shapes_of_inputs
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kernel import KernelShape, KernelStage
 from paradl_bench.network.kinds.kernel_shape import kernel_shape, layer_of_sizes
 from paradl_bench.network.kinds.kind import kind_of_function, layer_kinds
@@ -68,7 +68,7 @@ TORCHVISION = {"googlenet": (3, 64, 64), "swin_t": (3, 32, 32), "mobilenet_v3_sm
 
 
 @pytest.fixture(scope="module")
-def networks() -> list[Network]:
+def networks() -> list[ModelGraph]:
     own = LoadedModel(name=SENTENCE, module=sentence(), input_shape=(6,))
     return [
         trace_network(own),
@@ -77,7 +77,7 @@ def networks() -> list[Network]:
     ]
 
 
-def met(networks: list[Network]) -> Iterator[tuple[Network, Layer]]:
+def met(networks: list[ModelGraph]) -> Iterator[tuple[ModelGraph, Layer]]:
     """One layer a distinct operation that reads an activation (the others count batches and the like)."""
     seen = set()
     for network in networks:
@@ -87,12 +87,12 @@ def met(networks: list[Network]) -> Iterator[tuple[Network, Layer]]:
                 yield network, layer
 
 
-def parameters_of(network: Network, layer: Layer) -> list[torch.Tensor]:
+def parameters_of(network: ModelGraph, layer: Layer) -> list[torch.Tensor]:
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}
     return [torch.rand(shapes[name], requires_grad=True) for name in layer.parameters]
 
 
-def test_each_kind_has_functions_of_its_own_and_is_met_in_a_network(networks: list[Network]) -> None:
+def test_each_kind_has_functions_of_its_own_and_is_met_in_a_network(networks: list[ModelGraph]) -> None:
     assert set(kind_of_function().values()) == set(layer_kinds().values())
     found = {layer.kind for _, layer in met(networks)}
     assert set(layer_kinds()) - found == set(), "add a network that uses it to this test"
@@ -103,12 +103,12 @@ def test_a_file_and_its_kind_have_one_name() -> None:
         assert kind.facts.__module__ == f"paradl_bench.network.kinds.{name}"
 
 
-def test_an_operation_is_the_same_after_a_file(networks: list[Network]) -> None:
+def test_an_operation_is_the_same_after_a_file(networks: list[ModelGraph]) -> None:
     for _, layer in met(networks):
         assert msgspec.json.decode(msgspec.json.encode(layer), type=Layer).operation == layer.operation
 
 
-def test_what_moves_no_data_computes_nothing(networks: list[Network]) -> None:
+def test_what_moves_no_data_computes_nothing(networks: list[ModelGraph]) -> None:
     views = {name for name, kind in layer_kinds().items() if kind.view}
     for _, layer in met(networks):
         if layer.kind in views:
@@ -118,7 +118,7 @@ def test_what_moves_no_data_computes_nothing(networks: list[Network]) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[Network], batch: int) -> None:
+def test_what_can_be_built_alone_gives_the_shape_that_was_traced(networks: list[ModelGraph], batch: int) -> None:
     built = set()
     for network, layer in met(networks):
         build = layer_kinds()[layer.kind].build if layer.kind in layer_kinds() else None
@@ -153,7 +153,7 @@ def addresses(tensors: list[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def test_what_autograd_keeps_is_what_a_kind_says(networks: list[Network]) -> None:
+def test_what_autograd_keeps_is_what_a_kind_says(networks: list[ModelGraph]) -> None:
     batch = 3
     for network, layer in met(networks):
         kind = layer_kinds().get(layer.kind)
@@ -178,7 +178,7 @@ def test_what_autograd_keeps_is_what_a_kind_says(networks: list[Network]) -> Non
         assert expected <= beside <= expected + slack, layer.operation
 
 
-def test_two_gradients_apart_are_both_there_and_counted(networks: list[Network]) -> None:
+def test_two_gradients_apart_are_both_there_and_counted(networks: list[ModelGraph]) -> None:
     for network, layer in met(networks):
         kind = layer_kinds().get(layer.kind)
         if kind is None or kind.build is None or not kind.splits_backward:
@@ -192,7 +192,7 @@ def test_two_gradients_apart_are_both_there_and_counted(networks: list[Network])
             assert flops > 0
 
 
-def test_forward_flops_are_at_least_the_products_that_torch_counts(networks: list[Network]) -> None:
+def test_forward_flops_are_at_least_the_products_that_torch_counts(networks: list[ModelGraph]) -> None:
     """torch's counter knows products alone: a kind may count more (bias, sums), never less, and not much more."""
     counted = 0
     for network, layer in met(networks):
@@ -213,7 +213,7 @@ STAGES: tuple[KernelStage, ...] = ("FW", "BW", "BW_input", "BW_weight")
 BATCH = 3
 
 
-def shapes(networks: list[Network], dtype: str = "fp32") -> Iterator[tuple[Layer, KernelShape]]:
+def shapes(networks: list[ModelGraph], dtype: str = "fp32") -> Iterator[tuple[Layer, KernelShape]]:
     """Kernels of all layers that sizes describe."""
     for _, layer in met(networks):
         for stage in STAGES:
@@ -222,14 +222,14 @@ def shapes(networks: list[Network], dtype: str = "fp32") -> Iterator[tuple[Layer
                 yield layer, shape
 
 
-def test_what_has_sizes_is_made_from_them_and_built(networks: list[Network]) -> None:
+def test_what_has_sizes_is_made_from_them_and_built(networks: list[ModelGraph]) -> None:
     sized = {layer.kind for layer, _ in shapes(networks)}
     assert sized == {name for name, kind in layer_kinds().items() if kind.call is not None}
     assert all(layer_kinds()[name].build is not None for name in sized)
     assert {"conv", "linear"} <= sized
 
 
-def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[Network]) -> None:
+def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[ModelGraph]) -> None:
     names: dict[tuple[str, str], set[str]] = {}
     for layer, shape in shapes(networks):
         assert shape.kind == layer.kind
@@ -238,7 +238,7 @@ def test_kernels_of_a_kind_and_stage_have_the_same_sizes_by_name(networks: list[
         assert shape.sizes["batch"] > 0
 
 
-def test_flops_are_the_layers_and_bytes_at_least_what_is_read_and_written(networks: list[Network]) -> None:
+def test_flops_are_the_layers_and_bytes_at_least_what_is_read_and_written(networks: list[ModelGraph]) -> None:
     for layer, shape in shapes(networks):
         batch = 1 if layer.batchless else BATCH
         if shape.stage == "FW":
@@ -251,7 +251,7 @@ def test_flops_are_the_layers_and_bytes_at_least_what_is_read_and_written(networ
             assert shape.bytes >= layer.output_elements_of(batch) * DTYPE_BYTES["fp32"], layer.operation
 
 
-def test_the_two_halves_of_backward_have_its_flops(networks: list[Network]) -> None:
+def test_the_two_halves_of_backward_have_its_flops(networks: list[ModelGraph]) -> None:
     for _, layer in met(networks):
         halves = [kernel_shape(layer, stage, BATCH, "fp32") for stage in ("BW_input", "BW_weight")]
         backward = kernel_shape(layer, "BW", BATCH, "fp32")
@@ -263,13 +263,13 @@ def test_the_two_halves_of_backward_have_its_flops(networks: list[Network]) -> N
             assert backward == halves[1], "the network's own input needs no gradient"
 
 
-def test_half_as_wide_numbers_take_half_the_bytes(networks: list[Network]) -> None:
+def test_half_as_wide_numbers_take_half_the_bytes(networks: list[ModelGraph]) -> None:
     for (_, whole), (layer, half) in zip(shapes(networks), shapes(networks, "bf16"), strict=True):
         indices = 8 * BATCH * layer_kinds()[layer.kind].saves(layer).indices if whole.stage == "BW" else 0
         assert half.bytes - indices == (whole.bytes - indices) / 2, layer.operation
 
 
-def test_a_layer_made_from_sizes_has_them_and_runs(networks: list[Network]) -> None:
+def test_a_layer_made_from_sizes_has_them_and_runs(networks: list[ModelGraph]) -> None:
     seen = set()
     for layer, shape in shapes(networks):
         made, batch, parameter_shapes = layer_of_sizes(shape.kind, shape.sizes, shape.settings)

@@ -10,7 +10,7 @@ import pytest
 from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.axis_planner import AxisPlanner
 from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.settings import PlanSettings
@@ -53,7 +53,7 @@ SHARDED = ("z1d2", "z2d2", "z3d4")
 every_kind = pytest.mark.parametrize("kind", list(PLANNERS))
 
 
-def branching_network() -> Network:
+def branching_network() -> ModelGraph:
     """A skip connection, a shared parameter, batch norm's buffers and an operation that no gradient reaches."""
     factory = NetworkFactory(8, 12, 12)
     factory.scale("scale")
@@ -81,7 +81,7 @@ def branching_network() -> Network:
 NETWORK = branching_network()
 
 
-def line_network() -> Network:
+def line_network() -> ModelGraph:
     """A chain over one spatial dim; 8 is the fewest of filters, channels and positions, and the batch; 8 train."""
     factory = NetworkFactory(4, 16)
     factory.relu("relu0")
@@ -110,7 +110,7 @@ STRATEGIES = [
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 
 
-def plan(strategy: Strategy, network: Network = NETWORK) -> Plan:
+def plan(strategy: Strategy, network: ModelGraph = NETWORK) -> Plan:
     return planner_for(strategy).plan(network, strategy, SETTINGS)
 
 
@@ -214,12 +214,12 @@ def test_limits_hold_and_are_explained(kind: str) -> None:
 
 @every_kind
 def test_a_network_without_layers_is_refused_only_for_what_no_network_could_make_right(kind: str) -> None:
-    nothing = Network(name="nothing", input_shape=(), layers=(), parameters=())
+    nothing = ModelGraph(name="nothing", input_shape=(), layers=(), parameters=())
     strategy = strategy_of(kind, 2)
     planner_for(strategy).check(nothing, strategy, SETTINGS)
 
 
-def flops_of(found: Plan, role: Role, network: Network) -> Counter[tuple[str, str]]:
+def flops_of(found: Plan, role: Role, network: ModelGraph) -> Counter[tuple[str, str]]:
     """FLOPs a sample that a rank computes, by layer and phase, from the shapes that it runs."""
     of_operation: dict[str, Layer] = {layer.operation: layer for layer in network.layers}
     of_operation |= {layer.operation: layer for layer, _ in found.sharded}

@@ -20,12 +20,12 @@ from profile_factory import (
 )
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ONE_BUCKET = 1 << 40
 
@@ -35,14 +35,14 @@ rank_counts = st.integers(1, 64)
 
 
 def predict(
-    profile: Profile, network: Network, strategy: str, batch: int, evaluator: str, *, bucket_bytes: int = ONE_BUCKET
+    profile: Profile, network: ModelGraph, strategy: str, batch: int, evaluator: str, *, bucket_bytes: int = ONE_BUCKET
 ) -> Prediction:
     settings = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
-    point = Point(strategy=parse_strategy(strategy), settings=settings)
+    point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(CostModel(profile=profile, network=network), evaluator_named(evaluator)).predict(point)
 
 
-def profile_of(network: Network, **model: object) -> Profile:
+def profile_of(network: ModelGraph, **model: object) -> Profile:
     return make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),

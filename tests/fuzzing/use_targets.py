@@ -21,7 +21,7 @@ from parser_targets import DATA, FOLDER, Target
 from calibrate.cli import group as calibrate
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import ParadlError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.measurement import (
     COLLECTIVES_FILE,
@@ -156,7 +156,7 @@ _DIRECTORIES: tuple[tuple[str, str, type[msgspec.Struct], Sequence[str]], ...] =
     ("layers-v1", ITERATIONS_FILE, IterationSamples, _FIT),
     ("layers-v1", COPIES_FILE, CopySamples, _FIT),
     ("layers-v1", MANIFEST_NAME, Manifest, _FIT),
-    ("layers-v1", "network-toy.json", Network, _FIT),
+    ("layers-v1", "network-toy.json", ModelGraph, _FIT),
     ("collectives-v1", COLLECTIVES_FILE, CollectiveSamples, _FIT),
     ("collectives-v1", INTERFERENCE_FILE, InterferenceSamples, _FIT),
     ("training-v1", RUN_NAME, TrainingRun, _VALIDATE),
@@ -180,7 +180,7 @@ def use_changes() -> dict[str, Change]:
     """How inputs of these targets are changed: by their fields."""
     found = {
         "used profile": field_change(Profile),
-        "used network": field_change(Network),
+        "used network": field_change(ModelGraph),
         "used cluster": field_change(ClusterFile),
     }
     return found | {f"used {source} {file}": field_change(kind) for source, file, kind, _ in _DIRECTORIES}

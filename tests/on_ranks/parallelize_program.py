@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -56,7 +56,7 @@ class _AllReduces(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-def styles(network: Network, *, prepared: bool) -> dict[str, Any]:
+def styles(network: ModelGraph, *, prepared: bool) -> dict[str, Any]:
     """By path of a module, how torch parallelizes it."""
     pairs = find_pairs(network)
     found: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def train(model: LoadedModel, module: nn.Module) -> None:
     model.loss(module(inputs.double()), targets).backward()  # type: ignore[no-untyped-call]
 
 
-def by_torch(mesh: DeviceMesh, network: Network, *, prepared: bool) -> tuple[nn.Module, Counter[int]]:
+def by_torch(mesh: DeviceMesh, network: ModelGraph, *, prepared: bool) -> tuple[nn.Module, Counter[int]]:
     model = load_model("transformer_networks:bert")
     module = parallelize_module(model.module.double(), mesh, styles(network, prepared=prepared))
     with _AllReduces() as recorded:

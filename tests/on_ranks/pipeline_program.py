@@ -23,7 +23,7 @@ from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import CollectiveRecorder, When, differences, planned_collectives
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
@@ -62,11 +62,11 @@ class Case(NamedTuple):
             filter_backward="reduce-scatter" if self.scatter else "all-reduce",
         )
 
-    def load(self) -> tuple[LoadedModel, Network]:
+    def load(self) -> tuple[LoadedModel, ModelGraph]:
         # Another test of this process keeps other networks under the same names, in a file of its own.
         return load(self.name), traced(self.name, os.environ.get(drawn_networks.KEPT, ""))
 
-    def build(self, model: LoadedModel, network: Network, context: RankContext) -> ParallelModule:
+    def build(self, model: LoadedModel, network: ModelGraph, context: RankContext) -> ParallelModule:
         return build_parallel(model.module, network, self.strategy, self.settings, context.device, model.loss)
 
 
@@ -76,7 +76,7 @@ def load(name: str) -> LoadedModel:
 
 
 @functools.cache
-def traced(name: str, kept_in: str) -> Network:
+def traced(name: str, kept_in: str) -> ModelGraph:
     """Once for all cases of a network, of ``kept_in`` where it was drawn: to load and trace it took as long as all
     iterations."""
     return trace_network(load(name))

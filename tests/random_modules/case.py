@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import parse_strategy
 from random_modules.described import Description
@@ -68,7 +68,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """Of a replica."""
         return SAMPLES * self.count
 
-    def request(self, network: Network | None = None) -> TrainingRequest:
+    def request(self, network: ModelGraph | None = None) -> TrainingRequest:
         """What ``paradl-bench train`` is asked for.
 
         Args:

@@ -10,7 +10,7 @@ from paradl_bench.measure.proof.copies import Trial, runs
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.training.recorder import differences, planned_collectives
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -22,7 +22,7 @@ Found = list[str]
 ITERATIONS = 2
 
 
-def compare_with_plan(case: Case, network: Network, context: RankContext) -> Found:
+def compare_with_plan(case: Case, network: ModelGraph, context: RankContext) -> Found:
     """Train as ``paradl-bench train`` does; every collective of construction and of the first iterations."""
     request = case.request(network)
     trainer = Trainer(load_model(case.model), request, context)
@@ -35,7 +35,7 @@ def compare_with_plan(case: Case, network: Network, context: RankContext) -> Fou
     return found
 
 
-def compare_with_serial(case: Case, network: Network, context: RankContext) -> Found:
+def compare_with_serial(case: Case, network: ModelGraph, context: RankContext) -> Found:
     """Outputs, gradients of inputs and parameters, buffers, and what the optimizer makes of parameters."""
     request, ranks = case.request(network), JoinedRanks(context)
     strategy, settings = request.strategy, request.settings
@@ -78,7 +78,7 @@ def _in_float64(model: LoadedModel) -> LoadedModel:
     return model
 
 
-def compare(case: Case, network: Network, context: RankContext) -> dict[str, Found]:
+def compare(case: Case, network: ModelGraph, context: RankContext) -> dict[str, Found]:
     """What differs on this rank: ``plan`` and ``serial``."""
     plan = compare_with_plan(case, network, context)
     return {

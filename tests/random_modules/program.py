@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from random_modules.case import Case
 from random_modules.comparison import compare
@@ -35,7 +35,7 @@ def main(cases: Path, results: Path) -> None:
     with join_ranks("gloo", "cpu", timeout_s=45) as context:
         gc.freeze()
         for item in asked:
-            case, network = msgspec.convert(item["case"], Case), msgspec.convert(item["network"], Network)
+            case, network = msgspec.convert(item["case"], Case), msgspec.convert(item["network"], ModelGraph)
             torch.manual_seed(0)
             began = time.monotonic()
             try:

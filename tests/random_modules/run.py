@@ -15,7 +15,7 @@ import msgspec
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.run import check_limits
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.launcher import launch_ranks
@@ -53,7 +53,7 @@ class Planned(msgspec.Struct, frozen=True):
     """A case that no limit refuses."""
 
     case: Case
-    network: Network
+    network: ModelGraph
 
 
 def plan(case: Case) -> Planned | Result:

@@ -17,7 +17,7 @@ from calibrate.fit.reading import unlike_nearest
 from calibrate.profile.memory_factors import MemoryMeasure, MemoryRun
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import read_whole
-from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.measurement import MANIFEST_NAME, Environment, Manifest, read_manifest
 from paradl_bench.records.training.training_record import RUN_NAME, TrainingRun, read_run
@@ -38,7 +38,7 @@ class MemoryRuns(NamedTuple):
 def read_memory_runs(
     paths: Sequence[Path],
     environments: Sequence[Environment],
-    networks: Mapping[str, Network],
+    networks: Mapping[str, ModelGraph],
     *,
     force: bool,
 ) -> MemoryRuns:
@@ -101,7 +101,7 @@ def _check_alike(directory: Path, environment: Environment, known: Sequence[Envi
     return [f"{text}; its memory was used by --force"]
 
 
-def _network(directory: Path, about: TrainingRun, networks: Mapping[str, Network]) -> Network:
+def _network(directory: Path, about: TrainingRun, networks: Mapping[str, ModelGraph]) -> ModelGraph:
     """The network that was trained, known by its digest."""
     of_profile = [networks[about.model]] if about.model in networks else []
     for network in (*map(read_network, sorted(directory.glob("network*.json"))), *of_profile):
@@ -114,7 +114,7 @@ def _network(directory: Path, about: TrainingRun, networks: Mapping[str, Network
     )
 
 
-def _run(directory: Path, manifest: Manifest, about: TrainingRun, network: Network, environment: int) -> MemoryRun:
+def _run(directory: Path, manifest: Manifest, about: TrainingRun, network: ModelGraph, environment: int) -> MemoryRun:
     strategy = parse_strategy(about.strategy)
     device = manifest.environment.device
     planned = memory_of_plan(network, strategy, about.settings, dtype=about.dtype, device=device)

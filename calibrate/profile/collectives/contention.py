@@ -65,7 +65,7 @@ class ContentionAt(NamedTuple):
 
     factor: float
     factor_sd: float
-    beyond: bool
+    extrapolated: bool
 
 
 def contention_at(entries: Sequence[Contention], groups: float) -> ContentionAt:

@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.measure.execution.compiler import refuse_open_cache
 from paradl_bench.measure.execution.probes import OperationProbe
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -196,7 +196,7 @@ class CompiledLayers:
         WorkError: it called other operations than when the network was traced.
     """
 
-    def __init__(self, network: Network, forward: Callable[[], object]) -> None:
+    def __init__(self, network: ModelGraph, forward: Callable[[], object]) -> None:
         with _Functions() as functions:
             forward()
         if len(functions.seen) != len(network.layers):
@@ -246,7 +246,7 @@ class CompiledModel:
     """What stands for its functions, once they were compiled."""
 
     def __init__(
-        self, name: str, network: Network, batch: int, module: torch.nn.Module, forward: Callable[..., torch.Tensor]
+        self, name: str, network: ModelGraph, batch: int, module: torch.nn.Module, forward: Callable[..., torch.Tensor]
     ) -> None:
         self._name, self._network, self._batch, self._by_layer = name, network, batch, forward
         self.forward = partial(forward, compiled(module, f"{name}_batch_{batch}"))

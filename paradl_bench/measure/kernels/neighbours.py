@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.measure.kernels.design import SweptKernel, sobol_points
-from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.kernel_shape import kernel_shape
 
 SHARDS = (2, 4)
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     optimizers: tuple[str, ...] = ("sgd", "adam")
 
 
-def kernels_of_models(networks: Sequence[Network], asked: Asked, *, seed: int = 0) -> Iterator[SweptKernel]:
+def kernels_of_models(networks: Sequence[ModelGraph], asked: Asked, *, seed: int = 0) -> Iterator[SweptKernel]:
     """Kernels of networks, then of their shards, then near them, without end; some come more than once."""
     whole = [
         kernel
@@ -53,7 +53,7 @@ def kernels_of_models(networks: Sequence[Network], asked: Asked, *, seed: int = 
         yield from _near(whole, seed)
 
 
-def kernels_of(network: Network, batch: int, dtype: str, asked: Asked) -> Iterator[SweptKernel]:
+def kernels_of(network: ModelGraph, batch: int, dtype: str, asked: Asked) -> Iterator[SweptKernel]:
     """What a network's layers run on a local batch, its optimizer's step and a copy of its parameters."""
     for layer in network.layers:
         shape = kernel_shape(layer, "FW", batch, dtype) if layer.kind in asked.kinds and layer.kind != "copy" else None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.tasks import CopyDirection
 from paradl_bench.ranks.clocks import Clock
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -20,7 +20,7 @@ from paradl_bench.ranks.groups.process_groups import RankContext
 class GradientCopies:
     """Gradients of a model and a bucket that holds them all."""
 
-    def __init__(self, module: torch.nn.Module, network: Network, device: torch.device) -> None:
+    def __init__(self, module: torch.nn.Module, network: ModelGraph, device: torch.device) -> None:
         parameters = dict(module.named_parameters())
         order = network.gradient_order or tuple(parameters)
         self._gradients = [torch.zeros_like(parameters[name].detach()) for name in order]

@@ -16,7 +16,7 @@ import torch
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.autocast import TORCH_DTYPES, Entered, autocast_to
 from paradl_bench.measure.execution.kernel_layout import laid_out
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.autocast import widths_of
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.ranks.clocks import Clock
@@ -162,7 +162,7 @@ def shapes_of_inputs(layer: Layer, batch: int) -> list[tuple[int, ...]]:
 
 
 def isolated_operations(
-    network: Network,
+    network: ModelGraph,
     batch: int,
     device: torch.device,
     *,

@@ -18,7 +18,7 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.probes import OperationProbe
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axis_planner import SharingPlanner
 from paradl_bench.plan.settings import PlanSettings
@@ -102,7 +102,7 @@ def sharing_axis(strategy: Strategy) -> int:
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
 
-def distinct_positions(network: Network, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
+def distinct_positions(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[int, ...]:
     """Positions along the axis that shares layers whose ranks run unlike shapes; the first of each.
 
     Args:
@@ -132,7 +132,7 @@ class RehearsedModel:
     def __init__(
         self,
         model: LoadedModel,
-        network: Network,
+        network: ModelGraph,
         axis: Axis,
         position: int,
         settings: PlanSettings,
@@ -171,7 +171,7 @@ class RehearsedModel:
 
 
 def _sharded_layers(
-    network: Network, axis: Axis, position: int, settings: PlanSettings
+    network: ModelGraph, axis: Axis, position: int, settings: PlanSettings
 ) -> dict[int, tuple[Layer, str]]:
     planner = axis_planners()[axis.kind]
     assert isinstance(planner, SharingPlanner)

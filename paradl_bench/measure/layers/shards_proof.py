@@ -16,7 +16,7 @@ from paradl_bench.measure.proof.parts import place_of
 from paradl_bench.measure.proof.prove import NEITHER, Subject, find_trial, left_out, prove_copies
 from paradl_bench.measure.proof.threads import Meeting, ThreadGroup, ThreadRanks, run_threads
 from paradl_bench.measure.proof.verdict import Proved, end_if_differs
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -30,7 +30,7 @@ _SAMPLES = 2
 
 
 def verify_on_first_rank(
-    request: LayersRequest, network: Network, strategy: Strategy, context: RankContext, sample_s: float
+    request: LayersRequest, network: ModelGraph, strategy: Strategy, context: RankContext, sample_s: float
 ) -> list[VerifiedShards]:
     """What rank 0 says of a strategy's parts; the other ranks rest meanwhile, and say nothing.
 
@@ -46,7 +46,7 @@ def verify_on_first_rank(
     return [VerifiedShards(model=network.name, shards=str(Strategy(axes=(axis,))), verified=verified)]
 
 
-def verify_shards(request: LayersRequest, network: Network, axis: Axis, sample_s: float) -> Verification:
+def verify_shards(request: LayersRequest, network: ModelGraph, axis: Axis, sample_s: float) -> Verification:
     """Prove that the ranks of an axis compute together what the model does, or say why not.
 
     Args:
@@ -76,7 +76,7 @@ def verify_shards(request: LayersRequest, network: Network, axis: Axis, sample_s
     return Verification(why_not=why_not)
 
 
-def _prove(model: LoadedModel, network: Network, strategy: Strategy, request: LayersRequest, batch: int) -> Proved:
+def _prove(model: LoadedModel, network: ModelGraph, strategy: Strategy, request: LayersRequest, batch: int) -> Proved:
     (axis,) = strategy.axes
     settings, cpu = request.settings(batch), torch.device("cpu")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.ssgd_trace import DATA_LAYER, HEADER, TRACED_KIND
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.input_record import BATCHES_FILE, BatchSamples
 from paradl_bench.records.measurement import COLLECTIVES_FILE, LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import CollectiveSamples, LayerSamples
@@ -25,7 +25,7 @@ Times = dict[tuple[str, str], NDArray[np.float64]]
 
 
 def trace_lines(
-    directory: Path, network: Network, *, batch: int | None, sweep: Path | None, io_s: float
+    directory: Path, network: ModelGraph, *, batch: int | None, sweep: Path | None, io_s: float
 ) -> tuple[list[str], list[str]]:
     """The lines of a trace, and notes on what it can't hold.
 
@@ -99,7 +99,7 @@ class _Row(NamedTuple):
     size_bytes: int
 
 
-def _rows(network: Network, times: Times, exchange: _Exchange) -> tuple[list[_Row], int]:
+def _rows(network: ModelGraph, times: Times, exchange: _Exchange) -> tuple[list[_Row], int]:
     iterations = min(len(values) for values in times.values())
     sizes = {tensor.name: tensor.bytes for tensor in network.parameters}
     shared: set[str] = set()

@@ -27,7 +27,7 @@ from paradl_bench.measure.layers.shards_proof import verify_on_first_rank
 from paradl_bench.measure.tracing.batch_dependence import refuse_changed_input
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.axis_planner import shard_label
 from paradl_bench.plan.strategy import Strategy
@@ -49,7 +49,7 @@ class Subject:
     """
 
     model: LoadedModel
-    network: Network
+    network: ModelGraph
     optimizer: torch.optim.Optimizer
     batch: int
     clock: Clock
@@ -129,7 +129,7 @@ def make_subjects(
 
 
 def _rehearsed_subjects(
-    request: LayersRequest, name: str, network: Network, strategy: Strategy, context: RankContext
+    request: LayersRequest, name: str, network: ModelGraph, strategy: Strategy, context: RankContext
 ) -> Iterator[Subject]:
     """What unlike ranks of a strategy run, one subject each."""
     axis = strategy.axes[sharing_axis(strategy)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.proof.parts import Place
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 
 LIMIT_S = 3.0
 """What a proof that nobody asked for may take."""
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(
-    network: Network, place: Place, sample_s: float, *, joint: bool, link_bytes_per_s: float = math.inf
+    network: ModelGraph, place: Place, sample_s: float, *, joint: bool, link_bytes_per_s: float = math.inf
 ) -> Cost:
     """What a proof costs one rank.
 

@@ -13,7 +13,7 @@ import torch
 from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.copies import tolerance_of
 from paradl_bench.measure.proof.watching import WatchedForward, tensors_of, watch_forward
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 
 
@@ -67,7 +67,7 @@ class _Halves(NamedTuple):
     other: torch.Tensor
 
 
-def find_mixing(model: LoadedModel, network: Network, inputs: torch.Tensor) -> Mixing:
+def find_mixing(model: LoadedModel, network: ModelGraph, inputs: torch.Tensor) -> Mixing:
     """The first layer of a model that mixes samples.
 
     Args:
@@ -90,7 +90,7 @@ def find_mixing(model: LoadedModel, network: Network, inputs: torch.Tensor) -> M
 
 
 def _run_halved(
-    model: LoadedModel, network: Network, watched: WatchedForward, inputs: torch.Tensor, *, note: bool
+    model: LoadedModel, network: ModelGraph, watched: WatchedForward, inputs: torch.Tensor, *, note: bool
 ) -> list[_Halves]:
     """What forward gives, or with ``note`` what each of its layers gives: of the batch, and of its halves."""
     norms = [

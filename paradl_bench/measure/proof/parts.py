@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.partition import shard_channels, shard_filters
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -76,7 +76,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_parts(network: Network, strategy: Strategy, rank: int, patterns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+def own_parts(
+    network: ModelGraph, strategy: Strategy, rank: int, patterns: Sequence[str]
+) -> dict[str, tuple[Any, ...]]:
     """Per parameter that is split, the slices or positions of it that this rank holds."""
     parts: dict[str, tuple[Any, ...]] = {}
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
@@ -96,7 +98,7 @@ def own_parts(network: Network, strategy: Strategy, rank: int, patterns: Sequenc
 
 
 def norm_cuts(
-    network: Network, strategy: Strategy, settings: PlanSettings, place: Place, at_once: AtOnce
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, place: Place, at_once: AtOnce
 ) -> dict[int, NormCuts]:
     """Per index of a batch norm that takes its statistics of parts of what forward reads, those parts.
 

@@ -13,7 +13,7 @@ from paradl_bench.measure.proof.parts import Place, place_of
 from paradl_bench.measure.proof.proving import Case, StrategyProof, synchronises
 from paradl_bench.measure.proof.reference import Ranks
 from paradl_bench.measure.proof.verdict import VARIES, Outcome, Proved, settle
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -33,7 +33,7 @@ class Subject(NamedTuple):
     """
 
     model: LoadedModel
-    network: Network
+    network: ModelGraph
     strategy: Strategy
     settings: PlanSettings
     device: torch.device

@@ -13,7 +13,7 @@ from paradl_bench.measure.proof.comparison import Tolerance, difference, largest
 from paradl_bench.measure.proof.parts import AtOnce, norm_cuts, own_parts, place_of, whole
 from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialStep
 from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_forward
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
@@ -66,7 +66,7 @@ class Case(NamedTuple):
         with_input: whether the input's gradient is compared.
     """
 
-    network: Network
+    network: ModelGraph
     strategy: Strategy
     settings: PlanSettings
     tolerance: Tolerance
@@ -314,7 +314,7 @@ def _backward(layers: int, index: int) -> int:
     return layers + 2 * (layers - index)
 
 
-def synchronises(network: Network, strategy: Strategy, settings: PlanSettings) -> bool:
+def synchronises(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> bool:
     """Whether batch norms take statistics over the samples of several replicas."""
     if settings.batch_norm != "sync":
         return False

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.module_paths import RunningModule, following_modules
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.strategies.running.operations import function_name, is_operation
 
@@ -133,7 +133,7 @@ def _called(found: list[Operation], at: int) -> str:
     return f"{found[at]}{tensors} for a batch"
 
 
-def refuse_changed_input(network: Network) -> None:
+def refuse_changed_input(network: ModelGraph) -> None:
     """Refuse a model that changes its own input in place: every iteration reads the same batch again.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 
 
 class GradientOrder:
@@ -42,7 +42,7 @@ class GradientOrder:
         last = {name: place for place, name in enumerate(self.names)}
         return tuple(sorted(last, key=last.__getitem__))
 
-    def of(self, network: Network) -> Network:
+    def of(self, network: ModelGraph) -> ModelGraph:
         """The network with its gradients in the order of the last backward.
 
         The network as it is where other gradients arrived than tracing saw.

@@ -1,4 +1,4 @@
-"""Trace a model into a :class:`Network`: every torch function that forward and the loss call, with its dataflow.
+"""Trace a model into a :class:`ModelGraph`: every torch function that forward and the loss call, with its dataflow.
 
 The model runs once on the meta device, which allocates and computes nothing, under a torch-function mode: what is
 recorded is what really ran, functional operations and Python control flow included. Backward runs as well, so that the
@@ -35,7 +35,7 @@ from paradl_bench.measure.tracing.traced_values import (
 )
 from paradl_bench.measure.tracing.variable_lifetimes import held_by_variables
 from paradl_bench.measure.tracing.watched_memory import MemoryWatch, TracedCall, laid_out_as_on_a_cpu
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, Network, Tensor, Value
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor, Value
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
 from paradl_bench.network.models.catalog import LoadedModel, load_model
@@ -269,7 +269,7 @@ def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] 
     return None if written == told else written
 
 
-def trace_network(model: LoadedModel) -> Network:
+def trace_network(model: LoadedModel) -> ModelGraph:
     """The network of a model: layers in forward order, parameters, buffers, and the order of gradients in backward.
 
     Nothing is measured and no real memory is taken; ``model`` is not changed.
@@ -300,7 +300,7 @@ def _try_batches(
     refuse_dependence(tried, lambda count: make_batch(tried, count), samples)
 
 
-def _trace(model: LoadedModel, batch: int, device: str) -> Network:
+def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
     module = model.module
     mode = _TracingMode(module, batch)
     inputs, targets = _batch_on_meta(model, batch) if device == "meta" else model.make_batch(batch, 0)
@@ -314,7 +314,7 @@ def _trace(model: LoadedModel, batch: int, device: str) -> Network:
         loss.backward()  # type: ignore[no-untyped-call]
     frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
     fresh = load_model(model.name, model.input_shape, device=device)
-    return Network(
+    return ModelGraph(
         name=model.name,
         input_shape=model.input_shape,
         input_dtype=model.input_dtype,

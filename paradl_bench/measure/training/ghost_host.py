@@ -11,7 +11,7 @@ from paradl_bench.emulation.layers import hold_in_common
 from paradl_bench.measure.training.ghosts import Ghost, awake_iterations
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.ranks.groups.process_group import silent_groups
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -20,7 +20,9 @@ REPEATED = 9
 """Iterations, of some ten milliseconds each."""
 
 
-def host_seconds(ghost: Ghost, request: TrainingRequest, context: RankContext, network: Network) -> tuple[float, ...]:
+def host_seconds(
+    ghost: Ghost, request: TrainingRequest, context: RankContext, network: ModelGraph
+) -> tuple[float, ...]:
     """Seconds of each iteration on its slowest rank; none where this torch has no such groups. A collective."""
     if context.ranks == 1:
         return ()

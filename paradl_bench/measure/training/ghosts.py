@@ -16,7 +16,7 @@ from paradl_bench.emulation.table import make_table
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.slow_rank import SlowRank
@@ -75,7 +75,7 @@ class HostTime(NamedTuple):
     of_call_s: dict[str, float]
 
 
-def emulate(request: TrainingRequest, network: Network, context: RankContext) -> Ghost | None:
+def emulate(request: TrainingRequest, network: ModelGraph, context: RankContext) -> Ghost | None:
     """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 asks ``predict`` for all.
 
     Raises:
@@ -109,7 +109,7 @@ def emulate(request: TrainingRequest, network: Network, context: RankContext) ->
 def measure_host_time(
     twin: GhostTwin,
     model: LoadedModel,
-    network: Network,
+    network: ModelGraph,
     batch: tuple[torch.Tensor, torch.Tensor],
     request: TrainingRequest,
     context: RankContext,
@@ -136,7 +136,7 @@ def measure_host_time(
 def _host_time(
     twin: GhostTwin,
     model: LoadedModel,
-    network: Network,
+    network: ModelGraph,
     batch: tuple[torch.Tensor, torch.Tensor],
     count: int,
 ) -> HostTime:

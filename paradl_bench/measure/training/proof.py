@@ -16,7 +16,7 @@ from paradl_bench.measure.proof.proving import synchronises
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.proof.verdict import end_if_differs
 from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -33,7 +33,7 @@ _SAMPLES = 2
 
 def verify_training(
     model: LoadedModel,
-    network: Network,
+    network: ModelGraph,
     request: TrainingRequest,
     context: RankContext,
     output: Path,

@@ -10,7 +10,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings, bucket_limits
@@ -116,7 +116,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: says what would be right.
         """
-        nothing = Network(name=self.model, input_shape=(), layers=(), parameters=())
+        nothing = ModelGraph(name=self.model, input_shape=(), layers=(), parameters=())
         planner_for(self.strategy).check(nothing, self.strategy, self.settings)
         refuse_unused(self.settings, (self.strategy,))
         check_dtype(self.strategy, self.settings, self.dtype)

@@ -29,7 +29,7 @@ from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.writer import TrainingWriter, keep_shortage
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.out_of_memory import describe_shortage, ran_out, shortage
@@ -62,7 +62,7 @@ def measure_training(
     context: RankContext,
     output: Path,
     command_line: tuple[str, ...],
-    network: Network | None = None,
+    network: ModelGraph | None = None,
 ) -> None:
     """Train on this rank, together with the others; rank 0 writes ``run.json`` and ``training.jsonl``.
 
@@ -107,7 +107,7 @@ def _measure(
     model: LoadedModel,
     request: TrainingRequest,
     context: RankContext,
-    network: Network,
+    network: ModelGraph,
     output: Path,
     command_line: tuple[str, ...],
     ghost: Ghost | None,

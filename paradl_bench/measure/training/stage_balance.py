@@ -18,7 +18,7 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.strategies.pipeline.plan import samples_at_once
@@ -27,7 +27,7 @@ from paradl_bench.strategies.pipeline.stages import balanced_stages
 Samples = TypeVar("Samples", LayerSamples, IterationSamples)
 
 
-def with_measured_stages(request: TrainingRequest, network: Network) -> TrainingRequest:
+def with_measured_stages(request: TrainingRequest, network: ModelGraph) -> TrainingRequest:
     """The request with the stages that balance what it names; as it is where it names nothing.
 
     Raises:
@@ -54,7 +54,7 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count > 1)}"
 
 
-def _layers(directory: Path, network: Network, computed_in: tuple[str, str]) -> list[LayerSamples]:
+def _layers(directory: Path, network: ModelGraph, computed_in: tuple[str, str]) -> list[LayerSamples]:
     if directory.is_file():
         raise UserError(
             f"--balance {directory} is a file: give a directory of paradl-bench layers, or as --stages what predict"
@@ -85,7 +85,7 @@ def _nearest(records: Iterable[Samples], batch: int, ranks: int) -> list[Samples
     return [record for record in near if record.batch == at]
 
 
-def measured_seconds(directory: Path, network: Network, records: list[LayerSamples]) -> tuple[float, ...]:
+def measured_seconds(directory: Path, network: ModelGraph, records: list[LayerSamples]) -> tuple[float, ...]:
     """Seconds of every layer: medians of forward and backward, and its share of what passes between operations.
 
     Args:

@@ -26,7 +26,7 @@ from paradl_bench.measure.training.recorder import (
 )
 from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stamps import Arrival, Stamps
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
@@ -94,7 +94,7 @@ class Trainer:
         self._shards_parameters = zero_stage(request.strategy) > 1
         self.recorded_count: int | None = None
 
-    def prepare(self, network: Network) -> tuple[IssuedCollective, ...]:
+    def prepare(self, network: ModelGraph) -> tuple[IssuedCollective, ...]:
         """Build the parallel module and run the recorded iterations; returns what this rank issued in all of that.
 
         Raises:
@@ -187,7 +187,7 @@ class Trainer:
             rank=self._context.rank,
         )
 
-    def try_alone(self, network: Network) -> Network:
+    def try_alone(self, network: ModelGraph) -> ModelGraph:
         """Forward and backward without the other ranks: what fails here is the model's or the batch's doing.
 
         Returns the network with its gradients in the order in which they arrive on this device.
@@ -223,7 +223,7 @@ class Trainer:
         """For what is not timed: ghosts do not sleep in it. Nothing of a real run."""
         return self._twin.sleeper.awake() if self._twin else contextlib.nullcontext()
 
-    def host_time(self, network: Network) -> HostTime:
+    def host_time(self, network: ModelGraph) -> HostTime:
         """What ghosts take rank 0's host; only before :meth:`prepare`, which makes the module one of several ranks'."""
         assert self._twin is not None
         self.phase = "measuring what ghosts take the host"

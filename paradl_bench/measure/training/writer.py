@@ -14,7 +14,7 @@ from paradl_bench.core.terminal.command_line import say
 from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiler import compiler_settings
 from paradl_bench.measure.training.request import TrainingRequest
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
 from paradl_bench.ranks.environment import capture_environment
@@ -109,7 +109,7 @@ class TrainingWriter:
 
     def describe(
         self,
-        network: Network,
+        network: ModelGraph,
         context: RankContext,
         cores: tuple[int, ...],
         issued: tuple[IssuedCollective, ...],
@@ -183,7 +183,7 @@ class TrainingWriter:
 
 def keep_shortage(
     found: MemoryShortage,
-    network: Network,
+    network: ModelGraph,
     request: TrainingRequest,
     context: RankContext,
     output: Path,

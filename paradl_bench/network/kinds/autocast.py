@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 
 AUTOCAST_DTYPES = ("bf16",)
@@ -45,7 +45,7 @@ class Width(NamedTuple):
     lowers_parameters: bool = False
 
 
-def widths_of(network: Network, dtype: str, device: str) -> list[Width]:
+def widths_of(network: ModelGraph, dtype: str, device: str) -> list[Width]:
     """Per layer, how wide the elements are that it works on.
 
     Whole numbers (token ids, positions) count as the input does; no gradient passes through them.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.attributes import wrong_attribute
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 
 
-def check_layers(network: Network, where: str) -> None:
+def check_layers(network: ModelGraph, where: str) -> None:
     """Hold a network to at least one layer, and its layers to the attributes and shapes that their kinds need.
 
     Args:

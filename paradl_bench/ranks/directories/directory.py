@@ -16,7 +16,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.json_lines import append_lines, append_together, cut_torn_line, undo_unfinished
 from paradl_bench.core.files.storage import encode_pretty, file_name, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import say
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.ranks.directories.host_watch import HostWatch
 from paradl_bench.ranks.directories.writer_lock import is_lock, lock_for_writing, refuse_locked, release
 from paradl_bench.records.emulation import words_of_emulation
@@ -235,7 +235,7 @@ def emulation_noted(path: Path) -> str:
     return words_of_emulation(read_manifest(path).environment.emulated)
 
 
-def write_network(directory: Path, network: Network) -> None:
+def write_network(directory: Path, network: ModelGraph) -> None:
     """Keep the graph that was measured: ``network-resnet18.json``, with _ for what a file name can't hold."""
     write_bytes_atomically(directory / f"network-{file_name(network.name)}.json", encode_pretty(network))
 

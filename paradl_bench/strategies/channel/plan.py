@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import CHANNELS, Shards, channels_of
@@ -19,7 +19,7 @@ from paradl_bench.strategies.splitting.split_planner import Exchange, SplitPlann
 class ChannelPlanner(SplitPlanner):
     """Every rank computes with some of the input channels of each convolution and fully connected layer."""
 
-    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
+    def extents(self, network: ModelGraph, layers: Sequence[Layer]) -> list[tuple[str, int]]:
         """Input channels of every layer that is split, the first ones aside.
 
         Layers that read what no parameter has touched, as images of 3 channels, run whole where they have too few.

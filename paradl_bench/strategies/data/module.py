@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.groups.process_group import is_silent
 from paradl_bench.strategies.data.node_exchange import NodeExchange
@@ -18,7 +18,7 @@ _MIB = 1024 * 1024
 
 def exchange_gradients(
     module: torch.nn.Module,
-    network: Network,
+    network: ModelGraph,
     settings: PlanSettings,
     device: torch.device,
     process_group: dist.ProcessGroup,

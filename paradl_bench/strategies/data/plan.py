@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network, Tensor
+from paradl_bench.network.graph import ModelGraph, Tensor
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -50,7 +50,7 @@ class DataPlanner:
 
     name = "data"
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: fewer samples than ranks, a mini-batch that does not split evenly, or what ZeRO cannot run.
         """
@@ -69,7 +69,7 @@ class DataPlanner:
                 f" the nearest that do are {lower} and {lower + ranks}"
             )
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """One sample a rank at least (ParaDL, Table 3)."""
         return Limit(axis="data", ranks=settings.batch, reason=f"one sample a rank, batch {settings.batch}")
 
@@ -85,7 +85,7 @@ class GradientBuckets:
         unused: parameters that get no gradient.
     """
 
-    def __init__(self, network: Network, settings: PlanSettings) -> None:
+    def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
         parameters = {parameter.name: parameter for parameter in network.parameters}
         self.arrival = [parameters[name] for name in gradient_order(network)]
         arriving = {parameter.name for parameter in self.arrival}
@@ -124,7 +124,9 @@ class GradientBuckets:
         )
 
 
-def add_buffer_broadcasts(builder: RoleBuilder, network: Network, ranks: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+def add_buffer_broadcasts(
+    builder: RoleBuilder, network: ModelGraph, ranks: int, axes: tuple[int, ...]
+) -> tuple[int, ...]:
     """Tasks that send the first rank's buffers to all of a group; returns those that forward waits for."""
     finished: list[int] = []
     in_flight: deque[tuple[int, BucketCopy]] = deque()
@@ -155,7 +157,7 @@ class GradientExchange:
     def __init__(
         self,
         builder: RoleBuilder,
-        network: Network,
+        network: ModelGraph,
         buckets: GradientBuckets,
         backward_layers: Sequence[int],
         ranks: int,
@@ -217,7 +219,9 @@ class GradientExchange:
         return tuple(done)
 
 
-def _ready_with(network: Network, buckets: GradientBuckets, backward_layers: Sequence[int]) -> dict[int, list[Tensor]]:
+def _ready_with(
+    network: ModelGraph, buckets: GradientBuckets, backward_layers: Sequence[int]
+) -> dict[int, list[Tensor]]:
     """Per layer, the parameters whose gradient is complete with its backward, in the order in which they arrive.
 
     A parameter that several layers use is ready with the one that backward reaches last. One that no layer lists is
@@ -239,7 +243,7 @@ def _ready_with(network: Network, buckets: GradientBuckets, backward_layers: Seq
 
 
 def issued_before_steady_state(
-    network: Network, buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
+    network: ModelGraph, buckets: GradientBuckets, *, buffers_in_second: bool = True, flat: bool = True
 ) -> tuple[tuple[str, str, int, int], ...]:
     """Every collective of DDP's construction and of the first two iterations: (when, operation, bytes, count).
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import FILTERS, Shards, channels_of
 from paradl_bench.strategies.splitting.gradient_parts import Parts
@@ -19,7 +19,7 @@ from paradl_bench.strategies.splitting.split_planner import Exchange, SplitPlann
 class FilterPlanner(SplitPlanner):
     """Every rank computes some of the filters of each convolution and fully connected layer."""
 
-    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
+    def extents(self, network: ModelGraph, layers: Sequence[Layer]) -> list[tuple[str, int]]:
         """Filters of every layer that is split."""
         return [(layer.name, channels_of(layer)[0]) for layer in layers]
 

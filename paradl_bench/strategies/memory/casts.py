@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 
@@ -24,7 +24,7 @@ class Casts:
         device: kind of the device: ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, ledger: Ledger, network: Network, dtype: str, device: str) -> None:
+    def __init__(self, ledger: Ledger, network: ModelGraph, dtype: str, device: str) -> None:
         self._ledger, self._layers = ledger, network.layers
         self._widths = widths_of(network, dtype, device)
         self.runs = {layer.name: width.runs for layer, width in zip(network.layers, self._widths, strict=True)}

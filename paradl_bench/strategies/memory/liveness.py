@@ -22,12 +22,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paradl_bench.network.graph import NEXT_FORWARD, Network
+from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.kinds.kind import Saved
 from paradl_bench.plan.compute import LayerShard
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, shares_input
-from paradl_bench.strategies.memory.shared_layers import SharedLayers
+from paradl_bench.strategies.memory.shared_layers import ShardedLayers
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Pass:
     waiting: dict[int, list[Gradient]] = field(default_factory=dict)
 
 
-class Liveness(SharedLayers):
+class Liveness(ShardedLayers):
     """Walks a rank's network, or one stage of it, as often as micro-batches pass.
 
     Args:
@@ -65,7 +65,7 @@ class Liveness(SharedLayers):
     def __init__(
         self,
         ledger: Ledger,
-        network: Network,
+        network: ModelGraph,
         samples: int,
         *,
         dtype: str = "fp32",

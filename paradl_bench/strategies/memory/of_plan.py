@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
@@ -16,7 +16,7 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
 
 def memory_of_plan(
-    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
 ) -> MemoryUse:
     """The peak, in bytes of tensors, of the rank that needs most.
 
@@ -31,7 +31,7 @@ def memory_of_plan(
 
 
 def paradl_memory_of_plan(
-    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", rho: float = 1.0
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", rho: float = 1.0
 ) -> MemoryUse:
     """The paper's sum; of a pipeline's the largest over its stages (one a rank), with activations of the whole
     local batch.

@@ -14,7 +14,7 @@ are split. Views are no layers to the paper. Optimizer state is not in it.
 
 from __future__ import annotations
 
-from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -26,7 +26,7 @@ _SHARING = {"filter", "channel", "spatial"}
 
 
 def paradl_memory(
-    network: Network,
+    network: ModelGraph,
     local_batch: int,
     *,
     dtype: str = "fp32",
@@ -76,7 +76,7 @@ def has_papers_row(strategy: Strategy) -> bool:
 
 
 def paradl_memory_of(
-    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float = 1.0
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float = 1.0
 ) -> MemoryUse:
     """The formula's row of a strategy without a pipeline."""
     return paradl_memory(

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paradl_bench.core.errors import unknown_choice
-from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.partition import box_elements, cut_box
 from paradl_bench.plan.compute import LayerShard
@@ -50,7 +50,7 @@ def memory_use(parts_bytes: dict[str, int]) -> MemoryUse:
 
 
 def per_phase_memory(
-    network: Network,
+    network: ModelGraph,
     local_batch: int,
     optimizer: str,
     *,
@@ -119,7 +119,7 @@ def mask_bytes(device: str) -> int | None:
     return None if device == "cpu" else _GPU_MASK_BYTES
 
 
-def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[str, int]:
+def fixed_parts(network: ModelGraph, optimizer: str, *, exchanged: bool) -> dict[str, int]:
     """Bytes that a rank holds of a network, or of its stages of it, from iteration to iteration.
 
     Raises:
@@ -136,7 +136,7 @@ def fixed_parts(network: Network, optimizer: str, *, exchanged: bool) -> dict[st
     }
 
 
-def moving_parts(ledger: Ledger, network: Network, optimizer: str, device: str) -> dict[str, int]:
+def moving_parts(ledger: Ledger, network: ModelGraph, optimizer: str, device: str) -> dict[str, int]:
     """Activations and gradients when they are largest, the weight update included."""
     sizes = [parameter.bytes for parameter in updated_parameters(network)]
     update = 0
@@ -148,7 +148,7 @@ def moving_parts(ledger: Ledger, network: Network, optimizer: str, device: str) 
 
 
 def planned_memory(
-    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
 ) -> MemoryUse:
     """The peak of the rank that needs most, of all that share a replica's layers.
 
@@ -175,7 +175,7 @@ def planned_memory(
     return max(of_ranks, key=lambda use: use.peak_bytes)
 
 
-def block_of_input(network: Network, strategy: Strategy) -> int:
+def block_of_input(network: ModelGraph, strategy: Strategy) -> int:
     """Elements of a sample's largest block of positions; 0 where positions are not cut."""
     parts = next((axis.extents for axis in strategy.axes if axis.kind == "spatial" and axis.degree > 1), None)
     if parts is None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, Network
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.mesh import REPLICATING, degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -44,7 +44,7 @@ from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
 
 def pipelined_memory(
-    network: Network, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str = "fp32", device: str = "cpu"
 ) -> MemoryUse:
     """The peak of the rank that needs most.
 
@@ -65,7 +65,7 @@ def pipelined_memory(
 def _parts(
     own: Sequence[StageShare],
     rank: int,
-    network: Network,
+    network: ModelGraph,
     strategy: Strategy,
     settings: PlanSettings,
     dtype: str,

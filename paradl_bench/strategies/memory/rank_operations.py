@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from paradl_bench.network.graph import NEXT_FORWARD, Layer, Network
+from paradl_bench.network.graph import NEXT_FORWARD, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, Saved, layer_kinds
 from paradl_bench.plan.compute import LayerShard, backward_layers, layers_with_gradient
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
@@ -39,7 +39,7 @@ class RankOperations:
     def __init__(
         self,
         ledger: Ledger,
-        network: Network,
+        network: ModelGraph,
         samples: int,
         *,
         dtype: str = "fp32",

@@ -13,7 +13,7 @@ from paradl_bench.strategies.memory.ledger import Gradient, Storage
 from paradl_bench.strategies.memory.rank_operations import RECEIVED, RankOperations, of_operation
 
 
-class SharedLayers(RankOperations):
+class ShardedLayers(RankOperations):
     """Operations, and what goes before and after those that ranks share."""
 
     def _gather_inputs(self, i: int, made: Mapping[int, Storage], wholes: dict[int, Storage]) -> None:

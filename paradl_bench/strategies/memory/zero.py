@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from paradl_bench.network.graph import Network, Tensor
+from paradl_bench.network.graph import ModelGraph, Tensor
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
@@ -22,7 +22,7 @@ from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
 
 
-def held_network(network: Network, ranks: int) -> Network:
+def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
     """The network with the shapes that parameters have on the rank with the largest shards."""
     parameters = tuple(
         msgspec.structs.replace(p, shape=(shard_elements(p, ranks),)) if p.shape else p for p in network.parameters
@@ -30,13 +30,13 @@ def held_network(network: Network, ranks: int) -> Network:
     return msgspec.structs.replace(network, parameters=parameters)
 
 
-def updated_parameters(network: Network) -> tuple[Tensor, ...]:
+def updated_parameters(network: ModelGraph) -> tuple[Tensor, ...]:
     """Those that get a gradient, which alone the optimizer keeps state of."""
     updated = set(gradient_order(network))
     return tuple(parameter for parameter in network.parameters if parameter.name in updated)
 
 
-def largest_part_bytes(network: Network, ranks: int) -> int:
+def largest_part_bytes(network: ModelGraph, ranks: int) -> int:
     """Bytes of the parameters whose state the rank with most keeps under stage 1."""
     updated = set(updated_parameters(network))
     return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
@@ -49,7 +49,7 @@ class ShardedLiveness(Liveness):
         ranks: that share out parameters. reshard: whether units are freed after forward (stage 3).
     """
 
-    def __init__(self, ledger: Ledger, network: Network, samples: int, ranks: int, *, reshard: bool, **rest: Any):
+    def __init__(self, ledger: Ledger, network: ModelGraph, samples: int, ranks: int, *, reshard: bool, **rest: Any):
         super().__init__(ledger, network, samples, **rest)
         self._units = _ShardedUnits(network, ranks, reshard=reshard)
         self._in_forward, self._entering = self._units.in_forward()
@@ -77,7 +77,7 @@ class ShardedLiveness(Liveness):
         return found
 
 
-def _complete_with(network: Network) -> list[list[Tensor]]:
+def _complete_with(network: ModelGraph) -> list[list[Tensor]]:
     """Per layer, the parameters whose gradient is complete with its backward."""
     parameter = {each.name: each for each in network.parameters}
     first = {name: layer for layer in reversed(network.layers) for name in layer.parameters}
@@ -90,7 +90,7 @@ def _complete_with(network: Network) -> list[list[Tensor]]:
 class _ShardedUnits:
     """Walks an iteration of ZeRO stages 2 and 3, layer by layer."""
 
-    def __init__(self, network: Network, ranks: int, *, reshard: bool) -> None:
+    def __init__(self, network: ModelGraph, ranks: int, *, reshard: bool) -> None:
         self._network, self._ranks, self._reshard = network, ranks, reshard
         self._units = units_of(network)
         self._unit_of = {layer: unit for unit in self._units[:-1] for layer in unit.layers}

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import (
     AxisPlanner,
     Latest,
-    SharedLayers,
+    ShardedLayers,
     Shares,
     SharingPlanner,
     sharded_layers,
@@ -67,7 +67,7 @@ class NestedPlanner:
                 " nest one with data or a pipeline, as d2f2 or d2p2f2"
             )
 
-    def plan(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Plan:
+    def plan(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Plan:
         """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.
 
         Raises:
@@ -108,7 +108,7 @@ class NestedPlanner:
             recomputes=bool(settings.recompute),
         )
 
-    def shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
+    def shares(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Shares:
         """What the ranks of a replica each run of the layers, on a micro-batch where there is a pipeline.
 
         Raises:
@@ -117,9 +117,9 @@ class NestedPlanner:
         self.check(network, strategy, settings)
         return _LATEST.get(network, (strategy, settings), lambda: self._find_shares(network, strategy, settings))
 
-    def _find_shares(self, network: Network, strategy: Strategy, settings: PlanSettings) -> Shares:
+    def _find_shares(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Shares:
         local_batch = samples_at_once(strategy, settings)
-        distinct: list[SharedLayers] = []
+        distinct: list[ShardedLayers] = []
         of_coordinate: dict[tuple[int, ...], int] = {}
         sharing = [index for index in self._sharing if strategy.axes[index].degree > 1]
         of_positions = []
@@ -135,12 +135,12 @@ class NestedPlanner:
             of_positions.append(of_coordinate[coordinate])
         return Shares(tuple(distinct), tuple(of_positions))
 
-    def shared_by(self, rank: int, network: Network, strategy: Strategy, settings: PlanSettings) -> SharedLayers:
+    def shared_by(self, rank: int, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> ShardedLayers:
         """What one rank runs of the layers; see :meth:`shares`."""
         shares = self.shares(network, strategy, settings)
         return shares.distinct[shares.positions[place_of(strategy, rank)]]
 
-    def check(self, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
         """Refuse what cannot run; of an empty network, what no network could make right.
 
         Raises:
@@ -154,18 +154,18 @@ class NestedPlanner:
 
     def _share(
         self,
-        network: Network,
+        network: ModelGraph,
         strategy: Strategy,
         position: tuple[int, ...],
         local_batch: int,
         settings: PlanSettings,
-    ) -> SharedLayers:
+    ) -> ShardedLayers:
         for index, planner in enumerate(self._planners):
             if isinstance(planner, SharingPlanner) and strategy.axes[index].degree > 1:
                 return planner.share(network, strategy, index, position[index], local_batch, settings)
-        return SharedLayers({}, network)
+        return ShardedLayers({}, network)
 
-    def limits(self, network: Network, settings: PlanSettings) -> tuple[Limit, ...]:
+    def limits(self, network: ModelGraph, settings: PlanSettings) -> tuple[Limit, ...]:
         """The limit of each axis; of a strategy without axes, that it is one device."""
         if not self._planners:
             return (Limit(axis="serial", ranks=1, reason="serial runs on one device"),)
@@ -187,7 +187,7 @@ class _Once:
         self.operations: dict[int, str] = {}
         self._latest: Latest[_Exchanged] = Latest()
 
-    def exchanged(self, network: Network) -> _Exchanged:
+    def exchanged(self, network: ModelGraph) -> _Exchanged:
         def find() -> _Exchanged:
             buckets = GradientBuckets(network, self.settings)
             return _Exchanged(buckets, issued_before_steady_state(network, buckets, flat=self.nodes is None))
@@ -196,7 +196,7 @@ class _Once:
 
 
 def _build_role(
-    shared: SharedLayers,
+    shared: ShardedLayers,
     strategy: Strategy,
     once: _Once,
     works: dict[Work, int],

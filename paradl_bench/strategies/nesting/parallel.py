@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paradl_bench.core.registry import discover
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -53,7 +53,7 @@ class ParallelModule:
     """
 
     module: torch.nn.Module
-    network: Network
+    network: ModelGraph
     spans: Spans
     groups: tuple[dist.ProcessGroup, ...] = ()
     pipeline: RankPipeline | None = None
@@ -74,7 +74,7 @@ def axis_runners() -> dict[str, AxisRunner]:
 
 def build_parallel(
     module: torch.nn.Module,
-    network: Network,
+    network: ModelGraph,
     strategy: Strategy,
     settings: PlanSettings,
     device: torch.device,
@@ -128,7 +128,7 @@ def build_parallel(
 
 
 def _sharding(
-    module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
+    module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
 ) -> Sharding:
     """The rules of the axis that shares layers, if one does, and those of batch norms that several ranks run."""
     runners = axis_runners()
@@ -148,7 +148,7 @@ def _sharding(
 
 def _build_pipeline(
     module: torch.nn.Module,
-    network: Network,
+    network: ModelGraph,
     mesh: ProcessMesh,
     settings: PlanSettings,
     device: torch.device,

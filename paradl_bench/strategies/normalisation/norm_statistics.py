@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
-from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.mesh import REPLICATING, group_axes
 from paradl_bench.plan.settings import PlanSettings
@@ -22,7 +22,7 @@ SUMS = 2
 """Sums a channel, in each direction. Forward's are fp64, so that a mean far from 0 costs no digits of the variance."""
 
 
-def statistics_axes(network: Network, strategy: Strategy, settings: PlanSettings) -> dict[int, tuple[int, ...]]:
+def statistics_axes(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> dict[int, tuple[int, ...]]:
     """Per index of a batch normalisation whose mini-batch several ranks hold parts of, the axes that these lie along.
 
     Ranks along a spatial axis hold parts of it only inside the spatial region.
@@ -38,7 +38,7 @@ def statistics_axes(network: Network, strategy: Strategy, settings: PlanSettings
     return found
 
 
-def _cut_layers(network: Network, strategy: Strategy, settings: PlanSettings) -> set[int]:
+def _cut_layers(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> set[int]:
     for axis in strategy.axes:
         if axis.kind == "spatial" and axis.degree > 1:
             return set(region_of(network, axis, settings).layers)
@@ -50,8 +50,8 @@ def _ranks(strategy: Strategy, axes: tuple[int, ...]) -> int:
 
 
 def synchronise_norms(
-    shared: SharedLayers, network: Network, strategy: Strategy, settings: PlanSettings
-) -> SharedLayers:
+    shared: ShardedLayers, network: ModelGraph, strategy: Strategy, settings: PlanSettings
+) -> ShardedLayers:
     """The layers with the all-reduces of synchronised batch normalisation.
 
     Their place in the plan is before the layer's forward and behind its backward; in a run they are between the two

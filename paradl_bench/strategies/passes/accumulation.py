@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
-from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import NetworkCompute, gradient_order
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -57,7 +57,7 @@ class MicroSteps:
     """
 
     def __init__(
-        self, builder: RoleBuilder, shared: SharedLayers, settings: PlanSettings, operations: dict[int, str]
+        self, builder: RoleBuilder, shared: ShardedLayers, settings: PlanSettings, operations: dict[int, str]
     ) -> None:
         self._builder, self._count = builder, settings.accumulate
         again = [segment.layers for segment in segments_of(shared.network, settings)]
@@ -88,7 +88,7 @@ class MicroSteps:
         return task if added is None else self._builder.add(added, Phase.BW, Stream.COMPUTE, (task,))
 
 
-def added_with(network: Network, backward_layers: tuple[int, ...]) -> dict[int, BucketCopy]:
+def added_with(network: ModelGraph, backward_layers: tuple[int, ...]) -> dict[int, BucketCopy]:
     """Per layer, the gradients that are added to earlier ones once its backward has run.
 
     One of a parameter that several layers read is complete with the layer that backward reaches last.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import is_whole
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import operations_of_forward
@@ -60,7 +60,7 @@ class Segment(NamedTuple):
 _LATEST: Latest[tuple[Segment, ...]] = Latest()
 
 
-def segments_of(network: Network, settings: PlanSettings) -> tuple[Segment, ...]:
+def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, ...]:
     """The segments that ``settings.recompute`` names, in the order of forward.
 
     Raises:
@@ -72,7 +72,7 @@ def segments_of(network: Network, settings: PlanSettings) -> tuple[Segment, ...]
     return _LATEST.get(network, chosen, lambda: _find(network, chosen))
 
 
-def check_recomputation(network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse what cannot run.
 
     Raises:
@@ -99,7 +99,7 @@ def check_recomputation(network: Network, strategy: Strategy, settings: PlanSett
             )
 
 
-def _check_own(network: Network, strategy: Strategy) -> None:
+def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     """Refuse the model's own ``torch.utils.checkpoint`` where the layers that it runs again are shared or exchanged.
 
     Its second forward is run by autograd, which knows nothing of what a strategy does in the place of layers.
@@ -116,7 +116,7 @@ def _check_own(network: Network, strategy: Strategy) -> None:
         _check_reentrant(network, strategy, where)
 
 
-def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
+def _check_reentrant(network: ModelGraph, strategy: Strategy, where: str) -> None:
     if max(axis.zero_stage for axis in strategy.axes) > 1:
         raise UserError(f"{where}, whose backward would gather parameters once more; give it use_reentrant=False")
     unused = [p.name for p in network.parameters if network.gradient_order and p.name not in network.gradient_order]
@@ -135,7 +135,7 @@ def _check_reentrant(network: Network, strategy: Strategy, where: str) -> None:
         )
 
 
-def _find(network: Network, chosen: Sequence[str]) -> tuple[Segment, ...]:
+def _find(network: ModelGraph, chosen: Sequence[str]) -> tuple[Segment, ...]:
     modules = _Modules(network)
     if tuple(chosen) == RECOMPUTE_ALL:
         found = list(modules.blocks())
@@ -155,7 +155,7 @@ def _find(network: Network, chosen: Sequence[str]) -> tuple[Segment, ...]:
 class _Modules:
     """A network's modules, as the names of its operations tell them."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ModelGraph) -> None:
         self._network = network
         kinds = layer_kinds()
         index = {layer.name: i for i, layer in enumerate(network.layers)}

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.passes.recomputation import Segment, segments_of
 from paradl_bench.strategies.running.operations import function_name
@@ -28,7 +28,7 @@ from paradl_bench.strategies.running.sharded_module import Repeated
 _Forward = Callable[..., Any]
 
 
-def recompute_segments(module: torch.nn.Module, network: Network, settings: PlanSettings) -> None:
+def recompute_segments(module: torch.nn.Module, network: ModelGraph, settings: PlanSettings) -> None:
     """Have the segments that the settings name run again in backward; does nothing a second time.
 
     Args:

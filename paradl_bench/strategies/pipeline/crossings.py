@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from paradl_bench.core.cache_keys import Same
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient, operations_of_forward
 
 _Named = TypeVar("_Named", int, str)
@@ -42,17 +42,17 @@ class Crossing(NamedTuple):
     output: int = 0
 
 
-def elements(network: Network, value: Crossing) -> int:
+def elements(network: ModelGraph, value: Crossing) -> int:
     """Elements of a tensor per sample."""
     return math.prod(network.layers[value.layer].output_shapes[value.output])
 
 
-def untouched(network: Network) -> frozenset[int]:
+def untouched(network: ModelGraph) -> frozenset[int]:
     """Indices of the layers whose output is their input."""
     return frozenset(i for i, layer in enumerate(network.layers) if layer.attributes.get(RETURNS_INPUT))
 
 
-def constants(network: Network) -> frozenset[int]:
+def constants(network: ModelGraph) -> frozenset[int]:
     """Indices of the layers that are made from nothing, or from such layers alone, and hold nothing else later."""
     layers = list(enumerate(network.layers))
     written = [(i, {name for name, _ in layer.values_written}) for i, layer in layers]
@@ -67,7 +67,7 @@ def constants(network: Network) -> frozenset[int]:
         other |= changed
 
 
-def _made_from_nothing(network: Network, other: set[str]) -> list[int]:
+def _made_from_nothing(network: ModelGraph, other: set[str]) -> list[int]:
     """Indices of constants.
 
     Args:
@@ -87,7 +87,7 @@ def _made_from_nothing(network: Network, other: set[str]) -> list[int]:
 class DataFlow:
     """Which layer reads and changes which tensors, by index."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: ModelGraph) -> None:
         index = {layer.name: i for i, layer in enumerate(network.layers)} | {"input": _INPUT}
 
         def of(values: Iterable[tuple[str, int]]) -> tuple[Crossing, ...]:
@@ -136,16 +136,16 @@ class DataFlow:
 
 # Plans, their check and their memory all ask for the same.
 @functools.lru_cache(maxsize=16)
-def _flow(same: Same[Network]) -> DataFlow:
+def _flow(same: Same[ModelGraph]) -> DataFlow:
     return DataFlow(same.thing)
 
 
-def data_flow(network: Network) -> DataFlow:
+def data_flow(network: ModelGraph) -> DataFlow:
     """The data flow of a network, worked out once."""
     return _flow(Same(network))
 
 
-def refusals(network: Network) -> dict[int, str]:
+def refusals(network: ModelGraph) -> dict[int, str]:
     """Cuts inside the model that are not allowed, and why."""
     flow = data_flow(network)
     has_gradient = _gradients(network)
@@ -181,7 +181,7 @@ class _Gradients(NamedTuple):
         return made_by in self.passed_back and returned
 
 
-def _gradients(network: Network) -> _Gradients:
+def _gradients(network: ModelGraph) -> _Gradients:
     return _Gradients(network.layers, frozenset(backward_layers(network, layers_with_gradient(network))))
 
 
@@ -194,12 +194,12 @@ def _first_across(spans: Iterable[tuple[int, int, _Named]]) -> dict[int, _Named]
     return found
 
 
-def users(network: Network, span: tuple[int, int]) -> str:
+def users(network: ModelGraph, span: tuple[int, int]) -> str:
     """The first and the last layer of a span, in words."""
     return " and by ".join(network.layers[i].name for i in span)
 
 
-def shared_spans(network: Network) -> Mapping[str, tuple[int, int]]:
+def shared_spans(network: ModelGraph) -> Mapping[str, tuple[int, int]]:
     """First and last layer that use each parameter, each buffer, or the buffers of each module."""
     spans: dict[str, tuple[int, int]] = {}
     with_buffers = {buffer.name.rpartition(".")[0] for buffer in network.buffers}

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.network.graph import Network
-from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import gradient_order
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
@@ -61,12 +61,12 @@ class RankPipeline:
     def __init__(
         self,
         module: torch.nn.Module,
-        network: Network,
+        network: ModelGraph,
         settings: PlanSettings,
         device: torch.device,
         loss: Loss,
         *,
-        shared: SharedLayers,
+        shared: ShardedLayers,
         sharding: Sharding,
         calls: Calls,
         group: Group,

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
-from paradl_bench.plan.axis_planner import SharedLayers, Shares, sharded_layers
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers, Shares, sharded_layers
 from paradl_bench.plan.compute import NetworkCompute, weight_update
 from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
@@ -53,7 +53,7 @@ class PipelinePlanner:
 
     name = "pipeline"
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: micro-batches that the schedule or the batch does not split into, or a network without so many cuts.
         """
@@ -75,7 +75,7 @@ class PipelinePlanner:
         if network.layers:
             cut_into_stages(network, ranks, settings)
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """As many stages as the network can be cut into (ParaDL, Table 3: as many as it has layers)."""
         stages = most_stages(network) // schedule_of(settings.schedule).stages_per_rank
         reason = f"places where {network.name} can be cut into stages that each have a parameter"
@@ -101,7 +101,7 @@ def cut_by(settings: PlanSettings) -> str:
     return settings.cut_by or ("--stages" if settings.stages else "FLOPs")
 
 
-def plan_pipeline(network: Network, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
+def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
     """The tasks of one iteration on every rank of a pipeline, and the exchange of gradients between its replicas.
 
     Args:
@@ -153,12 +153,12 @@ class _RankPlan:
 
     def __init__(
         self,
-        network: Network,
+        network: ModelGraph,
         stages: Sequence[Stage],
         strategy: Strategy,
         settings: PlanSettings,
         rank: int,
-        shared: SharedLayers,
+        shared: ShardedLayers,
         works: dict[Work, int],
     ) -> None:
         (self._axis,) = group_axes(strategy, "pipeline")

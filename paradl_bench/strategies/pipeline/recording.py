@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.strategies.pipeline.crossings import Crossing, constants, untouched
 from paradl_bench.strategies.running.operations import is_operation, output_of
@@ -74,7 +74,7 @@ def with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return tree_unflatten([next(others) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
 
 
-def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) -> Calls:
+def record_calls(module: torch.nn.Module, network: ModelGraph, micro_batch: int) -> Calls:
     """Run forward of a micro-batch on the meta device, which allocates and computes nothing.
 
     Raises:
@@ -108,7 +108,7 @@ def record_calls(module: torch.nn.Module, network: Network, micro_batch: int) ->
     )
 
 
-def _read_by_loss(network: Network, recorder: _Recorder, leaves: Sequence[Any]) -> frozenset[int]:
+def _read_by_loss(network: ModelGraph, recorder: _Recorder, leaves: Sequence[Any]) -> frozenset[int]:
     """Which leaves of the model's output the loss reads; those that no operation returned are taken to be read."""
     index = {layer.name: i for i, layer in enumerate(network.layers)} | {"input": INPUT.layer}
     operations = operations_of_forward(network)
@@ -124,7 +124,7 @@ def _read_by_loss(network: Network, recorder: _Recorder, leaves: Sequence[Any]) 
     return frozenset(i for i, made in tensors.items() if made is None or made in read) or frozenset(tensors)
 
 
-def _needs_values(module: torch.nn.Module, network: Network, recorder: _Recorder, error: Exception) -> UserError:
+def _needs_values(module: torch.nn.Module, network: ModelGraph, recorder: _Recorder, error: Exception) -> UserError:
     at = len(recorder.calls)
     last = f" behind {network.layers[at - 1].name}" if 0 < at <= len(network.layers) else ""
     uncounted = [

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
-from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -24,7 +24,7 @@ from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.running.sharded_module import Sharding
 
 
-def rehearse(module: torch.nn.Module, network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Run the stages of a strategy's pipeline; does nothing without one.
 
     Args:
@@ -44,7 +44,7 @@ def rehearse(module: torch.nn.Module, network: Network, strategy: Strategy, sett
         _run(on_meta, network, stage, calls, last=stage is stages[-1])
 
 
-def _run(module: torch.nn.Module, network: Network, stage: Stage, calls: Calls, *, last: bool) -> None:
+def _run(module: torch.nn.Module, network: ModelGraph, stage: Stage, calls: Calls, *, last: bool) -> None:
     foreign = {_memory(tensor): index for index, call in enumerate(calls.operations) for tensor in call.tensors}
     for index in calls.constants:
         # These are made on every stage.
@@ -71,7 +71,7 @@ def _run(module: torch.nn.Module, network: Network, stage: Stage, calls: Calls, 
                 check(tensors_of((args, kwargs)), network.layers[index].name)
             return result
 
-    share = share_stage(network, stage, SharedLayers({}, network))
+    share = share_stage(network, stage, ShardedLayers({}, network))
     part = StageModule(module, share, Sharding({}, network), calls, last=last, walk=Rehearsed)
     # What is recorded of the model's input, views of it included, is of another tensor.
     given = part.inputs() if stage.receives else (torch.empty_like(calls.inputs),)

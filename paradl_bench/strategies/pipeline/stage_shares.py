@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, Network
-from paradl_bench.plan.axis_planner import SharedLayers
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import LayerShard, held_layer, operations_of_forward
 from paradl_bench.plan.tasks import Communication
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow
@@ -50,7 +50,7 @@ class StageShare(NamedTuple):
     """
 
     stage: Stage
-    network: Network
+    network: ModelGraph
     shards: dict[int, LayerShard]
     receives: CrossingShapes
     sends: CrossingShapes
@@ -63,7 +63,7 @@ def message_bytes(crossing: CrossingShapes, micro_batch: int) -> tuple[int, ...]
     )
 
 
-def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageShare:
+def share_stage(network: ModelGraph, stage: Stage, shared: ShardedLayers) -> StageShare:
     """The part of a stage that a rank runs.
 
     Args:
@@ -90,7 +90,7 @@ def share_stage(network: Network, stage: Stage, shared: SharedLayers) -> StageSh
     )
 
 
-def _shape(network: Network, value: Crossing, made_by: int, shared: SharedLayers) -> CrossingShape:
+def _shape(network: ModelGraph, value: Crossing, made_by: int, shared: ShardedLayers) -> CrossingShape:
     layer = network.layers[value.layer]
     changed_as = shared.shards.get(made_by)
     if made_by != value.layer and not (changed_as and changed_as.shard):
@@ -108,7 +108,7 @@ def _shape(network: Network, value: Crossing, made_by: int, shared: SharedLayers
     return CrossingShape(cut, own, layer.batchless)
 
 
-def _for_loss_alone(network: Network, end: int, shared: SharedLayers) -> LayerShard:
+def _for_loss_alone(network: ModelGraph, end: int, shared: ShardedLayers) -> LayerShard:
     """The first layer of the loss, without gathers of outputs that the loss does not read: no stage returns those."""
     read = {name for layer in network.layers[end:] for name in layer.inputs}
     unread = [shared.gathers[name] for name in network.outputs if name in shared.gathers and name not in read]
@@ -117,7 +117,7 @@ def _for_loss_alone(network: Network, end: int, shared: SharedLayers) -> LayerSh
     return shard._replace(before_fw=left)
 
 
-def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:
+def _led_again(stage: Stage, shared: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
     """Per index of a layer of the stage, what its leader in an earlier stage communicates after backward."""
     found: dict[int, tuple[Communication, ...]] = {}
     leaders = set()
@@ -129,7 +129,7 @@ def _led_again(stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communicat
     return found
 
 
-def hold_parameters(network: Network, stages: Sequence[Stage], shared: SharedLayers) -> Network:
+def hold_parameters(network: ModelGraph, stages: Sequence[Stage], shared: ShardedLayers) -> ModelGraph:
     """The network with the parameters that a rank holds of these stages, in its shapes."""
     held = {parameter.name for stage in stages for parameter in stage.network.parameters}
     parameters = tuple(parameter for parameter in shared.network.parameters if parameter.name in held)
@@ -140,7 +140,7 @@ def hold_parameters(network: Network, stages: Sequence[Stage], shared: SharedLay
     return msgspec.structs.replace(network, parameters=parameters, gradient_order=order)
 
 
-def _gathered_again(network: Network, stage: Stage, shared: SharedLayers) -> dict[int, tuple[Communication, ...]]:
+def _gathered_again(network: ModelGraph, stage: Stage, shared: ShardedLayers) -> dict[int, tuple[Communication, ...]]:
     """Per index of a layer of the stage, gathers of what an earlier stage has gathered for itself."""
     if not shared.gathers:
         return {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.plan.mesh import degree_of
@@ -43,7 +43,7 @@ class Stage:
     receives: tuple[Crossing, ...]
     sends: tuple[Crossing, ...]
     made: tuple[int, ...]
-    network: Network
+    network: ModelGraph
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Stage:
         return own if self.sends else (len(self.layers) - 1,)
 
 
-def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tuple[Stage, ...]:
+def cut_into_stages(network: ModelGraph, ranks: int, settings: PlanSettings) -> tuple[Stage, ...]:
     """The stages of a pipeline over ``ranks`` ranks.
 
     Raises:
@@ -67,7 +67,7 @@ def cut_into_stages(network: Network, ranks: int, settings: PlanSettings) -> tup
 
 # A plan's check, the plan and its memory all ask for the same.
 @functools.lru_cache(maxsize=16)
-def _cut(same: Same[Network], count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
+def _cut(same: Same[ModelGraph], count: int, first_layers: tuple[str, ...]) -> tuple[Stage, ...]:
     network = same.thing
     cuts = given_cuts(network, first_layers, count) if first_layers else balanced_cuts(network, count)
     bounds = (0, *cuts, len(network.layers))
@@ -89,7 +89,7 @@ def _cut(same: Same[Network], count: int, first_layers: tuple[str, ...]) -> tupl
 
 
 def balanced_stages(
-    network: Network, strategy: Strategy, settings: PlanSettings, weights: Sequence[float]
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, weights: Sequence[float]
 ) -> tuple[str, ...]:
     """First layers of the stages that balance the weights, seconds of every layer, as :func:`given_cuts` takes them.
 
@@ -100,18 +100,18 @@ def balanced_stages(
     return tuple(network.layers[cut].name for cut in balanced_cuts(network, count, weights))
 
 
-def cut_names(network: Network, strategy: Strategy, settings: PlanSettings) -> tuple[str, ...]:
+def cut_names(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[str, ...]:
     """First layers of a pipeline's stages but the first, whatever they were cut by; none without a pipeline."""
     ranks = degree_of(strategy, "pipeline")
     return first_layers(network, cut_into_stages(network, ranks, settings)) if ranks > 1 else ()
 
 
-def first_layers(network: Network, stages: Sequence[Stage]) -> tuple[str, ...]:
+def first_layers(network: ModelGraph, stages: Sequence[Stage]) -> tuple[str, ...]:
     """Names of the first layer of every stage but the first, as :func:`given_cuts` takes them."""
     return tuple(network.layers[stage.layers.start].name for stage in stages[1:])
 
 
-def _owners(network: Network, bounds: Sequence[int]) -> dict[str, int]:
+def _owners(network: ModelGraph, bounds: Sequence[int]) -> dict[str, int]:
     """The stage of every parameter and buffer; what no layer uses is the last one's."""
     stage_of = [stage for stage in range(len(bounds) - 1) for _ in range(bounds[stage], bounds[stage + 1])]
     first = {name: stage_of[span[0]] for name, span in shared_spans(network).items()}
@@ -121,7 +121,7 @@ def _owners(network: Network, bounds: Sequence[int]) -> dict[str, int]:
     return owners | {name: first.get(name, of_module) for name, of_module in of_modules.items()}
 
 
-def _part(network: Network, layers: range, names: dict[str, int], owners: dict[str, int], stage: int) -> Network:
+def _part(network: ModelGraph, layers: range, names: dict[str, int], owners: dict[str, int], stage: int) -> ModelGraph:
     def owned(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in tensors if owners[tensor.name] == stage)
 
@@ -142,7 +142,7 @@ def _part(network: Network, layers: range, names: dict[str, int], owners: dict[s
     )
 
 
-def given_cuts(network: Network, first_layers: Sequence[str], stages: int) -> tuple[int, ...]:
+def given_cuts(network: ModelGraph, first_layers: Sequence[str], stages: int) -> tuple[int, ...]:
     """Cuts before the layers of these names, or before the first layer of the modules of these names.
 
     Raises:
@@ -171,7 +171,7 @@ def given_cuts(network: Network, first_layers: Sequence[str], stages: int) -> tu
     return tuple(cuts)
 
 
-def _find(network: Network, name: str) -> int:
+def _find(network: ModelGraph, name: str) -> int:
     inside = network.layers[: operations_of_forward(network)]
     exact = [i for i, layer in enumerate(inside) if i and layer.name == name]
     of_module = [i for i, layer in enumerate(inside) if i and layer.name.startswith(f"{name}.")]
@@ -186,18 +186,18 @@ def _find(network: Network, name: str) -> int:
     )
 
 
-def allowed_cuts(network: Network) -> tuple[int, ...]:
+def allowed_cuts(network: ModelGraph) -> tuple[int, ...]:
     """Every cut that is allowed, ascending."""
     refused = refusals(network)
     return tuple(cut for cut in range(1, operations_of_forward(network)) if cut not in refused)
 
 
-def layer_flops(network: Network) -> tuple[float, ...]:
+def layer_flops(network: ModelGraph) -> tuple[float, ...]:
     """FLOPs of forward and backward of every layer per sample: what stages are balanced by unless times are given."""
     return tuple(float(layer.fw_flops + layer.bw_input_flops + layer.bw_weight_flops) for layer in network.layers)
 
 
-def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
+def balanced_cuts(network: ModelGraph, stages: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
     """Cuts that make the largest stage as small as it gets, and then send little; every stage has a parameter.
 
     Args:
@@ -223,13 +223,13 @@ def balanced_cuts(network: Network, stages: int, weights: Sequence[float] | None
     return cut
 
 
-def _trains(network: Network) -> list[bool]:
+def _trains(network: ModelGraph) -> list[bool]:
     """Per layer, whether it has a parameter that gets a gradient: a rank without one has nothing to train."""
     arriving = set(gradient_order(network))
     return [not arriving.isdisjoint(layer.parameters) for layer in network.layers]
 
 
-def widest_share(network: Network) -> str:
+def widest_share(network: ModelGraph) -> str:
     """Which parameter keeps the most layers together, where one does, and what could be trained instead."""
     trained = {parameter.name for parameter in network.parameters}
     spans = {name: span for name, span in shared_spans(network).items() if name in trained and span[0] < span[1]}
@@ -241,7 +241,7 @@ def widest_share(network: Network) -> str:
     return f", since {name} is used by {users(network, spans[name])}{instead}"
 
 
-def most_stages(network: Network) -> int:
+def most_stages(network: ModelGraph) -> int:
     """Into how many stages with a parameter each the network can be cut."""
     count = 0
     pending = False

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
@@ -104,7 +104,7 @@ class Sharding(NamedTuple):
     """
 
     rules: Mapping[int, Rule]
-    network: Network
+    network: ModelGraph
     enter: Callable[[Any], Any] | None = None
     leave: Callable[[Any], Any] | None = None
     whole_shape: Callable[[torch.Tensor], torch.Size | None] | None = None
@@ -124,7 +124,7 @@ class AxisRunner(Protocol):
         """The kind of axis."""
 
     def shard(
-        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """Put this rank's shards in the place of parameters; no communication.
 
@@ -169,7 +169,7 @@ class ShardedModule(torch.nn.Module):
         return sharding.leave(outputs) if sharding.leave else outputs
 
 
-def _varies(network: Network, how: str) -> WorkError:
+def _varies(network: ModelGraph, how: str) -> WorkError:
     return WorkError(
         f"forward of {network.name} {how} when it was traced: its control flow varies, which that of a module that runs"
         " sharded must not"

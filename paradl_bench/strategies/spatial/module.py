@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map_only
 
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.network.partition import Box, Interval, Window
 from paradl_bench.plan.settings import PlanSettings
@@ -57,7 +57,7 @@ class SpatialRunner:
     name = "spatial"
 
     def shard(
-        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
         return _shard(network, region_of(network, axis, settings), group)
@@ -66,7 +66,7 @@ class SpatialRunner:
 RUNNER = SpatialRunner()
 
 
-def _shard(network: Network, region: Region, group: Group) -> Sharding:
+def _shard(network: ModelGraph, region: Region, group: Group) -> Sharding:
     kinds = layer_kinds()
     gathering, random = _Gathering(group), OwnRandomness(group)
     rules = {}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Box, Transfer, box_elements
-from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -32,7 +32,7 @@ class SpatialPlanner:
     def __init__(self) -> None:
         self._layers: Latest[dict[tuple[object, ...], Layer]] = Latest()
 
-    def _block_layer(self, network: Network, index: int, block: BlockLayer, position: int) -> Layer:
+    def _block_layer(self, network: ModelGraph, index: int, block: BlockLayer, position: int) -> Layer:
         """The layer as a rank runs it; one object for all ranks that run it alike."""
         known = self._layers.get(network, None, dict)
         read = block.exchanges[position].read if block.exchanges is not None else ()
@@ -41,7 +41,7 @@ class SpatialPlanner:
             known[key] = _block_layer(network.layers[index], block, position)
         return known[key]
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: the input has fewer positions than parts, no layer could be cut, or none has the name of the one
             before which the region is to end.
@@ -49,7 +49,7 @@ class SpatialPlanner:
         if network.layers and strategy.axes[axis].degree > 1:
             region_of(network, strategy.axes[axis], settings)
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """One position a rank at least in the layers that can be cut furthest.
 
         The paper's limit, the fewest positions of any layer, is that of networks that are cut to their end; here the
@@ -63,8 +63,14 @@ class SpatialPlanner:
         return Limit(axis="spatial", ranks=math.prod(extents), reason=f"at most {text} parts, layer {name}")
 
     def share(
-        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
-    ) -> SharedLayers:
+        self,
+        network: ModelGraph,
+        strategy: Strategy,
+        axis: int,
+        position: int,
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
         region, label = region_of(network, parts, settings), shard_label(parts, settings)
@@ -83,7 +89,7 @@ class SpatialPlanner:
                 )
             elif index in region.gathered:
                 shards[index] = LayerShard(layer, before_fw=tuple(gathers[name] for name in region.gathered[index]))
-        return SharedLayers(shards, network, (f"spatial parallelism ends before {region.end}",), gathers)
+        return ShardedLayers(shards, network, (f"spatial parallelism ends before {region.end}",), gathers)
 
 
 PLANNER = SpatialPlanner()
@@ -110,7 +116,7 @@ def _message_bytes(transfers: Sequence[Transfer], bytes_a_position: int) -> tupl
     return tuple(box_elements(transfer.box) * bytes_a_position for transfer in transfers)
 
 
-def _gathers(network: Network, region: Region, local_batch: int, ranks: int, axis: int) -> dict[str, Communication]:
+def _gathers(network: ModelGraph, region: Region, local_batch: int, ranks: int, axis: int) -> dict[str, Communication]:
     """By name of a layer whose blocks are gathered, what gathers them."""
     of_names = {network.layers[index].name: block.boxes for index, block in region.layers.items()}
     names = [name for of_layer in region.gathered.values() for name in of_layer]

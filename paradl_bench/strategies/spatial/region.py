@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError, unknown_choice
-from paradl_bench.network.graph import DTYPE_BYTES, RETURNS_INPUT, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import LayerKind, layer_kinds
 from paradl_bench.network.partition import Box, Exchange, Window, cut_box, exchanges, read_boxes
 from paradl_bench.plan.axis_planner import Latest
@@ -61,7 +61,7 @@ class Region(NamedTuple):
     end: str
 
 
-def spatial_region(network: Network, parts: Sequence[int], *, until: str | None = None) -> Region:
+def spatial_region(network: ModelGraph, parts: Sequence[int], *, until: str | None = None) -> Region:
     """The region of a network cut in ``parts`` along its first spatial dims.
 
     Args:
@@ -96,7 +96,7 @@ def spatial_region(network: Network, parts: Sequence[int], *, until: str | None 
 _LATEST: Latest[Region] = Latest()
 
 
-def region_of(network: Network, axis: Axis, settings: PlanSettings) -> Region:
+def region_of(network: ModelGraph, axis: Axis, settings: PlanSettings) -> Region:
     """The region of a spatial axis; every position along it, and every batch norm, asks for the same one.
 
     Raises:
@@ -106,7 +106,7 @@ def region_of(network: Network, axis: Axis, settings: PlanSettings) -> Region:
     return _LATEST.get(network, (parts, until), lambda: spatial_region(network, parts, until=until))
 
 
-def _check_input(network: Network, parts: Sequence[int]) -> None:
+def _check_input(network: ModelGraph, parts: Sequence[int]) -> None:
     extents = network.input_shape[1:]
     if len(extents) < len(parts):
         raise UserError(
@@ -181,7 +181,7 @@ def _exchanges(
     return exchanges(_cut(inputs, parts), read_boxes(_cut(outputs, parts), windows))
 
 
-def most_parts(network: Network, *, until: str | None = None) -> tuple[tuple[int, ...], str] | None:
+def most_parts(network: ModelGraph, *, until: str | None = None) -> tuple[tuple[int, ...], str] | None:
     """How many parts each dim can be cut in at most so that some windows run on blocks, and the layer that says so.
 
     That is the layer with windows that can be cut furthest, and those before it. None where no layer can be cut.
@@ -208,7 +208,7 @@ def most_parts(network: Network, *, until: str | None = None) -> tuple[tuple[int
     return parts[name], name
 
 
-def _gathers(network: Network, layers: Mapping[int, BlockLayer]) -> dict[int, tuple[str, ...]]:
+def _gathers(network: ModelGraph, layers: Mapping[int, BlockLayer]) -> dict[int, tuple[str, ...]]:
     """Which blocks are gathered before which layer: each where it is first read whole.
 
     The network's input is whole on every rank. Blocks that forward returns are gathered at its end, whoever reads them.
@@ -228,7 +228,7 @@ def _gathers(network: Network, layers: Mapping[int, BlockLayer]) -> dict[int, tu
     return found
 
 
-def gathered_bytes(network: Network, name: str, boxes: Sequence[Box]) -> int:
+def gathered_bytes(network: ModelGraph, name: str, boxes: Sequence[Box]) -> int:
     """Bytes per sample that each rank sends when a layer's blocks are gathered: the largest block's."""
     layer = next(layer for layer in network.layers if layer.name == name)
     size = DTYPE_BYTES["bool" if layer_kinds()[layer.kind].returns_mask(layer.attributes) else "fp32"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from paradl_bench.core.errors import UserError, unknown_choice
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.partition import ChannelShard, Interval, shard_channels, shard_filters
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -46,7 +46,7 @@ class Splitting:
     cut: Cut
     splits_outputs: bool
 
-    def layers(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
+    def layers(self, network: ModelGraph, ranks: int, settings: PlanSettings) -> SplitLayers:
         """What is split over so many ranks.
 
         Raises:
@@ -99,7 +99,7 @@ def _number(value: object) -> int:
     return value
 
 
-def split_layers(network: Network, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
+def split_layers(network: ModelGraph, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
     """What is split over ``parts`` ranks, by ``cut``: :func:`shard_filters` or :func:`shard_channels`.
 
     Args:
@@ -128,7 +128,7 @@ def split_layers(network: Network, parts: int, cut: Cut, patterns: Sequence[str]
     return SplitLayers(shards, whole)
 
 
-def choose_layers(network: Network, patterns: Sequence[str]) -> frozenset[int]:
+def choose_layers(network: ModelGraph, patterns: Sequence[str]) -> frozenset[int]:
     """Indices of the layers that are to be split, of those that can be, extents aside.
 
     Args:
@@ -157,7 +157,7 @@ def choose_layers(network: Network, patterns: Sequence[str]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _reasons_against(network: Network) -> dict[int, str | None]:
+def _reasons_against(network: ModelGraph) -> dict[int, str | None]:
     """Per layer of the kinds that are split, by index: why it cannot be, whatever its extents; None where it can."""
     used = Counter(name for layer in network.layers for name in layer.parameters)
     known = {parameter.name for parameter in network.parameters}
@@ -176,7 +176,7 @@ def _reasons_against(network: Network) -> dict[int, str | None]:
     return found
 
 
-def splittable(network: Network, patterns: Sequence[str] = ()) -> list[Layer]:
+def splittable(network: ModelGraph, patterns: Sequence[str] = ()) -> list[Layer]:
     """Layers that are to be split, of those that can be, extents aside.
 
     Raises:
@@ -185,7 +185,7 @@ def splittable(network: Network, patterns: Sequence[str] = ()) -> list[Layer]:
     return [network.layers[index] for index in sorted(choose_layers(network, patterns))]
 
 
-def fewest(network: Network, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
+def fewest(network: ModelGraph, axis: str, what: str, extents: Sequence[tuple[str, int]]) -> Limit:
     """The limit that the layer with the fewest filters or channels sets.
 
     Args:
@@ -197,7 +197,7 @@ def fewest(network: Network, axis: str, what: str, extents: Sequence[tuple[str, 
     return Limit(axis=axis, ranks=extent, reason=f"fewest {what}, layer {name}")
 
 
-def check_extent(network: Network, strategy: Strategy, axis: int, limit: Limit) -> None:
+def check_extent(network: ModelGraph, strategy: Strategy, axis: int, limit: Limit) -> None:
     """Refuse a degree beyond the limit; of a network without layers nothing is known.
 
     Raises:
@@ -232,7 +232,7 @@ def shard_layer(layer: Layer, shard: ChannelShard) -> Layer:
     )
 
 
-def with_parameter_shapes(network: Network, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+def with_parameter_shapes(network: ModelGraph, shapes: Mapping[str, tuple[int, ...]]) -> ModelGraph:
     """The network with other shapes of some parameters."""
     parameters = tuple(
         msgspec.structs.replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in network.parameters

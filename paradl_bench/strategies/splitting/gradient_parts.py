@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.partition import ChannelShard, Interval
 from paradl_bench.plan.compute import layers_with_gradient
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
     parts: Parts
 
 
-def gradient_parts(network: Network, shards: Mapping[int, tuple[ChannelShard, ...]]) -> GradientParts:
+def gradient_parts(network: ModelGraph, shards: Mapping[int, tuple[ChannelShard, ...]]) -> GradientParts:
     """What each rank needs of the gradient of what each layer reads.
 
     Args:
@@ -74,7 +74,7 @@ def gradient_parts(network: Network, shards: Mapping[int, tuple[ChannelShard, ..
     return GradientParts(parts, whole)
 
 
-def _places(network: Network, shards: Mapping[int, tuple[ChannelShard, ...]]) -> dict[str, _Place | str | None]:
+def _places(network: ModelGraph, shards: Mapping[int, tuple[ChannelShard, ...]]) -> dict[str, _Place | str | None]:
     """Per layer, where the filters of ranks are in its output, else why nowhere; None where it needs no gradient."""
     made = layers_with_gradient(network)
     places: dict[str, _Place | str | None] = {}

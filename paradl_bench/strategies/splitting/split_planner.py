@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
-from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -66,7 +66,7 @@ class SplitPlanner(ABC):
         self._latest: Latest[SplitLayers] = Latest()
 
     @abstractmethod
-    def extents(self, network: Network, layers: Sequence[Layer]) -> list[tuple[str, int]]:
+    def extents(self, network: ModelGraph, layers: Sequence[Layer]) -> list[tuple[str, int]]:
         """Names of the layers that limit the axis, and how many filters or channels each has.
 
         Args:
@@ -85,7 +85,7 @@ class SplitPlanner(ABC):
             parts: of that gradient, which ranks need; None for all of it.
         """
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: a layer that counts has fewer filters or channels than the axis has ranks, no layer can be split so
             often, or those that were chosen are not there.
@@ -98,18 +98,24 @@ class SplitPlanner(ABC):
             name, why = next(iter(split.whole.items()))
             raise UserError(f"strategy {strategy}: {strategy.axes[axis]} would split no layer; of {name}, {why}")
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest filters or channels of any layer that counts (ParaDL, Table 3)."""
         extents = self.extents(network, splittable(network, settings.split))
         return fewest(network, self.name, self._splitting.what, extents)
 
-    def _split(self, network: Network, ranks: int, settings: PlanSettings) -> SplitLayers:
+    def _split(self, network: ModelGraph, ranks: int, settings: PlanSettings) -> SplitLayers:
         key = ranks, settings.split, settings.filter_backward
         return self._latest.get(network, key, lambda: self._splitting.layers(network, ranks, settings))
 
     def share(
-        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
-    ) -> SharedLayers:
+        self,
+        network: ModelGraph,
+        strategy: Strategy,
+        axis: int,
+        position: int,
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis]
         ranks = parts.degree
@@ -134,10 +140,10 @@ class SplitPlanner(ABC):
         of_rank = with_parameter_shapes(network, shapes)
         if not self._splitting.splits_outputs:
             of_rank = _biases_first(of_rank, [network.layers[index] for index in split.shards])
-        return SharedLayers(shards, of_rank, notes_on(self.name, split))
+        return ShardedLayers(shards, of_rank, notes_on(self.name, split))
 
 
-def _biases_first(network: Network, layers: Sequence[Layer]) -> Network:
+def _biases_first(network: ModelGraph, layers: Sequence[Layer]) -> ModelGraph:
     """The network with gradients in the order of a run whose layers add their whole biases behind the communication."""
     bias_of = {weight: bias for layer in layers for weight, *bias in (layer.parameters,)}
     later = {name for bias in bias_of.values() for name in bias}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
@@ -38,7 +38,7 @@ class SplitRunner:
         self._operation = operation
 
     def shard(
-        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
         kinds = layer_kinds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 
 _STORED_BY_INPUTS = ("addmm", "matmul", "mm")
 """Functions that multiply by the weight as it is; ``linear`` multiplies by its transpose."""
@@ -29,7 +29,7 @@ def function_of(layer: Layer) -> str:
     return str(layer.attributes.get("function", layer.kind))
 
 
-def linear_layers(network: Network) -> dict[int, Linear | str]:
+def linear_layers(network: ModelGraph) -> dict[int, Linear | str]:
     """By index in the network, the layers that multiply by a weight; a text says why one cannot be cut."""
     used = Counter(name for layer in network.layers for name in layer.parameters)
     shapes = {parameter.name: parameter.shape for parameter in network.parameters}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.network.partition import Interval, cut
 from paradl_bench.plan.settings import PlanSettings
@@ -39,7 +39,7 @@ class TensorRunner:
     name = "tensor"
 
     def shard(
-        self, module: torch.nn.Module, network: Network, axis: Axis, group: Group, settings: PlanSettings
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
         pairs = find_pairs(network, settings.split)

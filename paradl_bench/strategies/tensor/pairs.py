@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from paradl_bench.core.errors import UserError, unknown_choice
-from paradl_bench.network.graph import RETURNS_INPUT, Layer, Network
+from paradl_bench.network.graph import RETURNS_INPUT, Layer, ModelGraph
 from paradl_bench.plan.compute import layers_with_gradient, operations_of_forward
 from paradl_bench.strategies.splitting.channel_shards import NOT_CHOSEN
 from paradl_bench.strategies.tensor.cuts import CannotCut, Cut, cuts_of_inputs
@@ -94,7 +94,7 @@ class _Walk:
         return {self.row, *self.cuts}
 
 
-def find_pairs(network: Network, patterns: Sequence[str] = ()) -> Pairs:
+def find_pairs(network: ModelGraph, patterns: Sequence[str] = ()) -> Pairs:
     """The pairs of a network.
 
     Args:
@@ -118,7 +118,7 @@ def find_pairs(network: Network, patterns: Sequence[str] = ()) -> Pairs:
 class _Finder:
     """The search for pairs in one network."""
 
-    def __init__(self, network: Network, patterns: Sequence[str]) -> None:
+    def __init__(self, network: ModelGraph, patterns: Sequence[str]) -> None:
         self._layers = network.layers[: operations_of_forward(network)]
         self._network = network
         self._index = {layer.name: index for index, layer in enumerate(network.layers)}
@@ -334,7 +334,7 @@ def _differing(one: _Walk, other: _Walk) -> list[int]:
     return [index for index in sorted(one.cuts.keys() & other.cuts.keys()) if one.cuts[index] != other.cuts[index]]
 
 
-def _constants(network: Network) -> list[bool]:
+def _constants(network: ModelGraph) -> list[bool]:
     """Per layer, whether what it writes needs no gradient and depends on no sample."""
     index = {layer.name: i for i, layer in enumerate(network.layers)}
     found: list[bool] = []

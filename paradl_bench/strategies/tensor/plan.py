@@ -15,9 +15,9 @@ import math
 
 import msgspec
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Interval, cut
-from paradl_bench.plan.axis_planner import Latest, SharedLayers, shard_label
+from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -39,16 +39,16 @@ class TensorPlanner:
 
     def __init__(self) -> None:
         self._latest: Latest[Pairs] = Latest()
-        self._shared: Latest[SharedLayers] = Latest()
+        self._shared: Latest[ShardedLayers] = Latest()
 
-    def check(self, network: Network, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
+    def check(self, network: ModelGraph, strategy: Strategy, axis: int, settings: PlanSettings) -> None:
         """Raises:
         UserError: the network has no pair of linear layers, or one with fewer heads or features than ranks.
         """
         if network.layers:
             check_extent(network, strategy, axis, self.limit(network, settings))
 
-    def limit(self, network: Network, settings: PlanSettings) -> Limit:
+    def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest heads or features of any pair."""
         pairs = self._pairs(network, settings)
         if pairs.narrowest is None:
@@ -61,8 +61,14 @@ class TensorPlanner:
         return Limit(axis="tensor", ranks=atoms, reason=f"fewest {what}, layer {layer.name}")
 
     def share(
-        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
-    ) -> SharedLayers:
+        self,
+        network: ModelGraph,
+        strategy: Strategy,
+        axis: int,
+        position: int,
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> ShardedLayers:
         """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
         parts = strategy.axes[axis].degree
         atoms = {piece.atoms for piece in self._pairs(network, settings).pieces.values()}
@@ -74,8 +80,14 @@ class TensorPlanner:
         )
 
     def _share(
-        self, network: Network, strategy: Strategy, axis: int, position: int, local_batch: int, settings: PlanSettings
-    ) -> SharedLayers:
+        self,
+        network: ModelGraph,
+        strategy: Strategy,
+        axis: int,
+        position: int,
+        local_batch: int,
+        settings: PlanSettings,
+    ) -> ShardedLayers:
         parts, label = strategy.axes[axis].degree, shard_label(strategy.axes[axis], settings)
         pairs = self._pairs(network, settings)
         differentiated = input_needs_gradient(network)
@@ -98,9 +110,9 @@ class TensorPlanner:
         held = parameter_ranges(network, pairs, parts, position)
         known = {tensor.name: tensor.shape for tensor in network.parameters}
         shapes = {name: held_shape(known[name], *of) for name, of in held.items()}
-        return SharedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
+        return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
 
-    def _pairs(self, network: Network, settings: PlanSettings) -> Pairs:
+    def _pairs(self, network: ModelGraph, settings: PlanSettings) -> Pairs:
         return self._latest.get(network, settings.split, lambda: find_pairs(network, settings.split))
 
 
@@ -138,7 +150,7 @@ def shard_layer(layer: Layer, piece: Piece, own: Interval) -> Layer:
     )
 
 
-def parameter_ranges(network: Network, pairs: Pairs, parts: int, position: int) -> dict[str, tuple[int, Ranges]]:
+def parameter_ranges(network: ModelGraph, pairs: Pairs, parts: int, position: int) -> dict[str, tuple[int, Ranges]]:
     """Per parameter of which a rank holds a part: along which dim, and the positions."""
     found: dict[str, tuple[int, Ranges]] = {}
     shapes = {tensor.name: tensor.shape for tensor in network.parameters}

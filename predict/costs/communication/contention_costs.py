@@ -67,7 +67,7 @@ class ContentionCosts:
             text = f"{count} at once over level {level.name!r}: contention was not measured, taken as 1: {measure}"
             return Sharing(1.0, 0.0, (Remark(text, True),))
         found = contention_at(entries, groups)
-        if found.beyond:
+        if found.extrapolated:
             most = max(entry.concurrent for entry in entries)
             remarks += (Remark(f"contention of {count}, beyond the {most} that were measured at once", True),)
         return Sharing(found.factor, found.factor_sd, remarks)

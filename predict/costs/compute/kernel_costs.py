@@ -99,8 +99,8 @@ class KernelCosts:
 def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None) -> Cost:
     """A regressed time as a cost; what regressing leaves open is the method's error."""
     remarks = [Remark("not measured, regressed from kernels of other shapes", False, layer.name)]
-    if found.beyond:
-        text = f"regressed beyond the kernels that were swept ({', '.join(found.beyond)})"
+    if found.extrapolated:
+        text = f"regressed beyond the kernels that were swept ({', '.join(found.extrapolated)})"
         remarks.append(Remark(text, True, layer.name))
     if in_situ is None:
         text = "regressed times are of kernels alone, not inside an iteration; no measured layers say how these differ"
@@ -138,5 +138,5 @@ def _added(estimates: Sequence[Estimate]) -> Estimate:
     seconds = sum(each.seconds for each in estimates)
     # Halves of one layer are off together: standard deviations add.
     sd_s = sum(each.seconds * each.relative_sd for each in estimates)
-    beyond = tuple(dict.fromkeys(text for each in estimates for text in each.beyond))
+    beyond = tuple(dict.fromkeys(text for each in estimates for text in each.extrapolated))
     return Estimate(seconds, sd_s / seconds if seconds else 0.0, beyond)

@@ -28,7 +28,7 @@ import numpy as np
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import IQR_TO_SD, MAD_TO_SD
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.records.measurement import PhaseName
 from predict.costs.compute.backward_split import BackwardPart, BackwardSplit, MeasuredParts
 from predict.costs.compute.batch_scaling import Knot, at_batch, batch_remark
@@ -63,7 +63,7 @@ class LayerCosts:
         network: the network that is predicted; it may hold operations that the profile lacks.
     """
 
-    def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+    def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
         self._profile = profile
         self._network = network
         self._own_operations = frozenset(layer.operation for layer in network.layers)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.records.measurement import PhaseName
 
 
@@ -22,7 +22,7 @@ class Roofline:
         layers: by operation, of the predicted network first, then of the profile's.
     """
 
-    def __init__(self, profile: Profile, network: Network, dtype: str = "fp32") -> None:
+    def __init__(self, profile: Profile, network: ModelGraph, dtype: str = "fp32") -> None:
         self.layers: dict[str, Layer] = {}
         self._parameter_bytes: dict[str, int] = {}
         for each in (network, *profile.network.values()):

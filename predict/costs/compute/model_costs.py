@@ -18,7 +18,7 @@ from calibrate.profile.profile import ModelTime, Profile
 from calibrate.statistics.blocks import next_block_stretch
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import TRAINED_DTYPES
 from paradl_bench.network.kinds.kernel_shape import OPTIMIZERS
 from predict.costs.compute.batch_scaling import BatchEstimate, Knot, at_batch, batch_remark
@@ -56,7 +56,7 @@ class ModelCosts:
         UserError: the profile holds iterations, and none in this dtype.
     """
 
-    def __init__(self, profile: Profile, network: Network, *, dtype: str, optimizer: str) -> None:
+    def __init__(self, profile: Profile, network: ModelGraph, *, dtype: str, optimizer: str) -> None:
         self._profile, self._dtype = profile, dtype
         self._network = network
         self._networks = profile.network
@@ -248,7 +248,7 @@ class ModelCosts:
         self,
         times: Sequence[ModelTime],
         summary: Callable[[ModelTime], Summary],
-        units: Callable[[Network], int],
+        units: Callable[[ModelGraph], int],
         batch: int,
         ranks_on_host: int,
         what: str,

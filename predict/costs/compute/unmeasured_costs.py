@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from calibrate.profile.device_roofline import memory_bandwidth
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kernel import KernelShape
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
@@ -27,7 +27,7 @@ def none_known(what: str) -> Cost:
     return Cost(0.0, Source.STATED, remarks=(Remark(text, True),))
 
 
-def of_missing_layers(profile: Profile, network: Network) -> tuple[Remark, ...]:
+def of_missing_layers(profile: Profile, network: ModelGraph) -> tuple[Remark, ...]:
     """What is to be said of a network that was imported in part; of another one by its name, from a file, nothing."""
     notes = [note for note in profile.notes if network.name in networks_not_whole(note)]
     held = profile.network.get(network.name) if notes else None
@@ -39,7 +39,7 @@ def of_missing_layers(profile: Profile, network: Network) -> tuple[Remark, ...]:
 class UnmeasuredCosts:
     """Costs of weight updates and copies that no iteration was measured of, in one dtype."""
 
-    def __init__(self, profile: Profile, network: Network, dtype: str) -> None:
+    def __init__(self, profile: Profile, network: ModelGraph, dtype: str) -> None:
         self._profile = profile
         self._network = network
         # Neither reads activations.
@@ -65,8 +65,8 @@ class UnmeasuredCosts:
     def _cost(self, shape: KernelShape, what: str, ranks_on_host: int) -> Cost:
         regressed = self._kernels.of_shape(shape)
         if regressed is not None:
-            beyond = f", beyond those swept ({', '.join(regressed.beyond)})" if regressed.beyond else ""
-            remark = Remark(f"{what}: not measured, regressed from kernels{beyond}", bool(regressed.beyond))
+            beyond = f", beyond those swept ({', '.join(regressed.extrapolated)})" if regressed.extrapolated else ""
+            remark = Remark(f"{what}: not measured, regressed from kernels{beyond}", bool(regressed.extrapolated))
             sd_s = regressed.seconds * regressed.relative_sd
             return Cost(regressed.seconds, Source.REGRESSED, method_sd_s=sd_s, remarks=(remark,))
         bandwidth = memory_bandwidth(self._profile.devices, ranks_on_host)

@@ -23,7 +23,7 @@ from calibrate.profile.device_roofline import roofline_rates
 from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import rate_of
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
 from paradl_bench.plan.tasks import BucketCopy, Compute, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster, ClusterFile
@@ -75,7 +75,7 @@ class OtherDevice:
     def __init__(
         self,
         profile: Profile,
-        network: Network,
+        network: ModelGraph,
         dtype: str,
         hardware: Hardware = AS_MEASURED,
         cluster: Cluster | None = None,

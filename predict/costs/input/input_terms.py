@@ -15,7 +15,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.checks import LONGEST_S
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import check_bounds
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.tasks import InputCopy, InputRead
 from predict.costs.input.input_closed_form import PRESETS, Fetch, Preset
@@ -132,7 +132,9 @@ class HostBatch(NamedTuple):
     ranks_on_host: int
 
 
-def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch, options: InputOptions) -> InputTerms:
+def input_terms(
+    profile: Profile, network: ModelGraph, dtype: str, batch: HostBatch, options: InputOptions
+) -> InputTerms:
     """The two terms of one iteration.
 
     Raises:
@@ -149,7 +151,7 @@ def input_terms(profile: Profile, network: Network, dtype: str, batch: HostBatch
         if time is None:
             remarks.append(Remark(f"{what} was not measured, and is taken to need no time", True))
         else:
-            remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.beyond))
+            remarks.append(Remark(f"{what}: {1e3 * time.seconds:.4g} ms ({time.words})", time.extrapolated))
     parts = [_priced(name, time) for name, time in (("io", reading), ("h2d", copying))]
     works = (
         InputRead(samples=batch.local_batch * batch.ranks_on_host),
@@ -169,7 +171,7 @@ def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahea
     return io_seconds(side, samples, options.workers, cold=options.from_disk, ahead=ahead)
 
 
-def _sample_bytes(side: InputSide | None, network: Network, dtype: str) -> int:
+def _sample_bytes(side: InputSide | None, network: ModelGraph, dtype: str) -> int:
     """Of a sample as tensors: as the network reads it, else as it was measured."""
     if network.input_shape or side is None:
         return network.input_bytes(1, kept_dtype(dtype))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.profile.collectives.communication import Congestion
-from predict.costs.sourced import Cost, Costs, Floats, Mode, Source
+from predict.costs.sourced import CorrelatedError, Cost, Costs, Floats, Source
 
 
 class Priced(NamedTuple):
@@ -53,9 +53,9 @@ def assemble(parts: Sequence[Priced], common_relative_sd: float) -> Costs:
     none = np.zeros(count)
     of_compute, of_communication = np.array([part.slowdown_sd for part in parts], float).reshape(count, 2).T
     modes = [
-        *(Mode(name, moved, none, none) for name, moved in shifts.items()),
-        Mode("interference, compute", none, of_compute, none),
-        Mode("interference, communication", none, none, of_communication),
+        *(CorrelatedError(name, moved, none, none) for name, moved in shifts.items()),
+        CorrelatedError("interference, compute", none, of_compute, none),
+        CorrelatedError("interference, communication", none, none, of_communication),
     ]
     return Costs(
         seconds=seconds,
@@ -96,7 +96,7 @@ def join(groups: Sequence[Costs]) -> Costs:
         is_communication=np.concatenate([group.is_communication for group in groups]),
         compute_slowdown=np.concatenate([group.compute_slowdown for group in groups]),
         communication_slowdown=np.concatenate([group.communication_slowdown for group in groups]),
-        modes=tuple(Mode(name, *rows) for name, rows in shifts.items()),
+        modes=tuple(CorrelatedError(name, *rows) for name, rows in shifts.items()),
     )
 
 
@@ -116,7 +116,7 @@ def _as_one(group: Costs) -> Costs:
         compute_slowdown=ones,
         communication_slowdown=ones,
         modes=tuple(
-            Mode(mode.name, np.array([float(mode.seconds @ group.counts)]), np.zeros(1), np.zeros(1))
+            CorrelatedError(mode.name, np.array([float(mode.seconds @ group.counts)]), np.zeros(1), np.zeros(1))
             for mode in group.modes
         ),
     )

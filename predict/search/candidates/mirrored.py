@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.strategies.spatial.region import spatial_region
 
 
-def like_dims(network: Network, until: str | None = None) -> tuple[int, ...]:
+def like_dims(network: ModelGraph, until: str | None = None) -> tuple[int, ...]:
     """Per spatial dim of the input, the first one that is like it wherever blocks reach: in extents and in windows.
 
     Args:
@@ -34,7 +34,7 @@ def like_dims(network: Network, until: str | None = None) -> tuple[int, ...]:
     return tuple(of_dims.index(own) for own in of_dims)
 
 
-def mirrored_dims(profile: Profile, network: Network, until: str | None = None) -> tuple[int, ...]:
+def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = None) -> tuple[int, ...]:
     """As :func:`like_dims`; but every dim by itself where the profile may tell blocks of one shape from another's.
 
     Shards that were measured, layers of networks that are not square, and regressors of kernels have a block of 4x8
@@ -48,7 +48,7 @@ def mirrored_dims(profile: Profile, network: Network, until: str | None = None) 
     return like_dims(network, until)
 
 
-def _is_oblong(network: Network) -> bool:
+def _is_oblong(network: ModelGraph) -> bool:
     return len(network.input_shape) > 2 and len(set(like_dims(network))) > 1
 
 

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings, bucket_limits
 from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
@@ -135,7 +135,7 @@ class Space:
 
 
 def find_space(
-    network: Network,
+    network: ModelGraph,
     settings: PlanSettings,
     ranks: int,
     caps_mb: Sequence[float],
@@ -209,7 +209,7 @@ def _left_out(settings: PlanSettings, meshes: Sequence[Mesh], recomputed: Sequen
 
 
 def _possible_segments(
-    network: Network,
+    network: ModelGraph,
     settings: PlanSettings,
     recomputed: Sequence[tuple[str, ...]],
     impossible: RuledOut,
@@ -232,7 +232,7 @@ def _possible_segments(
 class _Finder:
     def __init__(
         self,
-        network: Network,
+        network: ModelGraph,
         settings: PlanSettings,
         ranks: int,
         names: Sequence[str],

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.passes.recomputation import segments_of
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats, Ints
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import Place
+from predict.costs.work_costs import PricingContext
 from predict.search.candidates.factorings import alike
 from predict.search.candidates.space import Mesh
 
@@ -28,7 +28,7 @@ class LayerSeconds(NamedTuple):
     update: float
 
 
-def layer_seconds(model: CostModel, place: Place) -> LayerSeconds:
+def layer_seconds(model: CostModel, place: PricingContext) -> LayerSeconds:
     """As they are on a rank that runs layers whole; time between operations is shared out evenly over a phase's.
 
     Raises:
@@ -64,7 +64,7 @@ class ComputedAgain(NamedTuple):
         return found
 
 
-def computed_again(network: Network, settings: PlanSettings) -> ComputedAgain:
+def computed_again(network: ModelGraph, settings: PlanSettings) -> ComputedAgain:
     """The segments of ``settings.recompute`` that backward reaches.
 
     Raises:
@@ -95,7 +95,7 @@ class WholeLayers:
     def __init__(self, model: CostModel, ranks: int) -> None:
         self._model, self._ranks = model, ranks
         self._on_host = min(ranks, model.communication.cluster.ranks_per_node)
-        self._rows: dict[Place, LayerSeconds] = {}
+        self._rows: dict[PricingContext, LayerSeconds] = {}
 
     def learn(self, samples: Sequence[int], *, alone: bool) -> None:
         """Look up as many samples.
@@ -107,7 +107,7 @@ class WholeLayers:
             UserError: the profile has nothing for an operation, or no update by the optimizer.
         """
         for number in samples:
-            for place in (self._place(number), *((Place(number, 1, 1),) if alone else ())):
+            for place in (self._place(number), *((PricingContext(number, 1, 1),) if alone else ())):
                 if place not in self._rows:
                     self._rows[place] = layer_seconds(self._model, place)
 
@@ -121,7 +121,7 @@ class WholeLayers:
         rows = [self._rows[self._place(number)] for number in distinct.tolist()]
         if alone:
             rows = [
-                least_of(row, self._rows[Place(number, 1, 1)])
+                least_of(row, self._rows[PricingContext(number, 1, 1)])
                 for row, number in zip(rows, distinct.tolist(), strict=True)
             ]
         forward, backward = np.array([row.forward for row in rows]), np.array([row.backward for row in rows])
@@ -135,8 +135,8 @@ class WholeLayers:
         found = [least_lag(spread, self._ranks, each) for spread, each in zip(spreads, own, strict=True)]
         return np.array(found)[kind]
 
-    def _place(self, samples: int) -> Place:
-        return Place(samples, self._ranks, self._on_host)
+    def _place(self, samples: int) -> PricingContext:
+        return PricingContext(samples, self._ranks, self._on_host)
 
 
 def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.axis_planner import SharingPlanner
 from paradl_bench.plan.compute import input_needs_gradient
@@ -50,7 +50,7 @@ class SharedWork:
     messages: tuple[Message, ...]
 
 
-def shared_work(network: Network, axis: Axis | None, settings: PlanSettings) -> SharedWork:
+def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) -> SharedWork:
     """The part of the rank at the first position of the axis; all of the network without one.
 
     Raises:
@@ -87,7 +87,7 @@ def _messages(index: int, phase: Literal["FW", "BW"], works: Sequence[Communicat
             yield Message(index, phase, work.operation, float(work.message_bytes))
 
 
-def _gradient_bytes(network: Network, held: Network) -> Ints:
+def _gradient_bytes(network: ModelGraph, held: ModelGraph) -> Ints:
     """Bytes of gradients by the layer whose backward, the last of those that read a parameter, completes them."""
     size = {parameter.name: parameter.bytes for parameter in held.parameters}
     found = np.zeros(len(network.layers), np.int64)
@@ -104,7 +104,7 @@ class _Blocks:
         parts: along the first spatial dims.
     """
 
-    def __init__(self, network: Network, parts: Sequence[int], settings: PlanSettings) -> None:
+    def __init__(self, network: ModelGraph, parts: Sequence[int], settings: PlanSettings) -> None:
         self._network, self._parts = network, parts
         self._region = spatial_region(network, (1,) * len(parts), until=settings.spatial_until)
         self._inside = self._layers_inside()
@@ -170,7 +170,7 @@ class _Blocks:
 class SharedWorks:
     """Parts of one network by axis, each found once."""
 
-    def __init__(self, network: Network, settings: PlanSettings) -> None:
+    def __init__(self, network: ModelGraph, settings: PlanSettings) -> None:
         self._network, self._settings = network, settings
         self._found: dict[Axis | None, SharedWork] = {}
 

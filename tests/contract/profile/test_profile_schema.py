@@ -80,7 +80,7 @@ def test_a_schema_describes_every_field(name: str) -> None:
 
 def test_a_profile_refers_to_the_schemas_of_its_parts() -> None:
     schema = schema_of("profile")
-    assert {Profile.__name__, CommunicationFit.__name__, "Network", "Cluster", "Summary"} <= set(schema["$defs"])
+    assert {Profile.__name__, CommunicationFit.__name__, "ModelGraph", "Cluster", "Summary"} <= set(schema["$defs"])
 
 
 def test_version_1_takes_medians_for_typical_times() -> None:

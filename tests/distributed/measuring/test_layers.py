@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from in_process import run_in_process
 
 from paradl_bench.measure.layers.summary import closures
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.measurement import COPIES_FILE, ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
@@ -68,7 +68,7 @@ def test_every_layer_and_phase_is_measured_and_resumed(workplace: Path) -> None:
     done = layers(workplace, model, *SETTINGS, "--isolated", "all", "-o", "out", "--json")
     assert done.returncode == 0, done.stderr
     directory = workplace / "out"
-    network = msgspec.json.decode((directory / "network-nets_of_layers_test_Net.json").read_bytes(), type=Network)
+    network = msgspec.json.decode((directory / "network-nets_of_layers_test_Net.json").read_bytes(), type=ModelGraph)
     samples, iterations, copies = read(directory)
     in_situ = [s for s in samples if s.mode == "in_situ"]
     assert {(s.layer, s.phase, s.batch, s.block) for s in in_situ} == {
@@ -145,7 +145,7 @@ def test_shards_have_the_shapes_that_ranks_of_the_plan_run(workplace: Path) -> N
     assert done.returncode == 0, done.stderr
     directory = workplace / "out"
     name = "network-nets_of_layers_test_Net.json"
-    network = msgspec.json.decode((directory / name).read_bytes(), type=Network)
+    network = msgspec.json.decode((directory / name).read_bytes(), type=ModelGraph)
     samples, iterations, copies = read(directory)
     for text in ("f4", "c2", "s2"):
         strategy = parse_strategy(text)

@@ -18,7 +18,7 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, Compute, WeightUpdate
+from paradl_bench.plan.tasks import Compute, FrameworkOverhead, WeightUpdate
 from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.emulation import EmulatedLayers, emulated_layers, kind_of_emulation
 from paradl_bench.records.measurement import read_manifest, read_records
@@ -89,7 +89,7 @@ def planned_sleep_s(directory: Path, run: TrainingRun) -> list[float]:
         for work in (plan.works[index] for index in plan.roles[plan.role_of(rank)].work.tolist()):
             if isinstance(work, Compute):
                 whole_s += seconds.layers[work.layer][work.phase]
-            elif isinstance(work, Between):
+            elif isinstance(work, FrameworkOverhead):
                 whole_s += seconds.between[work.phase]
             elif isinstance(work, WeightUpdate):
                 whole_s += seconds.update_s

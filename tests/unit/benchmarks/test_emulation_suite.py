@@ -25,7 +25,7 @@ from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 LAYOUTS = {
     ranks: [
@@ -112,7 +112,7 @@ def test_the_synthetic_device_takes_the_longer_of_flops_and_bytes_and_is_predict
     # Eight ranks of two nodes copied at once: so fast are a node's.
     assert {copy.ranks_on_host for copy in profile.copies} == {profile.cluster.ranks_per_node}
     assert len(profile.copies) == 2
-    point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=16))
+    point = Configuration(strategy=parse_strategy("serial"), settings=PlanSettings(batch=16))
     predicted = Predictor(CostModel(profile=profile, network=wide), evaluator_named("simulate")).predict(point)
     phases = ("FW", "BW")
     layers_s = sum(

@@ -13,12 +13,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.data.zero.units import Unit, units_of
 from paradl_bench.strategies.running.group_functions import Group
 
 
-def shard_parameters(module: torch.nn.Module, network: Network, stage: int, device: torch.device, group: Group) -> None:
+def shard_parameters(
+    module: torch.nn.Module, network: ModelGraph, stage: int, device: torch.device, group: Group
+) -> None:
     """Replace the module's parameters by this rank's shards of them; hooks then gather and reduce them.
 
     Collectives are stamped where they are called, if anything is. Where the backend knows no average (gloo), gradients

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, layers_with_gradient, operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -54,7 +54,7 @@ def zero_stage(strategy: Strategy) -> int:
     return max((axis.zero_stage for axis in strategy.axes), default=0)
 
 
-def check_zero(network: Network, strategy: Strategy, settings: PlanSettings) -> None:
+def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse what torch's ZeRO cannot run, or not to the byte.
 
     Raises:
@@ -91,7 +91,7 @@ def check_zero(network: Network, strategy: Strategy, settings: PlanSettings) -> 
         _check_views(network, strategy)
 
 
-def _check_views(network: Network, strategy: Strategy) -> None:
+def _check_views(network: ModelGraph, strategy: Strategy) -> None:
     """Refuse work in place on a view that a unit returns.
 
     Autograd then makes the view anew, without the hook by which ``fully_shard`` knows that backward comes to the unit.
@@ -116,7 +116,7 @@ def _changed(layer: Layer) -> tuple[str, ...]:
 
 
 def add_optimizer_broadcasts(
-    builder: RoleBuilder, network: Network, settings: PlanSettings, ranks: int, after: tuple[int, ...]
+    builder: RoleBuilder, network: ModelGraph, settings: PlanSettings, ranks: int, after: tuple[int, ...]
 ) -> Issued:
     """Stage 1's weight update and the broadcasts of what it changed; returns those of the first two iterations."""
     parts = optimizer_parts(network, ranks)
@@ -133,7 +133,7 @@ def add_optimizer_broadcasts(
     return _in_first_iterations("broadcast", sizes)
 
 
-def build_sharded_role(network: Network, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder) -> Role:
+def build_sharded_role(network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder) -> Role:
     """An iteration of every rank under stages 2 and 3."""
     compute = NetworkCompute(builder, network)
     done: tuple[int, ...] = ()
@@ -171,7 +171,7 @@ class _ShardedUnits:
     def __init__(
         self,
         builder: RoleBuilder,
-        network: Network,
+        network: ModelGraph,
         settings: PlanSettings,
         ranks: int,
         backward_layers: Sequence[int],
@@ -292,7 +292,7 @@ class _ShardedUnits:
         self.scattered_bytes.append(size)
 
 
-def _units_that_reduce_late(network: Network, units: tuple[Unit, ...]) -> set[str]:
+def _units_that_reduce_late(network: ModelGraph, units: tuple[Unit, ...]) -> set[str]:
     """Units whose backward nothing leaves: no operation before them that they read has a gradient."""
     has_gradient = layers_with_gradient(network)
     index = {layer.name: i for i, layer in enumerate(network.layers)}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paradl_bench.network.graph import DTYPE_BYTES, Network, Tensor
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.plan.axis_planner import Latest
 
 _SMALL = 1 / 8
@@ -40,12 +40,12 @@ _LATEST: Latest[tuple[Unit, ...]] = Latest()
 """The plan and the memory model ask for the units of one network, with every number of micro-batches."""
 
 
-def units_of(network: Network) -> tuple[Unit, ...]:
+def units_of(network: ModelGraph) -> tuple[Unit, ...]:
     """The units in registration order, the whole model last; that one may have no parameters."""
     return _LATEST.get(network, None, lambda: _find_units(network))
 
 
-def _find_units(network: Network) -> tuple[Unit, ...]:
+def _find_units(network: ModelGraph) -> tuple[Unit, ...]:
     found = list(_units_below(network, ""))
     taken = {parameter.name for unit in found for parameter in unit.parameters}
     inside = {layer for unit in found for layer in unit.layers}
@@ -59,7 +59,7 @@ def _inside(name: str, module: str) -> bool:
     return name == module or name.startswith((f"{module}.", f"{module}#"))
 
 
-def _units_below(network: Network, module: str) -> Iterator[Unit]:
+def _units_below(network: ModelGraph, module: str) -> Iterator[Unit]:
     for child in _children(network, module):
         unit = _unit(network, child) if _has_right_size(network, child) else None
         if unit is None:
@@ -68,7 +68,7 @@ def _units_below(network: Network, module: str) -> Iterator[Unit]:
             yield unit
 
 
-def _has_right_size(network: Network, module: str) -> bool:
+def _has_right_size(network: ModelGraph, module: str) -> bool:
     """Whether sizes and parameters of its own make a module a unit."""
     below = [parameter for parameter in network.parameters if _inside(parameter.name, module)]
     if any(parameter.name.rpartition(".")[0] == module for parameter in below):
@@ -78,7 +78,7 @@ def _has_right_size(network: Network, module: str) -> bool:
     return small and not all(name.rpartition(".")[2].isdigit() for name in _children(network, module))
 
 
-def _unit(network: Network, module: str) -> Unit | None:
+def _unit(network: ModelGraph, module: str) -> Unit | None:
     """The module as a unit; None where its operations are not one piece, or share parameters or memory with others."""
     parameters = tuple(parameter for parameter in network.parameters if _inside(parameter.name, module))
     layers = tuple(i for i, layer in enumerate(network.layers) if _inside(layer.name, module))
@@ -92,7 +92,7 @@ def _unit(network: Network, module: str) -> Unit | None:
     return Unit(module, parameters, layers) if in_one_piece and alone and not changes_given else None
 
 
-def _children(network: Network, module: str) -> list[str]:
+def _children(network: ModelGraph, module: str) -> list[str]:
     """Modules with parameters right below one, in registration order."""
     prefix = f"{module}." if module else ""
     paths = (p.name.removeprefix(prefix).split(".") for p in network.parameters if p.name.startswith(prefix))
@@ -110,7 +110,7 @@ def shard_bytes(parameters: tuple[Tensor, ...], ranks: int) -> int:
     return sum(shard_elements(parameter, ranks) * DTYPE_BYTES[parameter.dtype] for parameter in parameters)
 
 
-def optimizer_parts(network: Network, ranks: int) -> tuple[tuple[Tensor, ...], ...]:
+def optimizer_parts(network: ModelGraph, ranks: int) -> tuple[tuple[Tensor, ...], ...]:
     """Whose optimizer state each rank keeps under stage 1, in registration order.
 
     Largest first, each to the rank with fewest elements (torch's ZeroRedundancyOptimizer, ``_partition_parameters``).

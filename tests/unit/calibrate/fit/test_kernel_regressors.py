@@ -190,8 +190,8 @@ def test_beyond_the_sizes_swept_it_says_so_and_far_beyond_it_refuses(fitted: Pat
     inside, beyond = estimate(model, linear(256, 256, 256)), estimate(model, linear(3500, 256, 256))
     assert inside is not None
     assert beyond is not None
-    assert not inside.beyond
-    assert beyond.beyond == (f"batch 3500 beyond {model.inputs[0].low} to {model.inputs[0].high}",)
+    assert not inside.extrapolated
+    assert beyond.extrapolated == (f"batch 3500 beyond {model.inputs[0].low} to {model.inputs[0].high}",)
     assert beyond.relative_sd >= inside.relative_sd
     assert estimate(model, linear(20000, 256, 256)) is None
     with_bias = msgspec.structs.replace(linear(256, 256, 256), sizes={**linear(256, 256, 256).sizes, "bias": 1})

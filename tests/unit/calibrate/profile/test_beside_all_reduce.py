@@ -13,7 +13,7 @@ from profile_factory import make_profile, ring_fit
 from calibrate.fit.contexts.beside_all_reduce_fit import fit_beside_all_reduce
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, RoleBuilder, Stream
@@ -26,7 +26,7 @@ from predict.evaluators.simulate import price
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.simulator import condense, simulate, task_graph
 from predict.timeline.timeline import timeline_of
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ADDED_S, FACTOR = 2e-3, 1.5
 SIZES = (1 << 13, 1 << 16, 1 << 18, 1 << 20)
@@ -161,7 +161,7 @@ def test_a_call_goes_on_beside_what_is_in_flight_and_is_slowed_only_there() -> N
     assert segments.iteration_s == pytest.approx(10.25)
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     factory = NetworkFactory(4, 16, 16)
     for index in range(4):
         factory.conv(f"conv{index}", 8)
@@ -196,7 +196,7 @@ def predicted(strategy: str, *entries: BesideAllReduce, dilate: float | None = N
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
     profile = make_profile(NETWORK, communication=tuple(map(ring_fit, names)), beside_all_reduce=entries)
     settings = PlanSettings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
-    asked = Point(strategy=parse_strategy(strategy), settings=settings)
+    asked = Configuration(strategy=parse_strategy(strategy), settings=settings)
     model = CostModel(profile=profile, network=NETWORK, dilate=dilate)
     return Predictor(model, evaluator_named("simulate")).predict(asked)
 
@@ -254,7 +254,7 @@ def test_a_timeline_shows_halos_beside_the_exchange_and_counts_the_time_once() -
     profile = make_profile(NETWORK, communication=fits, beside_all_reduce=(measured(added_s=1e-4),))
     model = CostModel(profile=profile, network=NETWORK)
     settings = PlanSettings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
-    point = Point(strategy=parse_strategy("s2"), settings=settings)
+    point = Configuration(strategy=parse_strategy("s2"), settings=settings)
     (line, *_) = timeline_of(price(model, point), settings.schedule).lines
     (role,) = line.roles
     halos = np.isin(role.of_plan.work, sorted(role.awaited))

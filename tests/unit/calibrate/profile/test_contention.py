@@ -30,7 +30,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ALPHA_S, BETA_S_PER_BYTE = 50e-6, 1e-9
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -136,7 +136,7 @@ def test_what_cannot_be_told_is_left_out_and_said() -> None:
 def test_between_numbers_of_groups_phi_runs_straight_and_goes_on_beyond() -> None:
     entries = [entry(3.0, 4), entry(2.0, 2)]
     assert [contention_at(entries, groups).factor for groups in (1, 2, 3, 4, 6)] == [1, 2, 2.5, 3, 4]
-    assert [contention_at(entries, groups).beyond for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
+    assert [contention_at(entries, groups).extrapolated for groups in (1, 2, 3, 4, 6)] == [False] * 4 + [True]
 
 
 def costs(
@@ -228,7 +228,7 @@ def profile_with(contention: Sequence[Contention]) -> Profile:
 def test_the_prediction_of_data_and_filter_parallelism_changes_accordingly() -> None:
     """What phi adds to the iteration is its part of the bytes of every collective that the plan holds."""
     everything = [entry(2.0, operation=name) for name in ("all_reduce", "all_gather")]
-    asked = Point(strategy=parse_strategy("d2f2"), settings=PlanSettings(batch=8))
+    asked = Configuration(strategy=parse_strategy("d2f2"), settings=PlanSettings(batch=8))
     seconds = []
     for contention in ((), everything):
         profile = profile_with(contention)

@@ -24,7 +24,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.presentation import flat_row
 from predict.validation.validation import validate_runs
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 GIB = 2**30
 MODELS = ("a", "b", "c", "d", "e")
@@ -179,7 +179,7 @@ def fitted(*paths: Path, **changes: object) -> Profile:
 
 def predict(profile: Profile, strategy: str, batch: int, evaluator: str = "simulate") -> Prediction:
     model = CostModel(profile=profile, network=profile.network["chain128"])
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.documents import validation_text
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.usage import usage_text
-from paradl_bench.network.graph import Network, read_network
+from paradl_bench.network.graph import ModelGraph, read_network
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.measurement import read_manifest
 from predict.cli import group as predict
@@ -97,7 +97,7 @@ def test_a_file_is_not_taken_for_a_directory_that_is_missing(place: Path) -> Non
         ('{"name": "a", "levels": [{"name": "n", "ranks": 2, "alpha": 1}]}', ClusterFile, "did you mean alpha_s?"),
         ('{"name": "a", "memory_bytes": 1, "levels": []}', ClusterFile, "did you mean memory_bytes_per_rank?"),
         ('{"name": "a", "xyz": 1, "levels": []}', ClusterFile, "`xyz`: fields are name, levels,"),
-        ('{"name": "a", "layers": [{"name": "b", "knid": "conv"}]}', Network, "did you mean kind?"),
+        ('{"name": "a", "layers": [{"name": "b", "knid": "conv"}]}', ModelGraph, "did you mean kind?"),
     ],
 )
 def test_the_field_that_was_meant_is_named(text: str, of: type, meant: str) -> None:

@@ -20,7 +20,7 @@ from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -77,7 +77,7 @@ MODELS: dict[str, Callable[[], LoadedModel]] = {
 }
 
 
-def traced(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Network:
+def traced(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> ModelGraph:
     # Traced by name: a model of this file is built here.
     if model.name == "branching":
         monkeypatch.setattr(
@@ -92,7 +92,7 @@ def on(device: str) -> nn.Module:
         return Branching().train()
 
 
-def second_each(network: Network) -> GhostRole:
+def second_each(network: ModelGraph) -> GhostRole:
     """A layer's place in the network makes its seconds: a sum tells which layers were slept for."""
     layers: dict[str, dict[GhostPhase, float]] = {
         layer.name: {"FW": 1e-3 * (index + 1), "BW": 1e-6 * (index + 1)} for index, layer in enumerate(network.layers)

@@ -31,7 +31,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.splitting.channel_shards import splittable
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named, evaluators
+from predict.workload import Configuration, evaluator_named, evaluators
 
 
 def layer_ms(held: Imported) -> dict[tuple[str, str], list[float]]:
@@ -257,7 +257,7 @@ def test_predictions_of_a_network_that_is_not_whole_are_extrapolated(tmp_path: P
     # A network of that name that has all of its layers, as --network gives it, is predicted with them.
     last = msgspec.structs.replace(part.layers[-1], fw_flops=7)
     whole = msgspec.structs.replace(part, layers=(*part.layers[:-1], last))
-    point = Point(strategy=parse_strategy("serial"), settings=PlanSettings(batch=64))
+    point = Configuration(strategy=parse_strategy("serial"), settings=PlanSettings(batch=64))
     for net, said in ((part, 1), (whole, 0)):
         model = CostModel(profile=profile, network=net)
         lines = Predictor(model=model, evaluator=evaluator_named(evaluator)).predict(point).extrapolated

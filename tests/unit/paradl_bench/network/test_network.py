@@ -15,7 +15,7 @@ from paradl_bench.network.graph import (
     Attribute,
     Layer,
     LayerMemory,
-    Network,
+    ModelGraph,
     Tensor,
     operation_key,
     read_network,
@@ -52,7 +52,7 @@ WEIGHT = Tensor(name="conv1.weight", shape=(4, 3, 3, 3))
 BIAS = Tensor(name="head.bias", shape=(4,), dtype="bf16")
 
 
-def network(**change: Any) -> Network:
+def network(**change: Any) -> ModelGraph:
     settings: dict[str, Any] = {
         "name": "tiny",
         "input_shape": (3, 8, 8),
@@ -61,7 +61,7 @@ def network(**change: Any) -> Network:
         "buffers": (Tensor(name="count", shape=(), dtype="int64"),),
         "gradient_order": ("head.bias", "conv1.weight"),
     }
-    return Network(**(settings | change))
+    return ModelGraph(**(settings | change))
 
 
 def test_a_network_adds_up() -> None:
@@ -138,7 +138,7 @@ def test_a_tensor_validates_itself() -> None:
 
 
 def test_a_network_survives_json_with_its_digest() -> None:
-    again = msgspec.json.decode(msgspec.json.encode(network()), type=Network)
+    again = msgspec.json.decode(msgspec.json.encode(network()), type=ModelGraph)
     assert again == network()
     assert again.digest == network().digest
     assert [layer.operation for layer in again.layers] == [layer.operation for layer in network().layers]
@@ -169,7 +169,7 @@ def test_watched_memory_survives_json_and_is_no_other_work() -> None:
     memory = LayerMemory(inputs=(0,), kept=(12, 0), backward=(-4, 8), passes_gradient=True, aliases=True)
     first, *others = network().layers
     watched = network(layers=(msgspec.structs.replace(first, memory=memory), *others))
-    again = msgspec.json.decode(msgspec.json.encode(watched), type=Network)
+    again = msgspec.json.decode(msgspec.json.encode(watched), type=ModelGraph)
     assert again.layers[0].memory == memory
     assert again.digest == network().digest
 
@@ -179,14 +179,14 @@ def test_memory_that_no_layer_has_is_refused(change: dict[str, Any]) -> None:
     raw = msgspec.to_builtins(network())
     raw["layers"][0]["memory"] = change
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(raw, Network)
+        msgspec.convert(raw, ModelGraph)
 
 
 def test_a_field_of_another_version_is_named() -> None:
     raw = msgspec.to_builtins(network())
     raw["layers"][1]["flops"] = 3
     with pytest.raises(msgspec.ValidationError, match=r"unknown field `flops` - at `\$\.layers\[1\]`"):
-        msgspec.convert(raw, Network)
+        msgspec.convert(raw, ModelGraph)
 
 
 def test_the_key_reads_well() -> None:
@@ -251,7 +251,7 @@ def test_values_that_differ_are_other_operations(first: Attribute, second: Attri
 def test_digests_of_older_networks_stay_what_they_were() -> None:
     """Runs name the digest of their network: fields that came later must not change it where nobody gave them."""
     layer = Layer(name="conv", kind="conv", inputs=("input",), input_shapes=((3, 4, 4),), output_shape=(2, 4, 4))
-    network = Network(name="one", input_shape=(3, 4, 4), layers=(layer,), parameters=())
+    network = ModelGraph(name="one", input_shape=(3, 4, 4), layers=(layer,), parameters=())
     assert network.digest == "58d30fa67e4c"
     without_batch = msgspec.structs.replace(layer, batchless=True)
     assert msgspec.structs.replace(network, layers=(without_batch,)).digest != network.digest

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
-    Between,
     BucketCopy,
     Collective,
     Compute,
+    FrameworkOverhead,
     Phase,
     Plan,
     Role,
@@ -53,7 +53,7 @@ def test_tasks_become_arrays_in_the_order_in_which_they_were_added() -> None:
 
 
 works: st.SearchStrategy[Work] = st.one_of(
-    st.builds(Between, phase=st.sampled_from(["FW", "BW"])),
+    st.builds(FrameworkOverhead, phase=st.sampled_from(["FW", "BW"])),
     st.builds(Collective, operation=st.just("all_reduce"), message_bytes=st.integers(1, 3), ranks=st.integers(2, 3)),
     st.builds(BucketCopy, direction=st.sampled_from(["into", "out"]), bytes=st.integers(1, 2), tensors=st.just(1)),
 )
@@ -107,7 +107,7 @@ def plan(**change: Any) -> Plan:
         builder.add(Collective(operation="all_reduce", message_bytes=size, ranks=4), Phase.GE, Stream.COMMUNICATION)
         for size in (4096, 1024, 4096)
     ]
-    builder.add(Between(phase="FW"), Phase.FW, Stream.COMPUTE, tuple(exchanges))
+    builder.add(FrameworkOverhead(phase="FW"), Phase.FW, Stream.COMPUTE, tuple(exchanges))
     settings: dict[str, Any] = {
         "strategy": parse_strategy("d4"),
         "network": "tiny",

@@ -27,7 +27,7 @@ from paradl_bench.records.measurement import Environment, read_manifest
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
 from predict.validation.validation import validate_runs
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 
 def nodes(count: int, per_node: int, *, rate: float = 125e6, one_level: str = "") -> Environment:
@@ -148,7 +148,7 @@ def test_predictions_and_validations_of_an_emulated_cluster_name_it(tmp_path: Pa
     chain = make_network()
     profile = make_profile(model_times=model_times(chain, common_sd=0.02), environments=(environment,))
     model = CostModel(profile=profile, network=chain)
-    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
     notes = Predictor(model, evaluator_named("simulate")).predict(point).notes
     assert "measured on an emulated cluster: nodes with links of 125 MB/s (tbf)" in notes
     write_profile(tmp_path / "profile.json", profile)

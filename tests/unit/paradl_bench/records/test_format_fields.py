@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import decode_json
 from paradl_bench.measure.kernels.design import Design
 from paradl_bench.measure.kernels.request import DESIGN_FILE
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.cluster import ClusterFile
 from paradl_bench.records.measurement import MANIFEST_NAME, Manifest
 from paradl_bench.records.training.ghost_record import GhostTable
@@ -30,7 +30,7 @@ from paradl_bench.slurm.jobs.site import Site
 FORMATS: dict[str, type[msgspec.Struct]] = {
     **RECORDS,
     "profile.json": Profile,
-    "network.json": Network,
+    "network.json": ModelGraph,
     MANIFEST_NAME: Manifest,
     RUN_NAME: TrainingRun,
     DESIGN_FILE: Design,

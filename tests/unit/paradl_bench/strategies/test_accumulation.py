@@ -18,7 +18,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import Z90
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, Stream, WeightUpdate
@@ -29,13 +29,13 @@ from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
 from predict.costs.sourced import UNIFORM_TO_SD
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network((64, 128, 256, 32), buffers=True)
 CHAIN_OF_PROFILE = make_network()
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     factory = NetworkFactory(8, 16, 16)
     for index in range(3):
         factory.conv(f"conv{index}", 8, 3, padding=1)
@@ -44,7 +44,7 @@ def convolutional() -> Network:
     return factory.network("chain")
 
 
-def planned(strategy: str, network: Network = CHAIN, batch: int = 32, **settings: Any) -> Plan:
+def planned(strategy: str, network: ModelGraph = CHAIN, batch: int = 32, **settings: Any) -> Plan:
     parsed = parse_strategy(strategy)
     return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **settings))
 
@@ -135,7 +135,7 @@ def predicted(
     settings = PlanSettings(batch=batch, **options)
     model = CostModel(profile=profile, network=profile.network["chain"])
     return Predictor(model, evaluator_named(evaluator)).predict(
-        Point(strategy=parse_strategy(strategy), settings=settings)
+        Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 

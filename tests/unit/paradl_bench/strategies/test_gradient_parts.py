@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_factory import NetworkFactory
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.kind import TensorArgument
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -21,12 +21,12 @@ from paradl_bench.strategies.splitting.channel_shards import FILTERS, SplitLayer
 ELEMENT = 4
 
 
-def split(network: Network, ranks: int, **options: object) -> SplitLayers:
+def split(network: ModelGraph, ranks: int, **options: object) -> SplitLayers:
     settings = PlanSettings(batch=2, filter_backward="reduce-scatter")
     return FILTERS.layers(network, ranks, msgspec.structs.replace(settings, **options))
 
 
-def plan(network: Network, strategy: str, **options: object) -> Plan:
+def plan(network: ModelGraph, strategy: str, **options: object) -> Plan:
     parsed = parse_strategy(strategy)
     settings = msgspec.structs.replace(PlanSettings(batch=2, filter_backward="reduce-scatter"), **options)
     return planner_for(parsed).plan(network, parsed, settings)
@@ -37,7 +37,7 @@ def backward(found: Plan, role: int = 0) -> list[tuple[str, int]]:
     return [(work.operation, work.message_bytes) for work in works if isinstance(work, Collective)]
 
 
-def chain_of_all() -> Network:
+def chain_of_all() -> ModelGraph:
     """4x8x8 -> conv 6 -> relu -> pool -> conv 5 -> dropout, mean to 2x2 -> flatten -> fc 7 -> relu -> fc 3."""
     factory = NetworkFactory(4, 8, 8)
     factory.conv("conv1", 6)
@@ -121,7 +121,7 @@ def test_where_channels_do_not_go_back_alone_every_rank_needs_all(
     assert note in found.notes
 
 
-def branches(left: int, right: int) -> Network:
+def branches(left: int, right: int) -> ModelGraph:
     """conv 6 -> (conv, conv) -> their sum (or else the first) and what both read -> conv."""
     factory = NetworkFactory(4, 8, 8)
     factory.conv("conv1", 6)

@@ -15,7 +15,7 @@ from search_cases import found, profile_of
 from calibrate.fit.layer_fit import rates_reached
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.autocast import kept_dtype, widths_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
@@ -136,7 +136,7 @@ def test_settings_that_convert_by_themselves_are_refused(settings: PlanSettings,
         check_dtype(parse_strategy("d2"), settings, "bf16")
 
 
-def both(network: Network) -> dict[str, object]:
+def both(network: ModelGraph) -> dict[str, object]:
     """Times in two dtypes, of which bf16 takes a quarter."""
     quarter = [*layer_times(network), *model_times(network)]
     made = [msgspec.convert(scaled(msgspec.to_builtins(time)), type(time)) for time in quarter]

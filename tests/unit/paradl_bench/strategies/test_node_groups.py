@@ -10,7 +10,7 @@ import pytest
 from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.settings import PlanSettings, ranks_per_node
@@ -22,7 +22,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 ONE_BUCKET = {"first_bucket_bytes": 1 << 30, "bucket_cap_bytes": 1 << 30}
 
 
-def network() -> Network:
+def network() -> ModelGraph:
     """Convolutions whose parameters are an odd number."""
     factory = NetworkFactory(11, 8, 8)
     factory.conv("conv1", 4, 3, padding=1)

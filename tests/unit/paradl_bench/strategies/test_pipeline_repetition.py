@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.plan.tasks import Between, Phase, RoleBuilder, Stream
+from paradl_bench.plan.tasks import FrameworkOverhead, Phase, RoleBuilder, Stream
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, repeat
 
-FORWARD, BACKWARD = Between(phase="FW"), Between(phase="BW")
+FORWARD, BACKWARD = FrameworkOverhead(phase="FW"), FrameworkOverhead(phase="BW")
 
 
 def builder_of_an_action(before: tuple[int, ...]) -> RoleBuilder:

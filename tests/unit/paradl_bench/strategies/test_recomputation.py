@@ -18,7 +18,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.units import parse_recompute
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, Phase, Plan
@@ -28,12 +28,12 @@ from paradl_bench.strategies.passes.recomputation import segments_of
 from predict.cli import main
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 BATCH = 8
 
 
-def sequence(*names: str, width: int = 8) -> Network:
+def sequence(*names: str, width: int = 8) -> ModelGraph:
     """3x3 convolutions of equal width, by name, one after the other, and a loss."""
     factory = NetworkFactory(width, 16, 16)
     for name in names:
@@ -46,12 +46,12 @@ def sequence(*names: str, width: int = 8) -> Network:
 BLOCKS = sequence("stem", "body.0.one", "body.0.two", "body.1.one", "body.1.two", "body.1.three", "head")
 
 
-def found(network: Network, *recompute: str) -> list[tuple[str, range]]:
+def found(network: ModelGraph, *recompute: str) -> list[tuple[str, range]]:
     settings = PlanSettings(batch=BATCH, recompute=recompute)
     return [(segment.name, segment.layers) for segment in segments_of(network, settings)]
 
 
-def planned(strategy: str, network: Network = BLOCKS, **settings: Any) -> Plan:
+def planned(strategy: str, network: ModelGraph = BLOCKS, **settings: Any) -> Plan:
     parsed = parse_strategy(strategy)
     return planner_for(parsed).plan(network, parsed, PlanSettings(batch=BATCH, **settings))
 
@@ -89,7 +89,7 @@ def test_what_is_no_segment_is_refused(recompute: tuple[str, ...], message: str)
         found(BLOCKS, *recompute)
 
 
-def changed_in_place(network: Network, name: str) -> Network:
+def changed_in_place(network: ModelGraph, name: str) -> ModelGraph:
     layers = tuple(
         msgspec.structs.replace(layer, attributes={**layer.attributes, "in_place": True})
         if layer.name == name
@@ -167,7 +167,7 @@ def test_its_communication_is_issued_again_in_backward(strategy: str) -> None:
 def predicted(profile: Profile, strategy: str = "serial", evaluator: str = "simulate", **options: Any) -> Prediction:
     model = CostModel(profile=profile, network=profile.network["chain"])
     settings = PlanSettings(batch=BATCH, **options)
-    point = Point(strategy=parse_strategy(strategy), settings=settings)
+    point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

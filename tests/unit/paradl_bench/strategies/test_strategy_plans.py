@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import DTYPE_BYTES, Layer, Network, Tensor
+from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.plan.settings import PlanSettings, bucket_limits
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, BucketCopy, Collective, Compute, Plan, Stream, WeightUpdate, Work
+from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, FrameworkOverhead, Plan, Stream, WeightUpdate, Work
 from paradl_bench.strategies.data.buckets import BROADCAST_BYTES, assign_buckets, broadcast_buckets
 from paradl_bench.strategies.nesting.catalog import planner_for
 
@@ -88,7 +88,7 @@ def layer(name: str, *inputs: str, parameters: tuple[str, ...] = ()) -> Layer:
     return Layer(name=name, kind="linear", inputs=inputs, output_shape=(4,), parameters=parameters)
 
 
-def chain(**change: object) -> Network:
+def chain(**change: object) -> ModelGraph:
     """Three layers with weights of 400, 800 and 400 bytes, and one batch norm's buffers."""
     fields: dict[str, object] = {
         "name": "chain",
@@ -107,10 +107,10 @@ def chain(**change: object) -> Network:
         "buffers": (Tensor(name="mean", shape=(4,)), Tensor(name="count", shape=(), dtype="int64")),
         "gradient_order": ("three.weight", "two.weight", "one.weight"),
     }
-    return Network(**{**fields, **change})  # type: ignore[arg-type]
+    return ModelGraph(**{**fields, **change})  # type: ignore[arg-type]
 
 
-def plan(network: Network, strategy: str, batch: int = 8, first: int = 300, cap: int = 1000) -> Plan:
+def plan(network: ModelGraph, strategy: str, batch: int = 8, first: int = 300, cap: int = 1000) -> Plan:
     parsed = parse_strategy(strategy)
     settings = PlanSettings(batch=batch, first_bucket_bytes=first, bucket_cap_bytes=cap)
     return planner_for(parsed).plan(network, parsed, settings)
@@ -133,14 +133,14 @@ def spelled(found: Plan) -> list[str]:
     works = [found.works[index] for index in role.work]
     for work, stream in zip(works, role.stream, strict=True):
         assert (stream == Stream.COMMUNICATION) == isinstance(work, Collective)
-    return [spell(work) for work in works if not isinstance(work, Between)]
+    return [spell(work) for work in works if not isinstance(work, FrameworkOverhead)]
 
 
 def waits_of(found: Plan, text: str) -> list[str]:
     """What the task that is spelled ``text`` waits for."""
     role = found.roles[0]
     names = spelled(found)
-    kept = [task for task in range(role.tasks) if not isinstance(found.works[role.work[task]], Between)]
+    kept = [task for task in range(role.tasks) if not isinstance(found.works[role.work[task]], FrameworkOverhead)]
     task = kept[names.index(text)]
     rows = role.dependencies[role.dependency_start[task] : role.dependency_start[task + 1]]
     return [names[kept.index(row)] for row in rows]
@@ -159,7 +159,7 @@ def test_every_operation_has_its_share_of_the_time_between() -> None:
     found = plan(chain(), "serial")
     works = [found.works[index] for index in found.roles[0].work]
     for phase in ("FW", "BW"):
-        assert works.count(Between(phase=phase)) == 4
+        assert works.count(FrameworkOverhead(phase=phase)) == 4
 
 
 def test_ddp_exchanges_a_bucket_as_soon_as_it_is_full() -> None:

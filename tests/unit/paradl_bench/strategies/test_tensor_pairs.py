@@ -13,7 +13,7 @@ from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -24,11 +24,11 @@ from paradl_bench.strategies.tensor.pairs import Pairs, find_pairs
 ELEMENT_BYTES = 4
 
 
-def trace(name: str) -> Network:
+def trace(name: str) -> ModelGraph:
     return trace_network(load_model(f"transformer_networks:{name}" if "-" not in name else name, device="meta"))
 
 
-def parts(network: Network, pairs: Pairs) -> Counter[str]:
+def parts(network: ModelGraph, pairs: Pairs) -> Counter[str]:
     return Counter(piece.part for piece in pairs.pieces.values() if piece.part != "inside")
 
 
@@ -80,7 +80,7 @@ def test_what_stays_whole_says_why() -> None:
     assert "as chosen, and leaves" in only.notes[0]
 
 
-def chain(*features: int) -> Network:
+def chain(*features: int) -> ModelGraph:
     factory = NetworkFactory(8)
     for number, width in enumerate(features):
         factory.linear(f"fc{number}", width)

@@ -10,7 +10,7 @@ from network_factory import NetworkFactory
 from profile_factory import make_network, make_profile, ring_fit
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan, Role, WeightUpdate
@@ -19,14 +19,14 @@ from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 # 5 -> 6 -> 7, with relu in place after both; rows do not part evenly over 4 ranks.
 CHAIN = make_network((5, 6, 7))
 E = 4
 
 
-def network_of(*layers: tuple[str, str, tuple[str, ...]], parameters: dict[str, int]) -> Network:
+def network_of(*layers: tuple[str, str, tuple[str, ...]], parameters: dict[str, int]) -> ModelGraph:
     """A chain of (name, kind, parameters), and the parameters' numbers of elements."""
     made: list[Layer] = []
     for name, kind, reads in layers:
@@ -34,10 +34,10 @@ def network_of(*layers: tuple[str, str, tuple[str, ...]], parameters: dict[str, 
         in_place = {"in_place": True} if kind == "relu" else {}
         made.append(Layer(name=name, kind=kind, inputs=(source,), parameters=reads, attributes=in_place))
     tensors = tuple(Tensor(name=name, shape=(size,)) for name, size in parameters.items())
-    return Network(name="n", input_shape=(1,), layers=tuple(made), parameters=tensors)
+    return ModelGraph(name="n", input_shape=(1,), layers=tuple(made), parameters=tensors)
 
 
-def names(network: Network) -> dict[str, list[str]]:
+def names(network: ModelGraph) -> dict[str, list[str]]:
     return {unit.name: [parameter.name for parameter in unit.parameters] for unit in units_of(network)}
 
 
@@ -103,7 +103,7 @@ def test_an_optimizer_is_parted_largest_first() -> None:
     assert [[parameter.name for parameter in part] for part in parts] == [["b", "d"], ["e", "c", "a"]]
 
 
-def plan(text: str, network: Network = CHAIN, *, blocking: bool = False) -> Plan:
+def plan(text: str, network: ModelGraph = CHAIN, *, blocking: bool = False) -> Plan:
     settings = PlanSettings(batch=8, blocking=blocking)
     return planner_for(parse_strategy(text)).plan(network, parse_strategy(text), settings)
 
@@ -278,7 +278,7 @@ def test_predictions_know_the_stages() -> None:
 
     def predicted(text: str, *, blocking: bool = False) -> float:
         settings = PlanSettings(batch=8, blocking=blocking)
-        return predictor.predict(Point(strategy=parse_strategy(text), settings=settings)).iteration_s
+        return predictor.predict(Configuration(strategy=parse_strategy(text), settings=settings)).iteration_s
 
     two, three = predicted("z2d2"), predicted("z3d2")
     waiting = {text: predicted(text, blocking=True) for text in ("z2d2", "z3d2")}
@@ -287,7 +287,7 @@ def test_predictions_know_the_stages() -> None:
     assert three < waiting["z2d2"] < waiting["z3d2"]
     with pytest.raises(UserError, match="not of z3d2: take simulate"):
         Predictor(model, evaluator_named("paradl")).predict(
-            Point(strategy=parse_strategy("z3d2"), settings=PlanSettings(batch=8))
+            Configuration(strategy=parse_strategy("z3d2"), settings=PlanSettings(batch=8))
         )
 
 
@@ -311,5 +311,5 @@ def test_a_module_that_changes_a_view_of_what_it_is_given_is_no_unit() -> None:
             msgspec.structs.replace(changing, writes=writes),
         )
         parameters = (Tensor(name="first.w", shape=(4,)), Tensor(name="body.w", shape=(4,)))
-        network = Network(name="n", input_shape=(1,), layers=layers, parameters=parameters)
+        network = ModelGraph(name="n", input_shape=(1,), layers=layers, parameters=parameters)
         assert ("body" in names(network)) is unit

@@ -15,7 +15,7 @@ from calibrate.profile.collectives.communication_time import Piece, piecewise_se
 from calibrate.profile.collectives.contention import Contention
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
@@ -24,12 +24,12 @@ from predict.closed_forms.closed_form_tables import ClosedFormTables
 from predict.costs.communication.collective_times import fitted_seconds
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 NODE_RANKS = 4
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     """3x32x32 -> conv 8 -> relu -> conv 12 -> pool 2 -> conv 12 -> flatten -> fc 16 -> fc 6."""
     factory = NetworkFactory(3, 32, 32)
     factory.conv("conv1", 8)
@@ -64,7 +64,7 @@ def fits_of(operation: str) -> list[object]:
     ]
 
 
-def profile_of(network: Network) -> Profile:
+def profile_of(network: ModelGraph) -> Profile:
     contention = tuple(
         Contention(
             library="gloo",
@@ -99,7 +99,9 @@ def one_by_one(
     """What ``paradl`` says of a point, and tables with its settings."""
     model = CostModel(profile=PROFILE, network=NETWORK, cluster=cluster)
     wanted = PlanSettings(batch=batch, **changes)  # type: ignore[arg-type]
-    seconds = evaluator_named("paradl").prepare(model, Point(strategy=strategy, settings=wanted)).timing().iteration_s
+    seconds = (
+        evaluator_named("paradl").prepare(model, Configuration(strategy=strategy, settings=wanted)).timing().iteration_s
+    )
     return seconds, ClosedFormTables(model, wanted)
 
 
@@ -155,7 +157,7 @@ def test_pipeline_rows_are_those_of_single_points(ranks: int, micro_batches: int
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_a_pipeline_of_one_rank_computes_micro_batches_one_after_the_other(micro_batches: int, samples: int) -> None:
     model = CostModel(profile=PROFILE, network=NETWORK)
-    point = Point(strategy=Strategy(), settings=PlanSettings(batch=samples))
+    point = Configuration(strategy=Strategy(), settings=PlanSettings(batch=samples))
     alone = evaluator_named("paradl").prepare(model, point).timing()
     found = ClosedFormTables(model).iteration_s("pipeline", batch=micro_batches * samples, micro_batches=micro_batches)
     assert float(found) == pytest.approx(micro_batches * (alone.fw_s + alone.bw_s) + alone.wu_s, rel=1e-9)
@@ -189,7 +191,7 @@ def test_a_group_of_one_rank_is_data_parallel_and_one_group_of_it_serial() -> No
 def test_other_hardware_changes_rows_as_it_changes_single_points(kind: str, groups: int, ranks: int) -> None:
     hardware = Hardware(bandwidth=2.0, latency=0.5, latency_at={"rack": 3.0}, peak_flops=3.0, memory_bandwidth=1.5)
     model, other = (CostModel(profile=PROFILE, network=NETWORK, hardware=each) for each in (Hardware(), hardware))
-    point = Point(strategy=strategy_of(kind, groups, (ranks,)), settings=PlanSettings(batch=24))
+    point = Configuration(strategy=strategy_of(kind, groups, (ranks,)), settings=PlanSettings(batch=24))
     seconds = evaluator_named("paradl").prepare(other, point).timing().iteration_s
     found, before = (
         ClosedFormTables(each).iteration_s(kind, batch=24, groups=groups, ranks=ranks) for each in (other, model)

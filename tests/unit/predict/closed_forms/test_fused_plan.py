@@ -24,7 +24,7 @@ from profile_factory import (
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Wait
@@ -33,13 +33,13 @@ from predict.costs.communication.fusion import Fusion, Rule
 from predict.costs.cost_model import CostModel
 from predict.evaluators.simulate import price
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 RULES: tuple[Rule, ...] = ("none", "ada", "mg-wfbp")
 networks = st.lists(st.integers(1, 200), min_size=2, max_size=6).map(make_network)
 
 
-def profile_of(network: Network, **changes: object) -> Profile:
+def profile_of(network: ModelGraph, **changes: object) -> Profile:
     base = make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),
@@ -52,10 +52,10 @@ def model_of(profile: Profile, fusion: Fusion) -> CostModel:
     return CostModel(profile=profile, network=next(iter(profile.network.values())), fusion=fusion)
 
 
-def point_of(text: str, local: int = 4, **changes: object) -> Point:
+def point_of(text: str, local: int = 4, **changes: object) -> Configuration:
     strategy = parse_strategy(text)
     wanted = PlanSettings(batch=local * strategy.ranks, **changes)  # type: ignore[arg-type]
-    return Point(strategy=strategy, settings=wanted)
+    return Configuration(strategy=strategy, settings=wanted)
 
 
 def predicted(profile: Profile, fusion: Fusion, evaluator: str = "simulate", text: str = "d4") -> Prediction:
@@ -64,7 +64,7 @@ def predicted(profile: Profile, fusion: Fusion, evaluator: str = "simulate", tex
 
 @settings(max_examples=30)
 @given(networks, st.sampled_from(RULES), st.integers(2, 32))
-def test_what_waits_for_nothing_takes_what_osf_says(network: Network, rule: Rule, ranks: int) -> None:
+def test_what_waits_for_nothing_takes_what_osf_says(network: ModelGraph, rule: Rule, ranks: int) -> None:
     profile, fusion = profile_of(network), Fusion(rule=rule)
     simulated, osf = (predicted(profile, fusion, name, f"d{ranks}") for name in ("simulate", "osf"))
     assert simulated.iteration_s == pytest.approx(osf.iteration_s, rel=1e-9)
@@ -78,7 +78,9 @@ def test_what_waits_for_nothing_takes_what_osf_says(network: Network, rule: Rule
 
 @settings(max_examples=30)
 @given(networks, st.integers(1, 100_000), st.floats(1e-5, 1e-2))
-def test_a_buffer_on_a_free_channel_takes_what_osf_says(network: Network, buffer_bytes: int, timeout_s: float) -> None:
+def test_a_buffer_on_a_free_channel_takes_what_osf_says(
+    network: ModelGraph, buffer_bytes: int, timeout_s: float
+) -> None:
     """Where every exchange is over before the next is sent, the wait may stand before it or behind the one before."""
     quick = (ring_fit(alpha_s=1e-12, beta_s_per_byte=1e-18),)
     fusion = Fusion(rule="buffer", buffer_bytes=buffer_bytes, timeout_s=timeout_s)
@@ -89,7 +91,7 @@ def test_a_buffer_on_a_free_channel_takes_what_osf_says(network: Network, buffer
 @settings(max_examples=40)
 @given(networks, st.integers(1, 100_000), st.floats(1e-5, 1e-2), st.floats(1e-6, 1e-2))
 def test_a_buffer_starts_when_the_channel_is_free_and_it_has_waited(
-    network: Network, buffer_bytes: int, timeout_s: float, start_up_s: float
+    network: ModelGraph, buffer_bytes: int, timeout_s: float, start_up_s: float
 ) -> None:
     """Worked out gradient by gradient, from seconds and bytes alone."""
     profile = profile_of(network, communication=(ring_fit(alpha_s=start_up_s),))

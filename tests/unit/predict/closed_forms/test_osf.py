@@ -16,7 +16,7 @@ from profile_factory import affine_seconds, interference, layer_times, make_netw
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
@@ -30,7 +30,7 @@ from predict.closed_forms.osf import (
 from predict.costs.communication.fusion import RULES, Fusion, fusion_options
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 layer_lists = st.lists(st.tuples(st.floats(1e-3, 1), st.integers(1, 100)), min_size=1, max_size=8)
 
@@ -142,7 +142,7 @@ def test_scaling_factors_are_shares_of_compute() -> None:
     assert scaling_factor(0.0, 0.0) == 1.0
 
 
-def profile_of(network: Network, **changes: object) -> Profile:
+def profile_of(network: ModelGraph, **changes: object) -> Profile:
     base = make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),
@@ -153,7 +153,7 @@ def profile_of(network: Network, **changes: object) -> Profile:
 
 def predicted(
     profile: Profile,
-    network: Network,
+    network: ModelGraph,
     strategy: str,
     batch: int,
     evaluator: str = "osf",
@@ -163,7 +163,7 @@ def predicted(
 ) -> Prediction:
     wanted = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
     model = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
-    point = Point(strategy=parse_strategy(strategy), settings=wanted)
+    point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

@@ -10,14 +10,14 @@ from profile_factory import layer_times, make_profile, model_times, ring_fit
 from recorded_logs import public_data
 
 from calibrate.profile.profile import Profile
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ALPHA_S, BETA = 50e-6, 1e-9
 BATCH, SAMPLE_S, UPDATE_S = 8, 1e-3, 3e-3
@@ -27,7 +27,7 @@ def seconds(layer: Layer, phase: str, batch: int) -> float:
     return batch * SAMPLE_S
 
 
-def profile_of(network: Network) -> Profile:
+def profile_of(network: ModelGraph) -> Profile:
     return make_profile(
         network,
         layer_times=layer_times(network, seconds=seconds),
@@ -36,13 +36,13 @@ def profile_of(network: Network) -> Profile:
     )
 
 
-def predicted(network: Network, strategy: str, evaluator: str = "paradl", **settings: object) -> Prediction:
+def predicted(network: ModelGraph, strategy: str, evaluator: str = "paradl", **settings: object) -> Prediction:
     model = CostModel(profile=profile_of(network), network=network)
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=BATCH, **settings))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=BATCH, **settings))
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     """4x16x16 -> conv 8 -> relu -> conv 12 -> pool 2 -> flatten -> fc 6."""
     factory = NetworkFactory(4, 16, 16)
     factory.conv("conv1", 8)
@@ -141,7 +141,7 @@ def test_memory_is_the_paper_s_row() -> None:
 # What the paper's own tool printed
 
 
-def vgg16() -> Network:
+def vgg16() -> ModelGraph:
     """VGG16 on 3x226x226 as the tool has it: pools round up, no biases, activations between the last layers alone."""
     factory = NetworkFactory(3, 226, 226)
     channels, extent, number = 3, 226, 0
@@ -205,7 +205,7 @@ def test_the_tool_s_projections_are_reproduced() -> None:
         for kind in kinds.split(", "):
             strategy = parse_strategy("serial" if kind == "serial" else f"{kind[0]}{ranks}")
             settings = PlanSettings(batch=batch, split=("conv*",) if kind in ("filter", "channel") else ())
-            point = Point(strategy=strategy, settings=settings)
+            point = Configuration(strategy=strategy, settings=settings)
             found = Predictor(model, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
             assert found.communication_s * iterations == pytest.approx(float(communication), rel=1e-6), (kind, ranks)
             assert found.compute_s / batch * SAMPLES == pytest.approx(float(compute), rel=1e-6), (kind, ranks)

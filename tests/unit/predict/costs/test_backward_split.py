@@ -17,7 +17,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import UNIFORM_TO_SD, Source
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 LINEAR = [layer for layer in CHAIN.layers if layer.parameters]
@@ -51,7 +51,7 @@ def parts(plan: Plan) -> dict[tuple[str, str], int]:
 
 
 def predict(profile: Profile, schedule: str = "zb") -> Prediction:
-    point = Point(strategy=parse_strategy("p2"), settings=msgspec.structs.replace(SETTINGS, schedule=schedule))
+    point = Configuration(strategy=parse_strategy("p2"), settings=msgspec.structs.replace(SETTINGS, schedule=schedule))
     return Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(point)
 
 

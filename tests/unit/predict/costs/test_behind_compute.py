@@ -26,7 +26,7 @@ from predict.costs.communication.behind_compute import works_behind_compute
 from predict.costs.communication.communication_costs import Call, CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ADDED_S, FACTOR = 150e-6, 1.2
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -151,7 +151,7 @@ def profile_of(*entries: BehindCompute) -> Profile:
 
 def predicted(strategy: str, *entries: BehindCompute, batch: int = 8, evaluator: str = "simulate") -> Prediction:
     model = CostModel(profile=profile_of(*entries), network=NETWORK)
-    asked = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
+    asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
     return Predictor(model, evaluator_named(evaluator)).predict(asked)
 
 

@@ -75,7 +75,7 @@ def test_one_rank_count_leaves_open_which_algorithm_goes_on() -> None:
 def test_beyond_ranks_or_bytes_is_flagged(ranks: int, size: int, said: str) -> None:
     found = exchange(make_profile(), ranks=ranks, size=size).cost
     assert said in lines(found)
-    assert all(remark.beyond for remark in found.remarks)
+    assert all(remark.extrapolated for remark in found.remarks)
     assert found.source is Source.SCALED
 
 

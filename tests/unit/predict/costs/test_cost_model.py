@@ -22,7 +22,7 @@ from profile_factory import (
 
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import Compute
@@ -45,7 +45,7 @@ def cost(
     batch: int = 4,
     phase: PhaseName = "FW",
     ranks_on_host: int = 1,
-    network: Network = CHAIN,
+    network: ModelGraph = CHAIN,
     layer: int = 0,
 ) -> Cost:
     return LayerCosts(profile, network, "fp32").cost(network.layers[layer].operation, phase, "", batch, ranks_on_host)
@@ -71,7 +71,7 @@ def test_a_batch_is_measured_or_interpolated(batch: int, source: Source) -> None
     assert found.seconds == pytest.approx(affine_seconds(FC0, "FW", batch))
     assert found.source is source
     assert bool(found.remarks) is (source is Source.INTERPOLATED)
-    assert not any(remark.beyond for remark in found.remarks)
+    assert not any(remark.extrapolated for remark in found.remarks)
 
 
 @pytest.mark.parametrize(("batch", "nearest"), [(2, "4, the smallest"), (16, "8, the largest")])
@@ -80,7 +80,7 @@ def test_a_batch_beyond_is_scaled_along_the_last_slope_and_says_so(batch: int, n
     assert found.seconds == pytest.approx(affine_seconds(FC0, "FW", batch))
     assert found.source is Source.SCALED
     assert nearest in lines(found)
-    assert all(remark.beyond for remark in found.remarks)
+    assert all(remark.extrapolated for remark in found.remarks)
 
 
 def test_one_measured_batch_scales_in_proportion_and_leaves_all_between_constant_and_that_open() -> None:

@@ -14,7 +14,7 @@ from paradl_bench.plan.tasks import HaloExchange
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 ALPHA, ONE_WAY, BOTH_WAYS = 50e-6, 1e-9, 3e-9
 NAMES = ("all_reduce", "all_gather", "broadcast", "send_recv")
@@ -47,7 +47,7 @@ def fits(*, exchange: bool) -> tuple[CommunicationFit, ...]:
 
 def predicted(strategy: str, *entries: BehindCompute, exchange: bool) -> Prediction:
     profile = make_profile(NETWORK, communication=fits(exchange=exchange), behind_compute=entries)
-    asked = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
+    asked = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     return Predictor(CostModel(profile=profile, network=NETWORK), evaluator_named("simulate")).predict(asked)
 
 

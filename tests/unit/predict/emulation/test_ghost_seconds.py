@@ -27,7 +27,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, Collective, Compute, WeightUpdate
+from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, WeightUpdate
 from paradl_bench.ranks.directories.directory import write_network
 from paradl_bench.records.emulation import EmulatedLayers, Emulation
 from paradl_bench.records.training.ghost_record import GhostRun, GhostTable, read_table
@@ -37,7 +37,7 @@ from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.validation.report import markdown
 from predict.validation.validation import validate_runs
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 QUANTILES = (0.9, 1.0, 1.4)
@@ -46,7 +46,7 @@ PROFILE = make_profile(model_times=model_times(CHAIN, between_s=7e-5, common_sd=
 
 def predicted(strategy: str, dilate: float | None, evaluator: str = "simulate") -> Prediction:
     model = CostModel(profile=PROFILE, network=CHAIN, dilate=dilate)
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 
@@ -110,7 +110,7 @@ def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None
     plan = planner_for(strategy).plan(CHAIN, strategy, PlanSettings(batch=8))
     real = model.price(plan)
     slept = CostModel(profile=profile, network=CHAIN, dilate=20.0).price(plan)
-    computes = np.array([isinstance(work, Compute | Between | WeightUpdate) for work in plan.works])
+    computes = np.array([isinstance(work, Compute | FrameworkOverhead | WeightUpdate) for work in plan.works])
     np.testing.assert_allclose(slept.costs.seconds[computes], 20 * real.costs.seconds[computes])
     np.testing.assert_allclose(slept.costs.seconds[~computes], real.costs.seconds[~computes])
     exchanged = [index for index, work in enumerate(plan.works) if isinstance(work, Collective)]
@@ -239,7 +239,7 @@ def test_a_slow_rank_is_predicted_as_it_slept_by_what_knows_ranks_and_copies_at_
     run = emulated_run(tmp_path / "run", dilate=20.0, slept=1.5, slow=slow)
     report = validate_runs(tmp_path / "p.json", [run], cluster_path=None, force=False)
     (pair,) = report.pairs
-    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
     paces = [
         Predictor(
             CostModel(profile=PROFILE, network=CHAIN, dilate=20.0, slow_rank=each), evaluator_named("simulate")

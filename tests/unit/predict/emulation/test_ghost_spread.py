@@ -21,7 +21,7 @@ from predict.cli import main as predict
 from predict.costs.cost_model import CostModel
 from predict.emulation.ghost import table_of, with_spread
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 QUANTILES = (0.85, 0.92, 0.97, 1.0, 1.04, 1.12, 1.3)
@@ -127,7 +127,7 @@ def test_drawn_iterations_spread_as_the_measured_ones_whatever_of_it_is_tied(lay
 def test_what_the_last_of_several_drawn_ranks_takes_is_what_the_simulator_expects() -> None:
     profile = profile_of(layer_iqr=0.0)
     table, _ = table_for(profile, "d4", 32)
-    point = Point(strategy=parse_strategy("d4"), settings=PlanSettings(batch=32))
+    point = Configuration(strategy=parse_strategy("d4"), settings=PlanSettings(batch=32))
     level, drawn = (
         Predictor(
             CostModel(profile=profile, network=CHAIN, dilate=1.0, drawn=each), evaluator_named("simulate")

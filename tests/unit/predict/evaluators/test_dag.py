@@ -19,7 +19,7 @@ from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.cli import group as bench
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
@@ -30,14 +30,14 @@ from predict.costs.input.input_terms import InputOptions, fetch_of, input_option
 from predict.evaluators.dag import ClosedForm
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.simulator import simulate, task_graph
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 times = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8)
 
 
 def predicted(
     profile: Profile,
-    network: Network,
+    network: ModelGraph,
     strategy: str,
     batch: int,
     evaluator: str = "dag",
@@ -47,11 +47,11 @@ def predicted(
 ) -> Prediction:
     wanted = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
     model = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
-    point = Point(strategy=parse_strategy(strategy), settings=wanted)
+    point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 
-def profile_of(network: Network, **changes: object) -> Profile:
+def profile_of(network: ModelGraph, **changes: object) -> Profile:
     base = make_profile(
         network,
         layer_times=layer_times(network, seconds=affine_seconds),
@@ -136,7 +136,7 @@ def test_one_bucket_a_layer_without_interference_is_what_simulate_gives(
 @given(st.lists(st.integers(1, 200), min_size=2, max_size=6), st.integers(2, 16), st.randoms())
 def test_the_closed_form_is_the_simulation_of_its_own_plan(widths: list[int], ranks: int, draw: object) -> None:
     network = make_network(widths)
-    point = Point(strategy=parse_strategy(f"d{ranks}"), settings=PlanSettings(batch=ranks))
+    point = Configuration(strategy=parse_strategy(f"d{ranks}"), settings=PlanSettings(batch=ranks))
     plan = layerwise_plan(network, point)
     assert sum(size * count for (_, size, _), count in plan.collectives().items()) == network.parameter_bytes
     (role,) = plan.roles

@@ -11,7 +11,7 @@ from paradl_bench.plan.tasks import BucketCopy, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 
@@ -57,7 +57,7 @@ def predict(
     profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=copies)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named(evaluator)).predict(
-        Point(strategy=parse_strategy(strategy), settings=settings)
+        Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 

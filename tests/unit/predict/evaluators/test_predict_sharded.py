@@ -13,7 +13,7 @@ from profile_factory import layer_times, linear_seconds, make_profile, model_tim
 from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, WeightUpdate
@@ -21,7 +21,7 @@ from paradl_bench.strategies.memory.peak import per_phase_memory, planned_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 BATCH = 8
 ALPHA_S, BETA_S_PER_BYTE = 50e-6, 1e-9
@@ -35,21 +35,21 @@ def fits(*operations: str) -> tuple[CommunicationFit, ...]:
 ALL_FITS = fits("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 
 
-def profile_of(network: Network = NETWORK, **changes: object) -> Profile:
+def profile_of(network: ModelGraph = NETWORK, **changes: object) -> Profile:
     changes.setdefault("communication", ALL_FITS)
     return make_profile(network, **changes)
 
 
-def point(strategy: str, batch: int = BATCH) -> Point:
-    return Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
+def point(strategy: str, batch: int = BATCH) -> Configuration:
+    return Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=batch))
 
 
-def predicted(strategy: str, profile: Profile | None = None, network: Network = NETWORK) -> Prediction:
+def predicted(strategy: str, profile: Profile | None = None, network: ModelGraph = NETWORK) -> Prediction:
     model = CostModel(profile=profile or profile_of(network), network=network)
     return Predictor(model, evaluator_named("simulate")).predict(point(strategy))
 
 
-def shards_of(strategy: str, network: Network = NETWORK) -> list[Layer]:
+def shards_of(strategy: str, network: ModelGraph = NETWORK) -> list[Layer]:
     parsed = parse_strategy(strategy)
     return [layer for layer, _ in planner_for(parsed).plan(network, parsed, PlanSettings(batch=BATCH)).sharded]
 
@@ -106,7 +106,7 @@ def test_measured_shards_are_taken_as_they_were_measured(strategy: str) -> None:
     assert found.compute_s == pytest.approx(2 * 7e-3 * len(shards) + rest_s + updating_s(strategy), rel=1e-6)
 
 
-def network_of(layers: Sequence[Layer]) -> Network:
+def network_of(layers: Sequence[Layer]) -> ModelGraph:
     """Layers as a network that reads nothing but its input."""
     alone = [msgspec.structs.replace(layer, inputs=("input",)) for layer in layers]
     return msgspec.structs.replace(NETWORK, layers=tuple(alone))
@@ -231,7 +231,7 @@ def test_synchronised_batch_norm_costs_its_all_reduces() -> None:
     model = CostModel(profile=profile, network=network)
     local, sync = (
         Predictor(model, evaluator_named("simulate")).predict(
-            Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
+            Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=BATCH, batch_norm=of))
         )
         for of in ("local", "sync")
     )
@@ -248,7 +248,7 @@ def test_shards_measured_of_all_layers_stand_for_those_that_were_chosen() -> Non
     model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
     settings = PlanSettings(batch=BATCH, split=("fc",))
     found = Predictor(model, evaluator_named("simulate")).predict(
-        Point(strategy=parse_strategy("f2"), settings=settings)
+        Configuration(strategy=parse_strategy("f2"), settings=settings)
     )
     assert not [line for line in found.extrapolated if "nearest operation" in line]
 
@@ -276,8 +276,8 @@ def test_weight_update_and_time_between_operations_are_those_of_the_shard_where_
         (type(work).__name__, getattr(work, "phase", "")): seconds * count
         for work, seconds, count in zip(plan.works, priced.costs.seconds, counts, strict=True)
     }
-    assert totals["Between", "FW"] == pytest.approx(between_s)
-    assert totals["Between", "BW"] == pytest.approx(2 * between_s)
+    assert totals["FrameworkOverhead", "FW"] == pytest.approx(between_s)
+    assert totals["FrameworkOverhead", "BW"] == pytest.approx(2 * between_s)
     (updated,) = [work.elements for work in plan.works if isinstance(work, WeightUpdate)]
     share_s = 1e-4 * updated / NETWORK.parameter_elements
     assert totals["WeightUpdate", ""] == pytest.approx(share_s if wu_s is None else wu_s)

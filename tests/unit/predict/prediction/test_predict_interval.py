@@ -27,7 +27,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.prediction.interval import interval
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, Workload, evaluator_named
+from predict.workload import Configuration, PreparedEvaluation, evaluator_named
 
 CHAIN = make_network()
 COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for phase in ("FW", "BW"))
@@ -37,7 +37,7 @@ def predict(profile: Profile, strategy: str = "serial", batch: int = 4, evaluato
     settings = PlanSettings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named(evaluator)).predict(
-        Point(strategy=parse_strategy(strategy), settings=settings)
+        Configuration(strategy=parse_strategy(strategy), settings=settings)
     )
 
 
@@ -114,7 +114,7 @@ def hidden(profile: Profile) -> Prediction:
     settings = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named("simulate")).predict(
-        Point(strategy=parse_strategy("d2"), settings=settings)
+        Configuration(strategy=parse_strategy("d2"), settings=settings)
     )
 
 
@@ -149,7 +149,7 @@ def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden()
     one_bucket_a_layer = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
 
     def of(profile: Profile, evaluator: str) -> Prediction:
-        point = Point(strategy=parse_strategy("d2"), settings=one_bucket_a_layer)
+        point = Configuration(strategy=parse_strategy("d2"), settings=one_bucket_a_layer)
         return Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named(evaluator)).predict(point)
 
     fit = ring_fit("all_reduce")
@@ -168,7 +168,7 @@ def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden()
 def test_where_a_published_mean_stands_for_interference_the_interval_reaches_from_none_to_most() -> None:
     cpu = make_profile(communication=(ring_fit("all_reduce"),), interference=())
     gpu = msgspec.structs.replace(cpu, devices=(msgspec.structs.replace(cpu.devices[0], kind="cuda"),))
-    point = Point(
+    point = Configuration(
         strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
     )
 
@@ -211,12 +211,12 @@ def test_efficiency_may_be_off_by_what_overlap_costs_where_nobody_measured_it() 
 
 def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
     profile = unmeasured("all_reduce", "send_recv")
-    point = Point(
+    point = Configuration(
         strategy=parse_strategy("p2d2"),
         settings=PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1, micro_batches=4, schedule="1f1b"),
     )
 
-    def workload(of: Profile) -> Workload:
+    def workload(of: Profile) -> PreparedEvaluation:
         return evaluator_named("simulate").prepare(CostModel(profile=of, network=CHAIN, backend="gloo"), point)
 
     free, assumed = workload(profile), workload(on_gpu(profile))
@@ -229,7 +229,7 @@ def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
 
 def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overlap_that_was_not_measured() -> None:
     profile = unmeasured("all_reduce")
-    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1))
     workload = evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
     costs = workload.costs
     slowed = dataclasses.replace(costs, communication_slowdown=np.where(costs.is_communication, 1.5, 1.0))
@@ -238,11 +238,11 @@ def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overl
     assert lower == pytest.approx(dataclasses.replace(workload, costs=slowed).timing().iteration_s)
 
 
-def of_large_messages(seconds_of_layers: float = 0.0) -> Workload:
+def of_large_messages(seconds_of_layers: float = 0.0) -> PreparedEvaluation:
     """d2 over links so slow that messages take most, with two errors of as much as they take."""
     fit = ring_fit(alpha_s=0.05, block_relative_sd=2.0, covariance=((1.0, 0.0), (0.0, 0.0)))
     profile = make_profile(communication=(fit,), model_times=model_times(CHAIN, common_sd=seconds_of_layers))
-    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, bucket_cap_bytes=1 << 40))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, bucket_cap_bytes=1 << 40))
     return evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
 
 

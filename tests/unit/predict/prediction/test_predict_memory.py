@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profile_factory import make_network
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.peak import per_phase_memory
 
@@ -76,7 +76,7 @@ def test_views_own_nothing_and_copies_do(kind: str, function: str, held: int) ->
         input_shapes=((128,),),
         output_shape=(128,),
     )
-    network = Network(name="n", input_shape=(64,), layers=(SMALL.layers[0], last), parameters=SMALL.parameters[:2])
+    network = ModelGraph(name="n", input_shape=(64,), layers=(SMALL.layers[0], last), parameters=SMALL.parameters[:2])
     found = per_phase_memory(network, 1000, "sgd", exchanged=False).parts_bytes
     assert found["activations"] == 4 * 1000 * held * 128
 

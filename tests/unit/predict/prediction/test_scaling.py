@@ -15,7 +15,7 @@ from profile_factory import layer_times, make_network, make_profile, model_times
 from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import DeviceRate
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
@@ -25,7 +25,7 @@ from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling import Sweep, with_knees
 from predict.prediction.scaling_band import Timed
 from predict.prediction.utilisation import check_price, model_flops
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 
@@ -34,7 +34,7 @@ def predict(
     profile: Profile,
     *strategies: str,
     batch: int = 4,
-    network: Network = CHAIN,
+    network: ModelGraph = CHAIN,
     hardware: Hardware | None = None,
     evaluator: str = "csf",
     **options: object,
@@ -43,7 +43,7 @@ def predict(
     model = CostModel(profile=profile, network=network, hardware=hardware or Hardware())
     predictor = Predictor(model, evaluator_named(evaluator), **options)  # type: ignore[arg-type]
     return [
-        predictor.predict(Point(strategy=strategy, settings=PlanSettings(batch=batch * strategy.ranks)))
+        predictor.predict(Configuration(strategy=strategy, settings=PlanSettings(batch=batch * strategy.ranks)))
         for strategy in map(parse_strategy, strategies)
     ]
 

@@ -16,7 +16,7 @@ from synthetic_measurements import ENVIRONMENT
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
@@ -26,7 +26,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.stages import balanced_cuts
 from predict.costs.cost_model import CostModel
 from predict.prediction.stage_balance import layer_seconds, with_balanced_stages
-from predict.workload import Point
+from predict.workload import Configuration
 
 NETWORK = make_network((64, 128, 256, 256, 32))
 EVEN = {layer.name: 1e-3 for layer in NETWORK.layers}
@@ -37,7 +37,7 @@ def write(
     path: Path,
     seconds: Mapping[str, float] = LAST_IS_SLOW,
     *,
-    network: Network = NETWORK,
+    network: ModelGraph = NETWORK,
     batch: int = 4,
     ranks_on_host: int = 2,
     between_s: float = 0.0,
@@ -154,7 +154,7 @@ def test_without_use_it_is_refused(strategy: str, changes: dict[str, object], me
 # From a profile
 
 
-def model_of(slow: str, point: Point) -> CostModel:
+def model_of(slow: str, point: Configuration) -> CostModel:
     """Of a profile that holds the whole layers and those that ranks of the point run."""
 
     def seconds(layer: Layer, phase: str, batch: int) -> float:
@@ -174,11 +174,11 @@ def model_of(slow: str, point: Point) -> CostModel:
 
 @pytest.mark.parametrize("strategy", ["p2", "d2p2", "p2f2", "p2c2"])
 def test_a_profile_cuts_by_its_seconds(strategy: str) -> None:
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     model = model_of("fc3", point)
     found = with_balanced_stages(model, point).settings
     assert (found.stages, found.cut_by) == (("fc3",), "seconds of the profile")
     seconds = dict(zip((layer.name for layer in NETWORK.layers), layer_seconds(model, point), strict=True))
     assert seconds["fc3"] > 10 * seconds["fc1"] > 0
-    alone = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    alone = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
     assert with_balanced_stages(model, alone) is alone

@@ -14,7 +14,7 @@ from profile_factory import make_network, make_profile, ring_fit
 from search_cases import LEVELS, asked, exactly, found, profile_of
 
 from calibrate.profile.profile import write_profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
@@ -33,7 +33,7 @@ NETWORK = make_network((64, 512, 256, 512, 32))
 OF_IMAGES = "convolutional"
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     """4x16x16 -> conv 8 -> relu -> conv 8 -> pool 2 -> conv 16 -> flatten -> fc 6 -> loss."""
     factory = NetworkFactory(4, 16, 16)
     factory.conv("conv1", 8)

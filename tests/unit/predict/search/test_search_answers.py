@@ -28,7 +28,7 @@ from predict.prediction.scaling_band import Timed
 from predict.search import ranking
 from predict.search.chances import chances_of_best, pareto, steps
 from predict.search.search import _rows
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 NETWORK = make_network((64, 512, 256, 512, 32))
 
@@ -79,7 +79,7 @@ def test_settings_that_come_to_the_same_are_one_row() -> None:
     # Both buckets hold the whole model.
     for cap_bytes in (2**26, 2**27):
         settings = PlanSettings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
-        found = predictor.predict_timed(Point(strategy=parse_strategy("d2"), settings=settings))
+        found = predictor.predict_timed(Configuration(strategy=parse_strategy("d2"), settings=settings))
         exact.append(ranking.Exact(len(exact), *found, found[1].iteration_s, "d2"))
     assert exact[0].timed.iteration_s == exact[1].timed.iteration_s
     options: dict[str, Any] = defaultdict(lambda: None, top=10, profile="p.json")
@@ -164,7 +164,7 @@ def test_equal_predictions_are_as_likely_the_best_whatever_else_was_tried_of_the
     exact = []
     for name, cap_bytes in (("d2", 2**26), ("f2", 2**26), ("d2", 2**17), ("d2", 2**16)):
         settings = PlanSettings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
-        prediction, _ = predictor.predict_timed(Point(strategy=parse_strategy(name), settings=settings))
+        prediction, _ = predictor.predict_timed(Configuration(strategy=parse_strategy(name), settings=settings))
         seconds = (1.0 + 1e-16) if cap_bytes == 2**26 else 1.02
         one = timed(seconds, own_s=0.1, spell=(1.2, 0.9))
         exact.append(ranking.Exact(len(exact), prediction, one, seconds, f"layers of {cap_bytes}"))

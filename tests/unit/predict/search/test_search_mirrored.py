@@ -10,14 +10,14 @@ from network_factory import NetworkFactory
 from search_cases import exactly, found, profile_of
 
 from calibrate.profile.profile import Profile, write_profile
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from predict.costs.cost_model import CostModel
 from predict.search.candidates.mirrored import is_first_written, like_dims, mirrored_dims
 from predict.search.candidates.space import find_space
 
 
-def images(*shape: int, name: str = "images") -> Network:
+def images(*shape: int, name: str = "images") -> ModelGraph:
     """conv 8 -> relu -> pool 2 -> conv 16 -> flatten -> fc 6 -> loss."""
     factory = NetworkFactory(*shape)
     factory.conv("conv1", 8)

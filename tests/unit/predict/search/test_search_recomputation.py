@@ -16,7 +16,7 @@ from search_cases import asked, exactly, found, profile_of
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from predict.cli import group
 from predict.costs.cost_model import CostModel
@@ -27,7 +27,7 @@ from predict.search.pricing.memory_bound import MemoryBounds
 from predict.search.pricing.shared_work import SharedWorks
 
 
-def blocks() -> Network:
+def blocks() -> ModelGraph:
     """4x16x16 -> conv 8 -> a block of two convolutions, one of three with activations -> fc 12 -> loss."""
     factory = NetworkFactory(4, 16, 16)
     for name in ("stem", "body.0.one", "body.0.two", "body.1.one"):

@@ -8,7 +8,7 @@ import pytest
 from profile_factory import free_copies, layer_times, make_network, make_profile, model_times, ring_fit, summary
 
 from calibrate.profile.profile import LayerTime
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
@@ -17,7 +17,7 @@ from predict.costs.cost_model import CostModel
 from predict.evaluators.simulate import EVALUATOR, price
 from predict.simulation.host_sharing import busy_beside, ranks_beside
 from predict.simulation.pipeline_simulation import Computing, PipelineSimulation
-from predict.workload import Point
+from predict.workload import Configuration
 
 NETWORK = make_network((64, 128, 128, 128, 32))
 TOGETHER = 1.6
@@ -34,12 +34,12 @@ def model(*, together: float = TOGETHER, hosts: dict[int, float] | None = None) 
     return CostModel(profile=profile, network=NETWORK)
 
 
-def point(strategy: str, micro_batches: int) -> Point:
+def point(strategy: str, micro_batches: int) -> Configuration:
     settings = PlanSettings(batch=8, micro_batches=micro_batches)
-    return Point(strategy=parse_strategy(strategy), settings=settings)
+    return Configuration(strategy=parse_strategy(strategy), settings=settings)
 
 
-def iteration_s(costs: CostModel, at: Point) -> float:
+def iteration_s(costs: CostModel, at: Configuration) -> float:
     return EVALUATOR.prepare(costs, at).timing().iteration_s
 
 
@@ -55,7 +55,7 @@ def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_bat
     other = make_network((64, 32, 64), name="other")
     together = {2: 1.2, 8: 3.0}
 
-    def measured(network: Network, at: int, factor: float) -> tuple[LayerTime, ...]:
+    def measured(network: ModelGraph, at: int, factor: float) -> tuple[LayerTime, ...]:
         return layer_times(network, batches=(at,), ranks_on_host={1: 1.0, 2: factor})
 
     own = [time for at, factor in together.items() for time in measured(NETWORK, at, factor)]
@@ -65,7 +65,7 @@ def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_bat
     profile = make_profile(
         NETWORK, layer_times=(*own, *alien), model_times=whole, communication=communication, copies=free_copies()
     )
-    at = Point(strategy=parse_strategy("p2"), settings=PlanSettings(batch=batch, micro_batches=1))
+    at = Configuration(strategy=parse_strategy("p2"), settings=PlanSettings(batch=batch, micro_batches=1))
     found = iteration_s(CostModel(profile=profile, network=NETWORK), at)
     assert alien
     assert found == pytest.approx(iteration_s(model(together=1.0), at))
@@ -96,7 +96,7 @@ def test_seconds_follow_from_the_share_of_time_in_which_the_others_compute() -> 
 def test_seconds_and_shares_follow_from_each_other(together: float, schedule: str) -> None:
     costs, asked = model(together=together), parse_strategy("p2")
     settings = PlanSettings(batch=8, micro_batches=4, schedule=schedule)
-    priced = price(costs, Point(strategy=asked, settings=settings))
+    priced = price(costs, Configuration(strategy=asked, settings=settings))
     plan, seconds = priced.plan, priced.costs.seconds
     ones = np.ones(len(plan.works))
     computing = PipelineSimulation(plan, ones).computing(seconds, ones, ones)

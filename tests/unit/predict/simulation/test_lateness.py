@@ -12,7 +12,7 @@ from profile_factory import linear_seconds, make_network, make_profile, model_ti
 
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import Communication, Compute, Plan, Stream
@@ -24,7 +24,7 @@ from predict.costs.spread.stragglers import RankSpread, part_spread
 from predict.evaluators.simulate import late_tasks, price, workload_of
 from predict.simulation import pipeline_lateness
 from predict.simulation.lateness import ranks_level
-from predict.workload import Point
+from predict.workload import Configuration
 
 CHAIN = make_network((64, 128, 256, 32))
 EVEN = tuple(0.75 + 0.05 * i for i in range(11))
@@ -40,7 +40,7 @@ def normal_quantiles(sd: float, count: int = 401) -> tuple[float, ...]:
     return (1 - 4 * sd, *inside, 1 + 4 * sd)
 
 
-def profile_with(own_relative_sd: float, quantiles: Sequence[float], network: Network = CHAIN) -> Profile:
+def profile_with(own_relative_sd: float, quantiles: Sequence[float], network: ModelGraph = CHAIN) -> Profile:
     """Layers that spread by themselves, and iterations that do; the weight update takes next to nothing."""
     times = [
         LayerTime(
@@ -69,11 +69,13 @@ def profile_with(own_relative_sd: float, quantiles: Sequence[float], network: Ne
     )
 
 
-def priced_at(profile: Profile, text: str, local: int = 4, **settings: object) -> tuple[CostModel, Point, PricedPlan]:
+def priced_at(
+    profile: Profile, text: str, local: int = 4, **settings: object
+) -> tuple[CostModel, Configuration, PricedPlan]:
     strategy = parse_strategy(text)
     batch = local * next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
     batch *= int(str(settings.get("micro_batches", 1)))
-    point = Point(strategy=strategy, settings=PlanSettings(batch=batch, **settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=strategy, settings=PlanSettings(batch=batch, **settings))  # type: ignore[arg-type]
     model = CostModel(profile=profile, network=next(iter(profile.network.values())))
     return model, point, price(model, point)
 
@@ -146,8 +148,8 @@ def test_the_last_of_p_agrees_with_draws() -> None:
 def test_more_ranks_than_samples_are_clipped_and_flagged() -> None:
     spread = RankSpread(quantiles=(0.9, 1.0, 1.4), samples=20)
     assert spread.wait(1024) == spread.wait(20) > spread.wait(19)
-    assert any("beyond 20 ranks" in remark.text and remark.beyond for remark in spread.remarks(1024))
-    assert not any(remark.beyond for remark in spread.remarks(20))
+    assert any("beyond 20 ranks" in remark.text and remark.extrapolated for remark in spread.remarks(1024))
+    assert not any(remark.extrapolated for remark in spread.remarks(20))
 
 
 def test_an_iteration_that_was_held_up_altogether_does_not_rule_the_rest() -> None:

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, BucketCopy, Compute, Plan, Transfer, WeightUpdate
+from paradl_bench.plan.tasks import BucketCopy, Compute, FrameworkOverhead, Plan, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm
 from predict.simulation.pipeline_simulation import PipelineSimulation
 
 
-def chain(layers: int) -> Network:
+def chain(layers: int) -> ModelGraph:
     """Layers of one parameter and equal FLOPs, one after the other, and the loss."""
     names = ["input", *(f"fc{i}" for i in range(layers))]
     made = [
@@ -38,7 +38,7 @@ def chain(layers: int) -> Network:
     ]
     made.append(Layer(name="loss.cross_entropy", kind="loss", inputs=(names[-1],), input_shapes=((8,),)))
     parameters = tuple(Tensor(name=f"{name}.weight", shape=(8, 8)) for name in names[1:])
-    return Network(name="chain", input_shape=(8,), layers=tuple(made), parameters=parameters)
+    return ModelGraph(name="chain", input_shape=(8,), layers=tuple(made), parameters=parameters)
 
 
 def plan_of(text: str, micro_batches: int, schedule: str = "gpipe") -> Plan:
@@ -58,7 +58,7 @@ def seconds_of(plan: Plan, stage_s: float, transfer_s: float, update_s: float = 
             return transfer_s if work.direction == "send" else 0.0
         if isinstance(work, WeightUpdate):
             return update_s
-        assert isinstance(work, Between | BucketCopy)
+        assert isinstance(work, FrameworkOverhead | BucketCopy)
         return 0.0
 
     return np.array([of(work) for work in plan.works])

@@ -13,7 +13,7 @@ from profile_factory import free_copies, make_profile, ring_fit
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.terminal.command_line import run_command
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Transfer
@@ -24,10 +24,10 @@ from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.pipeline_simulation import PipelineSimulation, lines_of_stages
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     """4x16x16 -> conv 8 -> relu -> conv 8 -> conv 6 -> pool 2 -> flatten -> fc 6."""
     factory = NetworkFactory(4, 16, 16)
     factory.conv("conv1", 8)
@@ -47,9 +47,9 @@ PROFILE = make_profile(
 )
 
 
-def point(strategy: str, batch: int = 8, **changes: object) -> Point:
+def point(strategy: str, batch: int = 8, **changes: object) -> Configuration:
     settings = PlanSettings(batch=batch, **{"stages": ("conv3",), **changes})  # type: ignore[arg-type]
-    return Point(strategy=parse_strategy(strategy), settings=settings)
+    return Configuration(strategy=parse_strategy(strategy), settings=settings)
 
 
 def predicted(strategy: str, batch: int = 8, **changes: object) -> Prediction:

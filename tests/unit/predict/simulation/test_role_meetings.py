@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paradl_bench.plan.strategy import parse_strategy
-from paradl_bench.plan.tasks import Between, Collective, Phase, Plan, Role, RoleBuilder, Stream, Work
+from paradl_bench.plan.tasks import Collective, FrameworkOverhead, Phase, Plan, Role, RoleBuilder, Stream, Work
 from predict.simulation.role_meetings import meetings
 from predict.simulation.simulator import couple, simulate, task_graph
 
@@ -17,9 +17,9 @@ def role(builder: RoleBuilder, name: str, collectives: list[Collective], ranks: 
     """Compute before every collective and behind the last one."""
     before: tuple[int, ...] = ()
     for collective in collectives:
-        computed = builder.add(Between(phase="FW"), Phase.FW, Stream.COMPUTE, before)
+        computed = builder.add(FrameworkOverhead(phase="FW"), Phase.FW, Stream.COMPUTE, before)
         before = (builder.add(collective, Phase.FW, Stream.COMMUNICATION, (computed,)),)
-    builder.add(Between(phase="FW"), Phase.FW, Stream.COMPUTE, before)
+    builder.add(FrameworkOverhead(phase="FW"), Phase.FW, Stream.COMPUTE, before)
     return builder.build(name, ranks)
 
 
@@ -89,7 +89,7 @@ def test_what_is_queued_before_a_collective_on_one_rank_holds_up_the_others() ->
     roles = []
     for index, queued in enumerate(([gather("reduce"), gather()], [gather()])):
         builder = RoleBuilder(works)
-        computed = builder.add(Between(phase="FW"), Phase.FW, Stream.COMPUTE)
+        computed = builder.add(FrameworkOverhead(phase="FW"), Phase.FW, Stream.COMPUTE)
         for collective in queued:
             builder.add(collective, Phase.GE, Stream.COMMUNICATION, (computed,))
         roles.append(builder.build(f"role {index}", 1))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.plan.tasks import Between, Collective, Phase, Role, RoleBuilder, Stream
+from paradl_bench.plan.tasks import Collective, FrameworkOverhead, Phase, Role, RoleBuilder, Stream
 from predict.costs.sourced import Floats
 from predict.simulation.simulator import TaskGraph, Timeline, condense, simulate, task_graph
 
@@ -18,7 +18,9 @@ def build(tasks: list[tuple[Stream, tuple[int, ...]]], phases: list[Phase] | Non
     """Tasks of (stream, dependencies); what they do is of no matter here."""
     builder = RoleBuilder()
     for index, (stream, after) in enumerate(tasks):
-        work = Between(phase="BW") if stream == COMPUTE else Collective(operation="x", message_bytes=1, ranks=2)
+        work = (
+            FrameworkOverhead(phase="BW") if stream == COMPUTE else Collective(operation="x", message_bytes=1, ranks=2)
+        )
         builder.add(work, phases[index] if phases else Phase.BW, stream, after)
     return builder.build("role", 2)
 

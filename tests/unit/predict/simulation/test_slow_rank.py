@@ -19,7 +19,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.spread.stragglers import RankSpread
 from predict.prediction.prediction import Prediction, Predictor
 from predict.simulation.slow_rank import SlowRank, slow_rank_option
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network((64, 128, 256, 32))
 EVEN = tuple(0.9 + 0.02 * i for i in range(11))
@@ -38,7 +38,9 @@ def predicted(profile: Profile, text: str, slow: SlowRank | None, batch: int = 1
     one_bucket = {"first_bucket_bytes": 1 << 40, "bucket_cap_bytes": 1 << 40}
     wanted = PlanSettings(batch=batch, **(one_bucket | settings))  # type: ignore[arg-type]
     model = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
-    return Predictor(model, evaluator_named("simulate")).predict(Point(strategy=parse_strategy(text), settings=wanted))
+    return Predictor(model, evaluator_named("simulate")).predict(
+        Configuration(strategy=parse_strategy(text), settings=wanted)
+    )
 
 
 @pytest.mark.parametrize(("text", "batch"), [("serial", 4), ("d4", 16), ("f4", 4), ("d2f2", 8)])
@@ -100,7 +102,7 @@ def test_in_a_pipeline_it_slows_its_own_stage(rank: int) -> None:
     network = make_network((64, 64, 64, 64))
     profile = make_profile(network, model_times=model_times(network, wu_s=0.0), communication=quick)
     settings = PlanSettings(batch=16, micro_batches=4)
-    point = Point(strategy=parse_strategy("p3"), settings=settings)
+    point = Configuration(strategy=parse_strategy("p3"), settings=settings)
 
     def iteration_s(slow: SlowRank | None) -> float:
         return (

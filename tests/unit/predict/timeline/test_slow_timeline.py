@@ -25,7 +25,7 @@ from predict.timeline.slow_timeline import collectives_of, comes_late, waiting_t
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline
 from predict.timeline.timeline_use import StreamTimes
-from predict.workload import Point
+from predict.workload import Configuration
 
 CHAIN = make_network((64, 128, 256, 32))
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast")
@@ -38,10 +38,10 @@ PROFILE = make_profile(
 )
 
 
-def point(text: str, **changes: object) -> Point:
+def point(text: str, **changes: object) -> Configuration:
     small = {"batch": 16, "first_bucket_bytes": 20_000, "bucket_cap_bytes": 50_000}
     settings = PlanSettings(**(small | changes))  # type: ignore[arg-type]
-    return Point(strategy=parse_strategy(text), settings=settings)
+    return Configuration(strategy=parse_strategy(text), settings=settings)
 
 
 def shown(text: str, slow: SlowRank | None, *, fusion: Fusion | None = None, **changes: object) -> PredictedTimeline:

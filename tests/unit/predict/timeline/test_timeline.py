@@ -10,7 +10,7 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import free_copies, interference, make_network, make_profile, model_times, ring_fit
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -25,7 +25,7 @@ from predict.timeline.timeline_picture import draw
 from predict.timeline.timeline_report import summarise
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline
 from predict.timeline.timeline_use import StreamTimes, exposed_until, use_of
-from predict.workload import Point
+from predict.workload import Configuration
 
 SHARED = ["f2", "c2", "s2", "s2x2", "d2f2", "d2s2", "d2c2"]
 PIPELINED = [("p2", "gpipe"), ("p2", "1f1b"), ("p2", "interleaved"), ("d2p2", "gpipe"), ("p2d2", "1f1b")]
@@ -33,7 +33,7 @@ PIPELINED += [("p2", "zb"), ("d2p2", "zb"), ("p2f2", "gpipe"), ("d2p2s2", "1f1b"
 STRATEGIES = [(strategy, "gpipe") for strategy in ["serial", "d2", "d4", "z2d2", "z3d2", *SHARED]] + PIPELINED
 
 
-def convolutional() -> Network:
+def convolutional() -> ModelGraph:
     """4x16x16 -> five convolutions -> pool 2 -> flatten -> fc 6."""
     factory = NetworkFactory(4, 16, 16)
     for index in range(5):
@@ -60,7 +60,7 @@ def predicted(
     strategy: str, schedule: str = "gpipe", *, model: CostModel | None = None, **changes: object
 ) -> PredictedTimeline:
     settings = {"batch": 16, "schedule": schedule, "first_bucket_bytes": 1000, "bucket_cap_bytes": 3000, **changes}
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
     return predict_timeline(model or CostModel(profile=PROFILE, network=NETWORK), point)
 
 
@@ -212,7 +212,7 @@ def with_seconds(strategy: str, seconds: Callable[[Work], float], **changes: obj
     """A chain of two linear layers, each work of which takes so long."""
     network = make_network((64, 64, 64))
     settings = {"batch": 12, "first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **changes}
-    point = Point(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
     profile = make_profile(network, communication=tuple(map(ring_fit, OPERATIONS)))
     priced = price(CostModel(profile=profile, network=network), point)
     of_works = np.array([seconds(work) for work in priced.plan.works])

@@ -23,7 +23,7 @@ from predict.validation.activity import Activity, Unit, simulated_units
 from predict.validation.report import markdown
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Report
-from predict.workload import Point
+from predict.workload import Configuration
 
 CHAIN = make_network()
 PROFILE = make_profile(communication=(ring_fit(), ring_fit("send_recv")))
@@ -45,7 +45,9 @@ class Simulated:
         self.settings = CASES[name]
         self.strategy = parse_strategy(name.split()[0])
         plan_settings = PlanSettings(batch=16, **self.settings)
-        priced = price(CostModel(profile=PROFILE, network=CHAIN), Point(strategy=self.strategy, settings=plan_settings))
+        priced = price(
+            CostModel(profile=PROFILE, network=CHAIN), Configuration(strategy=self.strategy, settings=plan_settings)
+        )
         timeline = timeline_of(priced, plan_settings.schedule)
         roles = [timeline.roles[timeline.plan.role_of(rank)] for rank in range(self.strategy.ranks)]
         self.units = [simulated_units(timeline, role, plan_settings.schedule) for role in roles]

@@ -24,7 +24,7 @@ from predict.validation.report import markdown, refuse_existing, write_report
 from predict.validation.validation import validate_runs
 from predict.validation.validation_report import Pair, Report
 from predict.validation.validation_scores import rank
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_run_is_predicted_with_its_own_options(tmp_path: Path) -> None:
     for name, split in choices.items():
         settings = PlanSettings(batch=8, split=split)
         model = CostModel(profile=msgspec.structs.replace(PROFILE, communication=fits), network=CHAIN)
-        point = Point(strategy=parse_strategy("f2"), settings=settings)
+        point = Configuration(strategy=parse_strategy("f2"), settings=settings)
         exact = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
         assert found[name].predicted_s == pytest.approx(exact)
     assert len({pair.predicted_s for pair in found.values()}) == len(choices)
@@ -173,7 +173,7 @@ def pipelined_run(directory: Path, *, idle_factor: float = 1.0, bw_factor: float
     profile = make_profile(communication=(ring_fit("send_recv"),), model_times=model_times(CHAIN, common_sd=0.001))
     settings = PlanSettings(batch=8, micro_batches=4)
     found = Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(
-        Point(strategy=parse_strategy("p2"), settings=settings)
+        Configuration(strategy=parse_strategy("p2"), settings=settings)
     )
     parts, idle_s = found.phases_s, found.breakdown_s["pipeline_idle"] * idle_factor
     row = parts["FW"], parts["BW"] * bw_factor, parts["GE"], parts["WU"]

@@ -21,21 +21,23 @@ from predict.prediction.prediction import Predictor
 from predict.prediction.request import Request
 from predict.what_if.quantities import Setting, parse_varied, settings_of
 from predict.what_if.what_if import BOUNDS, WhatIf, what_if
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 NOISY = noisy_profile(CHAIN)
 
 
-def point(strategy: str, batch: int) -> Point:
-    return Point(strategy=parse_strategy(strategy), settings=settings_at(batch))
+def point(strategy: str, batch: int) -> Configuration:
+    return Configuration(strategy=parse_strategy(strategy), settings=settings_at(batch))
 
 
 def settings_at(batch: int) -> PlanSettings:
     return PlanSettings(batch=batch, first_bucket_bytes=1 << 12, bucket_cap_bytes=1 << 16)
 
 
-def request(profile: Profile, *points: Point, evaluator: str = "simulate", cluster: Cluster | None = None) -> Request:
+def request(
+    profile: Profile, *points: Configuration, evaluator: str = "simulate", cluster: Cluster | None = None
+) -> Request:
     return Request(
         model=CostModel(profile=profile, network=CHAIN, cluster=cluster),
         evaluator=evaluator_named(evaluator),

@@ -27,7 +27,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware, LinkFactors, changed_fit
 from predict.costs.sourced import Source
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 NOISY = noisy_profile(CHAIN)
@@ -35,8 +35,8 @@ GRADIENT_BYTES = CHAIN.parameter_bytes
 ALPHA_S, BETA_S = 50e-6, 1e-9
 
 
-def point(strategy: str, batch: int) -> Point:
-    return Point(strategy=parse_strategy(strategy), settings=settings_at(batch))
+def point(strategy: str, batch: int) -> Configuration:
+    return Configuration(strategy=parse_strategy(strategy), settings=settings_at(batch))
 
 
 def settings_at(batch: int) -> PlanSettings:
@@ -44,7 +44,7 @@ def settings_at(batch: int) -> PlanSettings:
 
 
 def predicted(
-    profile: Profile, at: Point, hardware: Hardware, evaluator: str = "csf", cluster: Cluster | None = None
+    profile: Profile, at: Configuration, hardware: Hardware, evaluator: str = "csf", cluster: Cluster | None = None
 ) -> Prediction:
     model = CostModel(profile=profile, network=CHAIN, hardware=hardware, cluster=cluster)
     return Predictor(model, evaluator_named(evaluator)).predict(at)

@@ -23,7 +23,7 @@ from paradl_bench.records.emulation import EmulatedLayers, EmulatedNodes, Emulat
 from paradl_bench.records.measurement import Environment, read_manifest
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Predictor
-from predict.workload import Point, evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 TREE = SimulatedMessages(simulator="SimGrid 3.32", platform="a tree of 6 nodes", platform_sha256="ab" * 32)
 WORDS = "messages simulated by SimGrid 3.32: a tree of 6 nodes (platform abababababab)"
@@ -69,7 +69,7 @@ def test_a_profile_and_its_predictions_name_them(tmp_path: Path) -> None:
     chain = make_network()
     environment = msgspec.structs.replace(TEST_HOST, emulated=Emulation(messages=TREE))
     model = CostModel(profile=make_profile(chain, environments=(TEST_HOST, environment)), network=chain)
-    point = Point(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
     assert f"not measured: {WORDS}" in Predictor(model, evaluator_named("simulate")).predict(point).notes
 
 

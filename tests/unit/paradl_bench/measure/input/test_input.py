@@ -216,7 +216,7 @@ def test_known_parts_and_copies_are_recovered() -> None:
     moved = h2d_seconds(side, 1e8)
     assert moved is not None
     assert moved.seconds == pytest.approx(alpha + beta * 1e8, rel=0.03)
-    assert moved.beyond
+    assert moved.extrapolated
 
 
 def part(mean_s: float) -> PartTime:
@@ -241,13 +241,13 @@ def test_reading_a_batch_follows_workers_and_the_disk() -> None:
         for workers, from_disk in ((None, False), (2, True), (16, False), (1, False))
     )
     assert warm is not None
-    assert (warm.seconds, warm.beyond) == (pytest.approx(64 * 5e-3), False)
+    assert (warm.seconds, warm.extrapolated) == (pytest.approx(64 * 5e-3), False)
     assert cold is not None
     assert cold.seconds == pytest.approx(64 * (5e-3 + 2e-3 / 2))
     assert more is not None
-    assert (more.seconds, more.beyond) == (pytest.approx(64 * 5e-3), True)
+    assert (more.seconds, more.extrapolated) == (pytest.approx(64 * 5e-3), True)
     assert fewer is not None
-    assert (fewer.seconds, fewer.beyond) == (pytest.approx(64 * 10e-3), True)
+    assert (fewer.seconds, fewer.extrapolated) == (pytest.approx(64 * 10e-3), True)
     assert io_seconds(InputSide(source="x"), 64, None, cold=False) is None
 
 
@@ -274,9 +274,9 @@ def test_a_traces_input_is_taken_as_it_is() -> None:
     side = InputSide(source="m", model="m", batches=(BatchInput(batch=32, median_s=0.02, relative_sd=0.1, samples=5),))
     same, twice = (io_seconds(side, samples, None, cold=True) for samples in (32, 64))
     assert same is not None
-    assert (same.seconds, same.beyond) == (0.02, False)
+    assert (same.seconds, same.extrapolated) == (0.02, False)
     assert twice is not None
-    assert (twice.seconds, twice.beyond) == (0.04, True)
+    assert (twice.seconds, twice.extrapolated) == (0.04, True)
 
 
 def test_a_cpu_copies_to_no_device() -> None:

@@ -12,7 +12,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point, evaluator_named, evaluators
+from predict.workload import Configuration, evaluator_named, evaluators
 
 BATCH = 16
 
@@ -25,7 +25,7 @@ def predict(profile: Profile, strategy: str, evaluator: str = "simulate", optimi
     network = next(iter(profile.network.values()))
     model = CostModel(profile=profile, network=network, optimizer=optimizer)
     settings = PlanSettings(batch=BATCH, optimizer=optimizer)
-    point = Point(strategy=parse_strategy(strategy), settings=settings)
+    point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

@@ -10,7 +10,7 @@ import pipeline_idioms
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -19,7 +19,7 @@ from paradl_bench.strategies.pipeline.rehearsal import rehearse
 from paradl_bench.strategies.pipeline.stages import cut_into_stages, given_cuts
 
 
-def traced(factory: str) -> tuple[LoadedModel, Network]:
+def traced(factory: str) -> tuple[LoadedModel, ModelGraph]:
     model = load_model(factory if ":" in factory else f"pipeline_idioms:{factory}", device="meta")
     return model, trace_network(model)
 

@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 from paradl_bench.measure.proof.comparison import FLOAT64, NO_NUMBER, difference
 from paradl_bench.measure.proof.cost import LIMIT_S, cost_of, what_forbids
 from paradl_bench.measure.proof.parts import Place
-from paradl_bench.network.graph import Layer, Network, Tensor
+from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 
-NETWORK = Network(
+NETWORK = ModelGraph(
     name="n",
     input_shape=(4,),
     layers=(

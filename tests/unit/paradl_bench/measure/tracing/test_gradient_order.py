@@ -13,7 +13,7 @@ from paradl_bench.measure.layers.profiling import measure_layers
 from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.ranks.groups.process_groups import RankContext
 
@@ -77,4 +77,6 @@ def test_layers_keep_the_order_of_the_device(tmp_path: Path) -> None:
     )
     measure_layers(asked, ALONE, tmp_path / "measured", ("paradl-bench", "layers"))
     (kept,) = (tmp_path / "measured").glob("network*.json")
-    assert msgspec.json.decode(kept.read_bytes(), type=Network).gradient_order == tuple(as_seen(load_model(name)).names)
+    assert msgspec.json.decode(kept.read_bytes(), type=ModelGraph).gradient_order == tuple(
+        as_seen(load_model(name)).names
+    )

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
 from paradl_bench.strategies.running.operations import function_name
 
@@ -40,11 +40,11 @@ def branches() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def network() -> Network:
+def network() -> ModelGraph:
     return trace_network(LoadedModel(name=f"{__name__}:branches", module=branches(), input_shape=(4, 8, 8)))
 
 
-def test_every_operation_is_a_layer_with_its_dependencies(network: Network) -> None:
+def test_every_operation_is_a_layer_with_its_dependencies(network: ModelGraph) -> None:
     layers = {layer.name: layer for layer in network.layers}
     assert [layer.kind for layer in network.layers] == [
         "conv", "elementwise", "batch_norm", "activation", "conv", "activation", "elementwise", "cat",
@@ -59,7 +59,7 @@ def test_every_operation_is_a_layer_with_its_dependencies(network: Network) -> N
     assert layers["conv"].operation == layers["conv#2"].operation
 
 
-def test_parameters_buffers_and_gradient_order(network: Network) -> None:
+def test_parameters_buffers_and_gradient_order(network: ModelGraph) -> None:
     assert network.parameter_elements == sum(p.numel() for p in branches().parameters())
     assert [(buffer.name, buffer.dtype) for buffer in network.buffers] == [
         ("norm.running_mean", "fp32"), ("norm.running_var", "fp32"), ("norm.num_batches_tracked", "int64"),
@@ -193,7 +193,7 @@ def test_what_works_in_place_makes_what_is_read_later() -> None:
 
 def test_data_flow_outlives_a_file_and_leaves_digests_as_they_were() -> None:
     network = trace_network(LoadedModel(name=f"{__name__}:in_place", module=in_place(), input_shape=(4, 6)))
-    again = msgspec.json.decode(msgspec.json.encode(network), type=Network)
+    again = msgspec.json.decode(msgspec.json.encode(network), type=ModelGraph)
     assert again == network
     bare = [
         msgspec.structs.replace(layer, reads=(), writes=None, further_outputs=(), without_gradient=(), state=())

@@ -17,7 +17,7 @@ from torch import nn
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.trainer import Trainer
-from paradl_bench.network.graph import NEXT_FORWARD, Network
+from paradl_bench.network.graph import NEXT_FORWARD, ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -216,7 +216,7 @@ def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest
     assert predicted == pytest.approx(tracked, rel=TOLERANCE)
 
 
-def traced(between: nn.Module) -> Network:
+def traced(between: nn.Module) -> ModelGraph:
     """The network of :class:`OnImages`."""
     holder = types.ModuleType("one_function")
     net = OnImages(between)

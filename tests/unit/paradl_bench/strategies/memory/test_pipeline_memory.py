@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from network_factory import NetworkFactory
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.memory.peak import per_phase_memory
 from paradl_bench.strategies.memory.pipeline import pipelined_memory
 
 
-def chain() -> Network:
+def chain() -> ModelGraph:
     factory = NetworkFactory(16)
     for number in range(4):
         factory.linear(f"fc{number}", 16)

@@ -6,7 +6,7 @@ import pytest
 from network_factory import NetworkFactory
 from profile_factory import make_network
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage, hold
 from paradl_bench.strategies.memory.liveness import Pass
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
@@ -15,7 +15,7 @@ from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 SAMPLES, RECEIVED, SENT = 3, 40, 512
 
 
-def a_stage_with_a_branch() -> Network:
+def a_stage_with_a_branch() -> ModelGraph:
     factory = NetworkFactory(3, 8, 8)
     factory.conv("a", 8)
     factory.batch_norm("bn")
@@ -25,7 +25,7 @@ def a_stage_with_a_branch() -> Network:
     return factory.network("branch")
 
 
-def walk_over(network: Network, ledger: Ledger) -> PartedLiveness:
+def walk_over(network: ModelGraph, ledger: Ledger) -> PartedLiveness:
     last = len(network.layers) - 1
     return PartedLiveness(ledger, network, SAMPLES, outputs=(last,), kept_outputs=(last,), input_has_gradient=True)
 
@@ -33,7 +33,7 @@ def walk_over(network: Network, ledger: Ledger) -> PartedLiveness:
 class EveryOne:
     """Walks every micro-batch anew."""
 
-    def __init__(self, ledger: Ledger, network: Network) -> None:
+    def __init__(self, ledger: Ledger, network: ModelGraph) -> None:
         self._ledger, self._walk = ledger, walk_over(network, ledger)
         self._passes: dict[int, Pass] = {}
 
@@ -62,7 +62,7 @@ ORDERS = [[1, 2, 3, -1, -2, -3], [1, 2, -1, 3, -2, 4, -3, -4], [1, -1, 2, -2]]
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("held_for", [0, 1, 3, 99])
 @pytest.mark.parametrize("network", [make_network(), a_stage_with_a_branch()], ids=["chain", "branch"])
-def test_repeating_a_pass_is_walking_it_again(network: Network, order: list[int], held_for: int) -> None:
+def test_repeating_a_pass_is_walking_it_again(network: ModelGraph, order: list[int], held_for: int) -> None:
     ledgers = Ledger(), Ledger()
     passes = (
         EveryOne(ledgers[0], network),
@@ -94,7 +94,7 @@ PARTED_ORDERS = [[1, -1, -1, 2, -2, -2], [1, 2, -1, -2, 3, -1, -3, -2, -3], [1, 
 @pytest.mark.parametrize("held_for", [0, 2, 99])
 @pytest.mark.parametrize("network", [make_network(), a_stage_with_a_branch()], ids=["chain", "branch"])
 def test_repeating_the_parts_of_backward_is_walking_them_again(
-    network: Network, order: list[int], held_for: int
+    network: ModelGraph, order: list[int], held_for: int
 ) -> None:
     ledgers = Ledger(), Ledger()
     passes = (

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_factory import NetworkFactory, small
 
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, group_of, positions, rank_at
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
-    Between,
     BucketCopy,
     Collective,
     Communication,
     Compute,
+    FrameworkOverhead,
     HaloExchange,
     Phase,
     Plan,
@@ -33,12 +33,12 @@ BATCH = 4
 ELEMENT = 4
 
 
-def plan(network: Network, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
+def plan(network: ModelGraph, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
     parsed = parse_strategy(strategy)
     return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **options))
 
 
-def chain(*filters: int, channels: int = 8, extent: int = 16, kernel: int = 3) -> Network:
+def chain(*filters: int, channels: int = 8, extent: int = 16, kernel: int = 3) -> ModelGraph:
     """Convolutions that keep the extent, one after the other."""
     factory = NetworkFactory(channels, extent, extent)
     for index, width in enumerate(filters, start=1):
@@ -64,7 +64,7 @@ def spelled(found: Plan, role: int = 0) -> list[str]:
         return f"WU {work.elements}"
 
     works = [found.works[index] for index in found.roles[role].work]
-    return [spell(work) for work in works if not isinstance(work, Between)]
+    return [spell(work) for work in works if not isinstance(work, FrameworkOverhead)]
 
 
 def test_filter_gathers_outputs_and_reduces_input_gradients() -> None:

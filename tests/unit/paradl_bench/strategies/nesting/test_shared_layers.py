@@ -8,7 +8,7 @@ import pytest
 from network_factory import NetworkFactory, small
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.network.graph import Network
+from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan
@@ -18,7 +18,7 @@ BATCH = 4
 ELEMENT = 4
 
 
-def plan(network: Network, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
+def plan(network: ModelGraph, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
     parsed = parse_strategy(strategy)
     return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **options))
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paradl_bench.core.errors import WorkError
-from paradl_bench.network.graph import Layer, Network
+from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.strategies.running.sharded_module import Rule, ShardedModule, Sharding
 
 
-def network_of(*functions: str) -> Network:
+def network_of(*functions: str) -> ModelGraph:
     """As many layers as functions, and a loss."""
     names = [f"{function}{index}" for index, function in enumerate(functions)]
     layers = [
@@ -36,7 +36,7 @@ def network_of(*functions: str) -> Network:
         )
         for name in (*names, "loss.cross_entropy")
     ]
-    return Network(name="some network", input_shape=(3,), layers=tuple(layers), parameters=())
+    return ModelGraph(name="some network", input_shape=(3,), layers=tuple(layers), parameters=())
 
 
 class TwoCalls(nn.Module):
