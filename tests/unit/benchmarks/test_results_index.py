@@ -1,0 +1,41 @@
+"""results/ holds what a claim stands on: its index names every folder, and it stays small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parents[3] / "results"
+INDEX = (RESULTS / "README.md").read_text()
+FOLDERS = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.glob("*/*") if path.is_dir())
+ROWS = re.findall(r"^\|(.*)\|$", INDEX, flags=re.MULTILINE)[2:]
+MOST_BYTES = 8_000_000
+
+
+def test_the_index_names_every_folder_and_no_other() -> None:
+    assert sorted(re.findall(r"\]\(([\w-]+/[\w-]+)\)", INDEX)) == FOLDERS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.rpartition("(")[2].strip(" )"))
+def test_a_row_has_claim_command_commit_and_folder(row: str) -> None:
+    cells = [cell.strip() for cell in row.split("|")]
+    assert len(cells) == 4
+    assert all(cells)
+    _, _, commit, folder = cells
+    assert re.search(rf"/\d{{4}}-\d\d-\d\d-{commit}[\w-]*\)$", folder)
+
+
+def test_results_are_small() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= MOST_BYTES
+
+
+def test_links_between_results_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(RESULTS)}: {link}"
+        for page in RESULTS.rglob("*.md")
+        for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert not broken
