@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,8 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.launcher import launch_ranks
 from random_modules.case import SAMPLES, Case, case_of
 
-PROGRAM = Path(__file__).parent / "program.py"
+TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "random_modules" / "program.py"
 AT_ONCE = 400
 """Cases that are planned together, and for which ranks are then started once for each number of ranks."""
 
@@ -116,7 +118,7 @@ def run_on_ranks(planned: Sequence[Planned], ranks: int) -> Iterator[Result]:
             cases.write_bytes(msgspec.json.encode([{"case": item.case, "network": item.network} for item in left]))
             failure = ""
             try:
-                environment = {"PYTHONPATH": str(PROGRAM.parents[1])}
+                environment = {"PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS / "on_ranks")))}
                 command = [sys.executable, str(PROGRAM), str(cases), str(results)]
                 launch_ranks(command, ranks=ranks, device="cpu", timeout_s=None, environment=environment)
             except (UserError, WorkError) as error:
