@@ -22,8 +22,7 @@ from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Cost, Source
 from predict.costs.spread.assembly import Priced
 from predict.prediction.prediction import Prediction, Predictor
-from predict.workload import Point as Configuration
-from predict.workload import evaluator_named
+from predict.workload import Configuration, evaluator_named
 
 KEY = ("gloo", "all_reduce", "node")
 ALL_REDUCE = operations()["all_reduce"]
