@@ -49,7 +49,12 @@ point_options = together(
     click.option(
         "--cluster", type=click.Path(path_type=Path), help="Cluster file. Default: the one that was measured."
     ),
-    click.option("--evaluator", default="simulate", show_default=True, help="simulate, paradl, osf, csf or dag."),
+    click.option(
+        "--evaluator",
+        default="simulate",
+        show_default=True,
+        help="simulate, paradl, osf, csf or dag; predict buckets takes simulate and osf, predict timeline simulate.",
+    ),
     click.option("--optimizer", help="sgd or adam. Default: the one that was measured."),
     click.option("--dtype", help="fp32, bf16. Default: the one that was measured."),
     kernel_options,
