@@ -85,7 +85,8 @@ def parse_size_sweep(text: str) -> tuple[int, ...]:
     if len(parts) == 1:
         return tuple(sorted({parse_size(part) for part in text.split(",")}))
     first, last = parse_size(parts[0]), parse_size(parts[1])
-    factor = _parse_factor(parts[2] if len(parts) == 3 else "2", repr(text))
+    # Ranges of ranks are written with an x, which people then write here as well.
+    factor = _parse_factor(parts[2].removeprefix("x") if len(parts) == 3 else "2", repr(text))
     if last < first:
         raise UserError(f"sizes {text!r}: the last size is smaller than the first")
     return _geometric(first, last, factor, f"sizes {text!r}")

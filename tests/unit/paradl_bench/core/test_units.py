@@ -91,6 +91,10 @@ def test_a_sweep_of_sizes() -> None:
     assert parse_size_sweep("1M,1K") == (1024, 1024**2)
 
 
+def test_the_factor_of_sizes_may_be_written_as_that_of_ranks() -> None:
+    assert parse_size_sweep("1K:64K:x4") == parse_size_sweep("1K:64K:4") == (1024, 4096, 16384, 65536)
+
+
 @given(st.integers(1, 10**12), st.integers(0, 10**12), st.floats(1.5, 8))
 def test_a_geometric_sweep_keeps_to_its_range_and_factor(first: int, more: int, factor: float) -> None:
     sizes = parse_size_sweep(f"{first}:{first + more}:{factor}")
