@@ -26,7 +26,7 @@ from paradl_bench.core.statistics import Z90
 from paradl_bench.core.terminal.printed import in_drawing
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

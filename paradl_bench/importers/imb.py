@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from paradl_bench.importers.failures import Watched
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
-from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import implausible_call
+from paradl_bench.importers.tables.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
+from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.records.samples import CollectiveSamples
 
 _BENCHMARK = re.compile(r"#\s*Benchmarking (\S{1,60})")

@@ -13,8 +13,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.kineto_collectives import add_collectives, is_communication
-from paradl_bench.importers.kineto_events import BACKWARD, Event, Kernel, Trace, busy, load_trace, shared, total
+from paradl_bench.importers.kineto_traces.kineto_collectives import add_collectives, is_communication
+from paradl_bench.importers.kineto_traces.kineto_events import (
+    BACKWARD,
+    Event,
+    Kernel,
+    Trace,
+    busy,
+    load_trace,
+    shared,
+    total,
+)
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import LayerSamples, TraceTimes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.nccl_collectives import Sweep, add_sweep
-from paradl_bench.importers.nccl_json import is_report, read_report
-from paradl_bench.importers.nccl_text import Run, read_runs
+from paradl_bench.importers.nccl_logs.nccl_collectives import Sweep, add_sweep
+from paradl_bench.importers.nccl_logs.nccl_json import is_report, read_report
+from paradl_bench.importers.nccl_logs.nccl_text import Run, read_runs
 
 
 def read(log: LogFile, options: ImportOptions) -> Imported:

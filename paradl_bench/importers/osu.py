@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.failures import Watched
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
-from paradl_bench.importers.mpi_ranks import ranks_of_command
-from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import implausible_call
+from paradl_bench.importers.tables.markdown import Columns, PipeRow, columns_of, lines_and_cells, shown
+from paradl_bench.importers.tables.mpi_ranks import ranks_of_command
+from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.records.samples import CollectiveSamples
 
 _TITLE = re.compile(r"#? ?OSU (MPI|[NR]CCL|XCCL|MPI_\w{1,40})(-[A-Z]+(?: MANAGED)?)? (.{1,80}?) ?Test v(\d[\w.]{0,20})")

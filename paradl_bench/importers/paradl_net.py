@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from paradl_bench.core.bounds import MOST_BYTES, MOST_ELEMENTS, MOST_RANKS
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.numbers_read import decimal, whole
 from paradl_bench.importers.plausible import FASTEST_BYTES_PER_S, LONGEST_CALL_S
+from paradl_bench.importers.tables.numbers_read import decimal, whole
 from paradl_bench.network.graph import Attribute, Layer, ModelGraph, Tensor
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.records.samples import LayerSamples

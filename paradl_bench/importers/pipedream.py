@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from paradl_bench.core.bounds import MOST_ELEMENTS
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, Importer, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.numbers_read import decimal
 from paradl_bench.importers.plausible import LONGEST_CALL_S
+from paradl_bench.importers.tables.numbers_read import decimal
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.records.samples import LayerSamples

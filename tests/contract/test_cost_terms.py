@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradl_bench.plan.collectives.catalog import operations, routines
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 CASES = [(operation, algorithm) for operation in operations().values() for algorithm in operation.algorithms.values()]
 every_algorithm = pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from paradl_bench.network.kinds.kind import Call, LayerKind, TensorArgument, kind_of_function
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
 from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 EXAMPLES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL))

@@ -27,7 +27,6 @@ ONE_FILE_A_THING = {
     "paradl_bench/commands",
     "paradl_bench/importers",
     "paradl_bench/network/kinds",
-    "paradl_bench/plan/collectives",
 }
 
 _IMPORT_ALL = """

@@ -20,7 +20,7 @@ from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask
 from calibrate.fit.collectives.communication_segments import Fitted, Method, Segments
 from calibrate.profile.collectives.communication_time import Piece, piecewise_seconds
 from calibrate.statistics.regression import told_apart
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 MAX_PIECES = 4
 MAX_FOLDS = 24

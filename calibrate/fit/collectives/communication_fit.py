@@ -26,7 +26,7 @@ from calibrate.statistics.blocks import between_block_sd, block_sd, quantile_cov
 from calibrate.statistics.regression import fit_relative_many, relative_covariance
 from paradl_bench.core.statistics import MAD_TO_SD, Z90
 from paradl_bench.core.terminal.command_line import progress
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
 from paradl_bench.records.samples import CollectiveSamples
 

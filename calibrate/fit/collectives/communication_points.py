@@ -9,7 +9,7 @@ from typing import NamedTuple
 from calibrate.fit.collectives.communication_curve import Floats, Point, noise_between_ways
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import counted
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.cluster import NODE
 from paradl_bench.records.samples import CollectiveSamples
 

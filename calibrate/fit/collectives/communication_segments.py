@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from calibrate.fit.collectives.communication_curve import Curve, Floats, Mask
 from calibrate.profile.collectives.communication_time import Piece, coefficients
 from calibrate.statistics.regression import fit_relative_many
-from paradl_bench.plan.collectives.cost_terms import Algorithm
+from paradl_bench.plan.cost_terms.terms import Algorithm
 
 Indices = NDArray[np.int64]
 

@@ -32,7 +32,7 @@ from calibrate.profile.collectives.communication_time import (
 from calibrate.statistics.blocks import next_block_stretch, student_90
 from paradl_bench.core.statistics import Z90
 from paradl_bench.core.units import format_bytes
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 NEAR_DOUBLINGS = 2.0
 """Sizes up to four times smaller or larger tell of a size."""

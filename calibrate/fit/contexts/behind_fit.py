@@ -10,7 +10,7 @@ from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.behind import BehindCompute, BehindPoint
 from calibrate.statistics.pair_draws import Floats, Pair, by_block, covariance_of_next, draw_pairs, medians
 from paradl_bench.core.statistics import MAD_TO_SD
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.contexts.behind import BehindComputeSamples
 
 _HUBER_K = 1.345

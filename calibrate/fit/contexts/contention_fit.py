@@ -12,7 +12,7 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.collectives.communication_time import pieces_of, piecewise_seconds
 from calibrate.profile.collectives.contention import Contention, ContentionPoint
 from calibrate.statistics.pair_draws import Floats, Pair, draw_pairs, medians
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.records.samples import CollectiveSamples
 
 _LEAST_SHARE = 0.3

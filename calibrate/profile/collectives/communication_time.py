@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrate.profile.collectives.communication import CommunicationFit
 from paradl_bench.core.registry import lookup
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 
 Floats = NDArray[np.float64]
 

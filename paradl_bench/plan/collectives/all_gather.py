@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
-from paradl_bench.plan.collectives.hierarchies import flat_over_nodes
 from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.hierarchies import flat_over_nodes
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

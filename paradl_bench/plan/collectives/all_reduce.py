@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
-from paradl_bench.plan.collectives.hierarchies import (
+from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.hierarchies import (
     binomial_of_nodes,
     by_leader,
     chain_and_tree,
     flat_over_nodes,
     segmented,
 )
-from paradl_bench.plan.collectives.pipelining import depth, two_tree
-from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.pipelining import depth, two_tree
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats, LevelTerms
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

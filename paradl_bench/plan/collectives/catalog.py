@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paradl_bench.core.registry import discover
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
 from paradl_bench.plan.collectives.routine import Routine
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 
 _PACKAGE = "paradl_bench.plan.collectives"
 OF_STRATEGIES = ("all_gather", "all_reduce", "broadcast", "reduce_scatter", "send_recv")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
-from paradl_bench.plan.collectives.hierarchies import binomial_of_nodes, chain_and_tree
-from paradl_bench.plan.collectives.pipelining import chain, depth, two_tree
 from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.hierarchies import binomial_of_nodes, chain_and_tree
+from paradl_bench.plan.cost_terms.pipelining import chain, depth, two_tree
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

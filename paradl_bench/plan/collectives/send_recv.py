@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paradl_bench.plan.collectives import contents
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
 from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

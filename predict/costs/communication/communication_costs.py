@@ -28,7 +28,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.collectives.cost_terms import CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange

@@ -19,7 +19,7 @@ from calibrate.statistics.regression import fit_relative, relative_covariance, t
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms
 
 KEY = ("gloo", "all_reduce", "node")
 ALL_REDUCE = operations()["all_reduce"]

@@ -15,7 +15,7 @@ from calibrate.fit.collectives.communication_fit import fit_points
 from calibrate.profile.collectives.communication_time import Piece, communication_seconds, piecewise_seconds
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms
 
 KEY = ("nccl", "all_reduce", "system")
 ALL_REDUCE = operations()["all_reduce"]

@@ -26,7 +26,7 @@ from calibrate.statistics.blocks import far_from_the_rest
 from calibrate.statistics.regression import fit_relative, fit_relative_many
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation
 from paradl_bench.records.samples import CollectiveSamples
 
 KEY = ("nccl", "all_reduce", "node")

@@ -15,7 +15,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
 from paradl_bench.importers.nccl_tests import read
-from paradl_bench.importers.numbers_read import half_unit
+from paradl_bench.importers.tables.numbers_read import half_unit
 
 
 def reasons(held: Imported) -> dict[int, str]:

@@ -18,7 +18,7 @@ from calibrate.fit.fit import fit_profile
 from paradl_bench.cli import group
 from paradl_bench.core.errors import UserError
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile, load_file
-from paradl_bench.importers.kineto_events import busy, shared, total
+from paradl_bench.importers.kineto_traces.kineto_events import busy, shared, total
 from paradl_bench.importers.paradl_net import read
 from paradl_bench.network.kinds.kind import layer_kinds
 from paradl_bench.plan.collectives.catalog import operations

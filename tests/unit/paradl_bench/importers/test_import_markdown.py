@@ -7,7 +7,7 @@ import pytest
 
 from paradl_bench.importers.catalog import importers
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
-from paradl_bench.importers.markdown import lines_and_cells
+from paradl_bench.importers.tables.markdown import lines_and_cells
 
 OPTIONS = ImportOptions(ranks=8, level="node", iterations=20)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from paradl_bench.plan.collectives import contents
 from paradl_bench.plan.collectives.catalog import operations, routines
-from paradl_bench.plan.collectives.pipelining import PIECE_BYTES
 from paradl_bench.plan.collectives.routine import Buffers, Routine
+from paradl_bench.plan.cost_terms.pipelining import PIECE_BYTES
 
 ALPHA, BETA, GAMMA = 30e-6, 1e-9, 0.2e-9
 

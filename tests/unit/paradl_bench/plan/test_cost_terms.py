@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.plan.collectives.cost_terms import Algorithm, CollectiveOperation, CostTerms, Floats
+from paradl_bench.plan.cost_terms.terms import Algorithm, CollectiveOperation, CostTerms, Floats
 
 
 def _ring(ranks: Floats, message_bytes: Floats) -> CostTerms:

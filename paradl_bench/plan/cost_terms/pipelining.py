@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paradl_bench.plan.collectives.cost_terms import Floats
+from paradl_bench.plan.cost_terms.terms import Floats
 
 PIECE_BYTES = 512 * 1024
 """NCCL's: NCCL_BUFFSIZE (4 MiB by default) in its 8 steps."""

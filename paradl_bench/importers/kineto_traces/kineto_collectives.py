@@ -13,7 +13,7 @@ from typing import Any
 
 from paradl_bench.core.bounds import MOST_RANKS
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile
-from paradl_bench.importers.kineto_events import Event, Kernel, Trace
+from paradl_bench.importers.kineto_traces.kineto_events import Event, Kernel, Trace
 from paradl_bench.records.samples import CollectiveSamples
 
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)(?:Dev)?(?:Kernel|_kernel)|^nccl", re.IGNORECASE)

@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from paradl_bench.importers.importer import Imported, ImportOptions, LogFile, NotOfFormat
-from paradl_bench.importers.nccl_collectives import Sweep, add_sweep
-from paradl_bench.importers.nccl_operations import operation_of_experiment, programs_named
-from paradl_bench.importers.nccl_rows import DTYPES, Bandwidth, Buffers, Half, Row
-from paradl_bench.importers.nccl_text import library_version
+from paradl_bench.importers.nccl_logs.nccl_collectives import Sweep, add_sweep
+from paradl_bench.importers.nccl_logs.nccl_operations import operation_of_experiment, programs_named
+from paradl_bench.importers.nccl_logs.nccl_rows import DTYPES, Bandwidth, Buffers, Half, Row
+from paradl_bench.importers.nccl_logs.nccl_text import library_version
 
 _COLUMNS = ("size", "count", "type", "redop", "root")
 _PRECISION = 0.5e-6

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paradl_bench.plan.collectives.cost_terms import CostTerms, Floats, LevelTerms
-from paradl_bench.plan.collectives.pipelining import depth, messages_at_once
+from paradl_bench.plan.cost_terms.pipelining import depth, messages_at_once
+from paradl_bench.plan.cost_terms.terms import CostTerms, Floats, LevelTerms
 
 
 def flat_over_nodes(steps: Floats, moved: Floats, ranks: Floats, ranks_per_node: Floats) -> LevelTerms:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from paradl_bench.importers.failures import refusal
 from paradl_bench.importers.importer import Imported, ImportOptions
-from paradl_bench.importers.nccl_operations import (
+from paradl_bench.importers.nccl_logs.nccl_operations import (
     Kind,
     kinds_called,
     kinds_of_layout,
@@ -17,7 +17,7 @@ from paradl_bench.importers.nccl_operations import (
     ranks_that_fit,
     suggested_ranks,
 )
-from paradl_bench.importers.nccl_rows import Half, Row
+from paradl_bench.importers.nccl_logs.nccl_rows import Half, Row
 from paradl_bench.importers.plausible import implausible_call, implausible_time
 from paradl_bench.records.samples import CollectiveSamples
 

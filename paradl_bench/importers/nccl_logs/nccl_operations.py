@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paradl_bench.importers.nccl_rows import Row
-from paradl_bench.importers.numbers_read import whole
+from paradl_bench.importers.nccl_logs.nccl_rows import Row
+from paradl_bench.importers.tables.numbers_read import whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

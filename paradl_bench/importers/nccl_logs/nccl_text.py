@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from paradl_bench.core.terminal.printed import plain
 from paradl_bench.importers.failures import FAILURE
 from paradl_bench.importers.importer import Dropped
-from paradl_bench.importers.markdown import PipeRow, lines_and_cells
-from paradl_bench.importers.nccl_markdown import PipeLayout, pipe_layout
-from paradl_bench.importers.nccl_operations import operation_in_name, programs_named
-from paradl_bench.importers.nccl_rows import (
+from paradl_bench.importers.nccl_logs.nccl_markdown import PipeLayout, pipe_layout
+from paradl_bench.importers.nccl_logs.nccl_operations import operation_in_name, programs_named
+from paradl_bench.importers.nccl_logs.nccl_rows import (
     DTYPES,
     Buffers,
     Layout,
@@ -26,7 +25,8 @@ from paradl_bench.importers.nccl_rows import (
     looks_like_a_row,
     parse_row,
 )
-from paradl_bench.importers.numbers_read import whole
+from paradl_bench.importers.tables.markdown import PipeRow, lines_and_cells
+from paradl_bench.importers.tables.numbers_read import whole
 
 _LABEL = re.compile(r"^\s*(?:\[\d{1,6},\d{1,6}\]<std(?:out|err)>:|\d{1,6}: )")
 # host:pid:thread [device] NCCL INFO ...; newer ones put a time in front.

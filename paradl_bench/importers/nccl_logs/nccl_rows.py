@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from paradl_bench.importers.numbers_read import decimal, half_unit, whole
+from paradl_bench.importers.tables.numbers_read import decimal, half_unit, whole
 
 Buffers = Literal["", "in_place", "out_of_place"]
 

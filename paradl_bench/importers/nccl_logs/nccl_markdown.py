@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paradl_bench.importers.markdown import bytes_in, count_in, heading_of, number_in, shown
-from paradl_bench.importers.nccl_rows import Buffers, Layout
-from paradl_bench.importers.numbers_read import whole
+from paradl_bench.importers.nccl_logs.nccl_rows import Buffers, Layout
+from paradl_bench.importers.tables.markdown import bytes_in, count_in, heading_of, number_in, shown
+from paradl_bench.importers.tables.numbers_read import whole
 
 _NAMES = {
     "size": "size",

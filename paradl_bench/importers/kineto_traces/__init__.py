@@ -1,0 +1,1 @@
+"""Kineto traces: events, and the collectives among them."""
