@@ -24,21 +24,15 @@ import gc
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
-from emulated_profile import BATCH, FEW_RANKS, Sweep, fit, measure_copies, phase_seconds, sweeps_of
+from emulated_profile import Sweep, fit, measure_copies, sweeps_of
+from emulation_cases import CLUSTERS, FOUND, LINK_BYTES_PER_S, MODELS, NODES_OF, Case, cases_of, profile_of, traced
 
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.measure.collectives.sweep import measure_collectives
-from paradl_bench.measure.tracing.tracing import trace_network
-from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.run import measure_training
-from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.slow_rank import parse_slow_rank
-from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.cluster import emulated_cluster
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
@@ -46,145 +40,9 @@ from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.measurement import is_complete
 from predict.validation.validation import validate_runs
 
-MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
-BRIEF = frozenset({"emulated_networks:small_vgg"})
-"""Models that train by a strategy of each kind alone."""
-NODES_OF = {4: (1, 2, 4), 2: (2, 4)}
-"""By ranks on a node: how many nodes."""
-CLUSTERS = (4,)
-"""Those of them that are emulated unless others are asked for: 4, 8 and 16 ranks."""
 MINUTES = 28.5
-LINK_BYTES_PER_S = 125e6
-"""Of each node's link, a tenth or less of what ranks of a node send each other on a host of a few cores."""
-SERIAL_S, SERIAL_S_A_RANK = 3.0, 0.375
-"""What a serial iteration sleeps at least, and at least a rank: layers are dilated to it, so that the time for which
-ranks take the host's cores, all of them together, is small beside what each one sleeps."""
-ITERATIONS, WARMUP = 5, 3
-"""As few as can be compared: sleeps do not spread, and messages are seen over configurations, not repetitions."""
+
 _COMMAND = ("benchmarks/emulation.py",)
-_FOUND = ("stages", "cut_by")
-"""Options that every pipeline's run records and nobody asked for."""
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the suite.
-
-    Attributes:
-        directory: that it is measured into. profile: whose seconds layers sleep.
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
-    strategy: str
-    directory: str
-    profile: str
-    layout: NodeLayout
-    batch: int = BATCH
-    schedule: str = "gpipe"
-    micro_batches: int | None = None
-    bucket_cap_mb: float | None = None
-    exchange: str = "flat"
-    slow_rank: str = ""
-    dilate: float
-    iterations: int
-
-    @property
-    def request(self) -> TrainingRequest:
-        """What is trained."""
-        return TrainingRequest(
-            model=self.model,
-            input_shape=self.input_shape,
-            strategy=parse_strategy(self.strategy),
-            batch=self.batch,
-            device="cpu",
-            verify=False,
-            schedule=self.schedule,
-            micro_batches=self.micro_batches,
-            bucket_cap_mb=self.bucket_cap_mb,
-            exchange=self.exchange,
-            ranks_per_node=None if self.exchange == "flat" else self.layout.ranks_per_node,
-            layout=self.layout,
-            iterations=self.iterations,
-            warmup=WARMUP,
-            emulate=self.profile,
-            dilate=self.dilate,
-            slow_rank=parse_slow_rank(self.slow_rank) if self.slow_rank else None,
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether it was measured to its end."""
-        return is_complete(Path(self.directory))
-
-
-def configurations(layout: NodeLayout, *, brief: bool = False) -> list[tuple[str, dict[str, object]]]:
-    """Strategies of so many ranks, and their settings.
-
-    Args:
-        brief: one of each kind.
-    """
-    ranks, half = layout.ranks, layout.ranks // 2
-    one_forward: dict[str, object] = {"schedule": "1f1b", "micro_batches": 2 * ranks}
-    found: list[tuple[str, dict[str, object]]]
-    if brief:
-        if ranks > FEW_RANKS:
-            return [(f"d{ranks}", {}), (f"d{layout.nodes}f{layout.ranks_per_node}", {})]
-        found = [(f"d{ranks}", {}), (f"p{ranks}", one_forward), (f"d2f{half}", {})]
-        return found if layout.nodes > 1 else [*found, (f"d2s{half}", {})]
-    if ranks > FEW_RANKS:
-        nodes, inside = layout.nodes, layout.ranks_per_node
-        return [
-            (f"d{ranks}", {}),
-            (f"d{ranks}", {"exchange": "segmented"}),
-            *((f"d{nodes}{axis}{inside}", {}) for axis in "fsp"),
-        ]
-    found = [
-        (f"d{ranks}", {}),
-        (f"f{ranks}", {}),
-        (f"s2x{half}", {}),
-        (f"p{ranks}", {}),
-        (f"p{ranks}", one_forward),
-        (f"d2f{half}", {}),
-        (f"d2s{half}", {}),
-        (f"d2p{half}", {}),
-    ]
-    if layout.nodes > 1:
-        return [*found, *((f"d{ranks}", {"exchange": kind}) for kind in ("leader", "segmented"))]
-    # What differs little with the number of nodes is tried on one.
-    found += [
-        (f"d2c{half}", {}),
-        (f"d{ranks}", {"slow_rank": f"1.5@{ranks - 1}"}),
-        (f"d{ranks}", {"bucket_cap_mb": 4.0}),
-        (f"c{ranks}", {}),
-        (f"p{ranks}", {**one_forward, "slow_rank": "1.5@1"}),
-    ]
-    return found
-
-
-def cases_of(base: Path, model: str, layout: NodeLayout) -> list[Case]:
-    """Runs of one model on one layout, below ``base``."""
-    found = []
-    of_model = {"model": model, "input_shape": MODELS[model], "layout": layout, "iterations": ITERATIONS}
-    serial_s = max(SERIAL_S, SERIAL_S_A_RANK * layout.ranks)
-    of_model["dilate"] = round(serial_s / sum(phase_seconds(traced(model)).values()), 3)
-    for strategy, settings in configurations(layout, brief=model in BRIEF):
-        words = "-".join([strategy, *(f"{name}={value}" for name, value in settings.items())])
-        directory = base / f"{layout}" / f"{model.rpartition(':')[2]}-{words}"
-        files = {"directory": str(directory), "profile": str(profile_of(base, layout))}
-        of_case = {**of_model, "strategy": strategy, **settings, **files}
-        found.append(msgspec.convert(of_case, Case, from_attributes=True))
-    return found
-
-
-def profile_of(base: Path, layout: NodeLayout) -> Path:
-    """By which ghosts of a layout sleep: layers are alike in those of all layouts, collectives are what was swept."""
-    return base / f"{layout}" / "profile.json"
-
-
-@cache
-def traced(model: str) -> ModelGraph:
-    """A model of the suite."""
-    return trace_network(load_model(model, MODELS[model]))
 
 
 class LayoutWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +156,7 @@ def rows_of(profile: Path, cases: Sequence[Case]) -> list[Row]:
             layout=str(complete[pair.run].layout),
             strategy=pair.strategy,
             options=" ".join(
-                [f"{name}={text}" for name, text in pair.options.items() if name not in _FOUND]
+                [f"{name}={text}" for name, text in pair.options.items() if name not in FOUND]
                 + ([] if pair.bucket_cap_bytes == 25 * 1024**2 else [f"bucket={pair.bucket_cap_bytes / 1024**2:g}MiB"])
                 + ([f"slow_rank={complete[pair.run].slow_rank}"] if complete[pair.run].slow_rank else [])
             ),

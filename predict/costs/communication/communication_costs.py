@@ -26,7 +26,6 @@ from calibrate.profile.collectives.communication_residuals import SizeRatios, re
 from calibrate.profile.collectives.communication_time import Piece, nearest_fit, pieces_of
 from calibrate.profile.profile import Profile
 from paradl_bench.core.registry import lookup
-from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.cost_terms.terms import CollectiveOperation
 from paradl_bench.plan.mesh import members_of
@@ -38,6 +37,7 @@ from predict.costs.communication.behind_costs import BehindCosts, between_them
 from predict.costs.communication.beside_costs import BesideCosts
 from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.contention_costs import ContentionCosts
+from predict.costs.communication.fit_range import beyond_remarks
 from predict.costs.communication.interference import Slowdown, measured_slowdown, unmeasured_slowdown
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware, changed_fit, changed_level
 from predict.costs.sourced import Cost, Remark, Source, UnmeasuredCollective
@@ -135,7 +135,7 @@ class CommunicationCosts:
             return float(_times(collective, fits, level, phi).seconds(work.ranks, message_bytes, per_node))
 
         seconds = seconds_of(work.message_bytes)
-        beyond = () if stated else _beyond_remarks(work, fits)
+        beyond = () if stated else beyond_remarks(work, fits)
         source = Source.STATED if stated else Source.SCALED if beyond or changed else Source.REGRESSED
         point = Asked(work.ranks, work.message_bytes, per_node)
         modes: tuple[tuple[str, float], ...] = ()
@@ -385,21 +385,3 @@ def _times(
     )
     stated_in_part = level.alpha_s is not None or level.beta_s_per_byte is not None
     return CollectiveTimes(pieces) if stated_in_part else CollectiveTimes(pieces, residuals_of(fits))
-
-
-def _beyond_remarks(work: Collective, fits: Sequence[CommunicationFit]) -> tuple[Remark, ...]:
-    remarks = []
-    low, high = min(fit.ranks_range[0] for fit in fits), max(fit.ranks_range[1] for fit in fits)
-    if any(fit.by_ranks for fit in fits) and work.ranks not in {fit.ranks_range[0] for fit in fits}:
-        off = max(fit.held_out_ranks_relative_error or 0.0 for fit in fits)
-        text = f"{work.operation} follows no algorithm over ranks: a count left out was predicted {off:.0%} wrong"
-        remarks.append(Remark(text, True))
-    if not low <= work.ranks <= high:
-        side = f"beyond {high}" if work.ranks > high else f"below {low}"
-        remarks.append(Remark(f"{work.operation} {side} ranks", True))
-    smallest, largest = min(fit.bytes_range[0] for fit in fits), max(fit.bytes_range[1] for fit in fits)
-    if not smallest <= work.message_bytes <= largest:
-        above = work.message_bytes > largest
-        side = f"beyond {format_bytes(largest)}" if above else f"below {format_bytes(smallest)}"
-        remarks.append(Remark(f"{work.operation} {side}", True, format_bytes(work.message_bytes)))
-    return tuple(remarks)

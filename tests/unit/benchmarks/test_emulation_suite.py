@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import emulated_profile
 import emulation
+import emulation_cases
 from profile_factory import make_network, make_profile
 
 from calibrate.profile.profile import CopyTime
@@ -29,9 +30,10 @@ from predict.workload import Configuration, evaluator_named
 
 LAYOUTS = {
     ranks: [
-        NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation.LINK_BYTES_PER_S) for nodes in counts
+        NodeLayout(nodes=nodes, ranks_per_node=ranks, link_bytes_per_s=emulation_cases.LINK_BYTES_PER_S)
+        for nodes in counts
     ]
-    for ranks, counts in emulation.NODES_OF.items()
+    for ranks, counts in emulation_cases.NODES_OF.items()
 }
 
 
@@ -61,8 +63,8 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
         if sweep.request.concurrent == 1 and sweep not in inside:
             largest = max(sweep.request.sizes)
             whole |= {name: max(largest, whole.get(name, 0)) for name in sweep.request.operations}
-    network = emulation.traced("resnet50")
-    for case in emulation.cases_of(tmp_path, "resnet50", layout):
+    network = emulation_cases.traced("resnet50")
+    for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
         strategy = case.request.strategy
         plan = planner_for(strategy).plan(network, strategy, case.request.settings)
         for issued in planned_collectives(plan, 0):
@@ -71,16 +73,16 @@ def test_a_layout_sweeps_whatever_its_configurations_send(layout: NodeLayout, tm
                 assert issued.message_bytes <= 1.25 * whole[issued.operation], (strategy, issued)
 
 
-@pytest.mark.parametrize("model", emulation.MODELS)
+@pytest.mark.parametrize("model", emulation_cases.MODELS)
 def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: str, tmp_path: Path) -> None:
-    network = trace_network(load_model(model, emulation.MODELS[model]))
+    network = trace_network(load_model(model, emulation_cases.MODELS[model]))
     for layout in (layout for layouts in LAYOUTS.values() for layout in layouts):
-        cases = emulation.cases_of(tmp_path, model, layout)
-        profile = emulation.profile_of(tmp_path, layout)
+        cases = emulation_cases.cases_of(tmp_path, model, layout)
+        profile = emulation_cases.profile_of(tmp_path, layout)
         profile.parent.mkdir(exist_ok=True)
         profile.write_text("{}")
         assert len({case.directory for case in cases}) == len(cases)
-        assert msgspec.json.decode(msgspec.json.encode(cases), type=list[emulation.Case]) == cases
+        assert msgspec.json.decode(msgspec.json.encode(cases), type=list[emulation_cases.Case]) == cases
         for case in cases:
             case.request.check()
             assert case.request.strategy.ranks == layout.ranks
@@ -89,9 +91,9 @@ def test_every_configuration_can_be_run_and_is_what_its_ranks_are_told(model: st
 
 
 def test_layers_sleep_the_longer_the_more_ranks_share_the_hosts_cores(tmp_path: Path) -> None:
-    serial_s = sum(emulated_profile.phase_seconds(emulation.traced("resnet50")).values())
+    serial_s = sum(emulated_profile.phase_seconds(emulation_cases.traced("resnet50")).values())
     for layout in LAYOUTS[4]:
-        for case in emulation.cases_of(tmp_path, "resnet50", layout):
+        for case in emulation_cases.cases_of(tmp_path, "resnet50", layout):
             assert case.dilate * serial_s == pytest.approx({4: 3.0, 8: 3.0, 16: 6.0}[layout.ranks], rel=1e-3)
 
 
