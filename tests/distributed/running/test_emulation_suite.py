@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import emulation
+import emulation_cases
 from namespaces_held import needs_nodes
 
 from paradl_bench.records.training.training_record import read_run
@@ -24,11 +25,12 @@ def test_a_cluster_is_calibrated_runs_are_held_against_predictions_and_done_but_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = "emulated_networks:small_vgg"
-    monkeypatch.setattr(emulation, "NODES_OF", {2: (1,)})
-    monkeypatch.setattr(emulation, "MODELS", {model: (3, 32, 32)})
-    monkeypatch.setattr(emulation, "SERIAL_S", 1.0)
+    for module in (emulation, emulation_cases):
+        monkeypatch.setattr(module, "NODES_OF", {2: (1,)})
+        monkeypatch.setattr(module, "MODELS", {model: (3, 32, 32)})
+    monkeypatch.setattr(emulation_cases, "SERIAL_S", 1.0)
     monkeypatch.setattr(
-        emulation, "configurations", lambda *_, **__: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})]
+        emulation_cases, "configurations", lambda *_, **__: [("d2", {}), ("f2", {}), ("p2", {"schedule": "1f1b"})]
     )
     rows = emulation.run_suite(tmp_path, [model], [2])
     assert [row.strategy for row in rows] == ["d2", "f2", "p2"]
