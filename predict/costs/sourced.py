@@ -71,14 +71,23 @@ class Remark(NamedTuple):
     name: str = ""
 
 
+class Adjustment(NamedTuple):
+    """Seconds that one effect adds to a cost (negative where it takes some away), by the effect's name."""
+
+    effect: str
+    seconds: float
+
+
 class Cost(NamedTuple):
     """Seconds of one work.
 
     Attributes:
+        seconds: with all adjustments in.
         independent_sd_s: spread of its own.
         batch_sd_s: what interpolating or scaling over the batch leaves open, shared by all works that it touched.
         method_sd_s: what scaling from a neighbour, from another number of ranks on the host, or a roofline leaves open,
             shared likewise.
+        adjustments: what single effects changed of the seconds, in order.
     """
 
     seconds: float
@@ -87,6 +96,17 @@ class Cost(NamedTuple):
     batch_sd_s: float = 0.0
     method_sd_s: float = 0.0
     remarks: tuple[Remark, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+
+    @property
+    def base_s(self) -> float:
+        """Seconds before any adjustment."""
+        return self.seconds - sum(each.seconds for each in self.adjustments)
+
+    def adjusted(self, effect: str, seconds: float) -> Cost:
+        """So many seconds instead; the difference is the effect's."""
+        change = Adjustment(effect, seconds - self.seconds)
+        return self._replace(seconds=seconds, adjustments=(*self.adjustments, change))
 
 
 class CorrelatedError(NamedTuple):
