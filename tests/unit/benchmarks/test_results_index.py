@@ -39,3 +39,21 @@ def test_links_between_results_lead_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert not broken
+
+
+PAGES = [RESULTS.parent / "README.md", *sorted((RESULTS.parent / "docs").glob("*.md"))]
+NO_MEASUREMENTS = {
+    "1.349": "interquartile range of a normal distribution",
+    "2021.11": "a version of the Intel MPI Benchmarks",
+    "3.11": "a version of Python",
+    "22.05": "a version of Slurm",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_figure_of_a_page_stands_in_results(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`|^ {4}.*?$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    figures = set(re.findall(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)", text)) - set(NO_MEASUREMENTS)
+    held = " ".join(path.read_text() for path in RESULTS.rglob("*.md"))
+    missing = [figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", held)]
+    assert not missing
