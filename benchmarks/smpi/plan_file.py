@@ -8,7 +8,7 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import members_of
-from paradl_bench.plan.tasks import Collective, Communication, Plan, Role, Stream, Work
+from paradl_bench.plan.tasks import Collective, Plan, Role, Sort, Stream, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.evaluators.simulate import late_tasks
@@ -40,16 +40,12 @@ def plan_text(priced: PricedPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key(work: Collective) -> _Group:
-    return work.axes, work.reach, work.per_node
-
-
 def _groups(plan: Plan) -> dict[_Group, Collective]:
     found: dict[_Group, Collective] = {}
     for work in plan.works:
         if isinstance(work, Collective):
-            found.setdefault(_key(work), work)
-        elif isinstance(work, Communication):
+            found.setdefault(work.group, work)
+        elif work.sort is Sort.COMMUNICATION:
             raise UserError(f"{plan.strategy}: its plan has messages between pairs; judged are plans of collectives")
     return found
 
@@ -70,4 +66,4 @@ def _what(work: Work, seconds: float, groups: dict[_Group, int]) -> tuple[str, s
         return "compute", f"{seconds:.12e}", 0, 0
     if work.ranks <= 1:
         return "compute", "0", 0, 0
-    return work.operation, "0", work.message_bytes, groups[_key(work)]
+    return work.operation, "0", work.message_bytes, groups[work.group]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from paradl_bench.plan.strategy import AxisKind, Strategy
-from paradl_bench.plan.tasks import Collective, Communication
+from paradl_bench.plan.tasks import Communication
 
 REPLICATING: tuple[AxisKind, ...] = ("data", "spatial")
 """Axes whose ranks hold the same parameters and see different samples, or parts of them: they exchange gradients."""
@@ -33,14 +33,15 @@ def group_of(strategy: Strategy, axes: Sequence[int], rank: int) -> tuple[int, .
 
 def members_of(strategy: Strategy, work: Communication, rank: int) -> tuple[int, ...]:
     """The ranks among which a rank of a strategy communicates, itself included, ascending."""
-    members = group_of(strategy, work.axes, rank)
-    if not isinstance(work, Collective) or work.reach == "group":
+    axes, reach, per_node = work.group
+    members = group_of(strategy, axes, rank)
+    if reach == "group":
         return members
-    local = members.index(rank) % work.per_node
-    if work.reach == "between nodes":
-        return members[local :: work.per_node]
+    local = members.index(rank) % per_node
+    if reach == "between nodes":
+        return members[local::per_node]
     first = members.index(rank) - local
-    return members[first : first + work.per_node]
+    return members[first : first + per_node]
 
 
 def all_groups(strategy: Strategy, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -10,20 +10,47 @@ Ranks that do the same are one role with a multiplicity, so that cost does not g
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, TypeGuard
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.network.graph import Layer
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.works.communication import Collective, HaloExchange, Reach, Transfer
+from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, WeightUpdate
+from paradl_bench.plan.works.moving import BucketCopy, CopyDirection, InputCopy, InputRead, Wait
+from paradl_bench.plan.works.work import Communication, Sort, Work
+
+__all__ = [
+    "BucketCopy",
+    "Collective",
+    "Communication",
+    "Compute",
+    "ComputePhase",
+    "CopyDirection",
+    "FrameworkOverhead",
+    "HaloExchange",
+    "InputCopy",
+    "InputRead",
+    "Phase",
+    "Plan",
+    "Reach",
+    "Role",
+    "RoleBuilder",
+    "Sort",
+    "Stream",
+    "Transfer",
+    "Wait",
+    "WeightUpdate",
+    "Work",
+]
 
 Ints = NDArray[np.int32]
+W = TypeVar("W", bound=Work)
 
 
 class Phase(IntEnum):
@@ -45,147 +72,6 @@ class Stream(IntEnum):
     COPY = 2
     INPUT = 3
     COPY_ENGINE = 4
-
-
-CopyDirection = Literal["into", "out", "add"]
-"""Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
-
-ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
-
-
-class Compute(msgspec.Struct, frozen=True, kw_only=True, tag="compute"):
-    """A layer's forward or backward on the local batch, or the part of backward that a schedule runs by itself: of the
-    layer's input, or of its parameters.
-    """
-
-    layer: str
-    operation: str
-    phase: ComputePhase
-    shard: str = ""
-
-    @property
-    def way(self) -> Literal["FW", "BW"]:
-        """Forward or backward, whichever part of it."""
-        return "FW" if self.phase == "FW" else "BW"
-
-
-class FrameworkOverhead(msgspec.Struct, frozen=True, kw_only=True, tag="between"):
-    """One operation's share of the time between operations: framework, engine, allocator."""
-
-    phase: Literal["FW", "BW"]
-
-
-class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="weight_update"):
-    """The optimizer step over ``elements`` parameters in ``tensors`` tensors."""
-
-    optimizer: str
-    elements: int
-    tensors: int
-
-
-class BucketCopy(msgspec.Struct, frozen=True, kw_only=True, tag="bucket_copy"):
-    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
-
-    direction: CopyDirection
-    bytes: int
-    tensors: int
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True, tag="wait"):
-    """A timer of so many seconds, that computes nothing: how long a buffer waits for another gradient."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seconds < math.inf:
-            raise ValueError(f"seconds has to be finite and not negative, not {self.seconds}")
-
-
-class InputRead(msgspec.Struct, frozen=True, kw_only=True, tag="input_read"):
-    """Samples read, decoded and collated by the host, for all of its ranks that read."""
-
-    samples: int
-
-
-class InputCopy(msgspec.Struct, frozen=True, kw_only=True, tag="input_copy"):
-    """A rank's mini-batch copied from the host to its device."""
-
-    bytes: int
-
-
-Reach = Literal["group", "node", "between nodes"]
-
-
-class Collective(msgspec.Struct, frozen=True, kw_only=True, tag="collective"):
-    """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
-
-    Attributes:
-        message_bytes: as the operation defines it: the whole buffer of all_reduce and broadcast, a rank's own part of
-            all_gather and reduce_scatter.
-        axes: indices of the strategy's axes that the group lies along; 0 is the outermost.
-        reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
-        per_node: ranks along the axes on a node, where ``reach`` is not the whole group.
-    """
-
-    operation: str
-    message_bytes: int
-    ranks: int
-    axes: tuple[int, ...] = (0,)
-    reach: Reach = "group"
-    per_node: int = 0
-
-
-class HaloExchange(msgspec.Struct, frozen=True, kw_only=True, tag="halo_exchange"):
-    """Messages between ranks that own neighbouring positions, all under way at once.
-
-    Attributes:
-        sends_bytes, receives_bytes: of each message that this role sends and receives.
-        axes: as a collective's.
-    """
-
-    sends_bytes: tuple[int, ...]
-    receives_bytes: tuple[int, ...]
-    axes: tuple[int, ...] = (0,)
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
-    """What crosses one cut of a pipeline for one micro-batch: activations forward, their gradients backward.
-
-    The sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is
-    done: the n-th receive of a cut and a phase matches its n-th send.
-
-    Attributes:
-        cut: index of the stage in front of the cut.
-        message_bytes: of each value that crosses.
-        axes: as a collective's.
-    """
-
-    direction: Literal["send", "receive"]
-    phase: Literal["FW", "BW"]
-    cut: int
-    message_bytes: tuple[int, ...]
-    axes: tuple[int, ...] = (0,)
-
-
-Work = (
-    Compute
-    | FrameworkOverhead
-    | WeightUpdate
-    | BucketCopy
-    | Wait
-    | InputRead
-    | InputCopy
-    | Collective
-    | HaloExchange
-    | Transfer
-)
-
-Communication = Collective | HaloExchange | Transfer
-
-
-def is_of_layer(work: Work) -> TypeGuard[Communication]:
-    """Whether a work of forward or backward is communication for a layer; the broadcast of buffers is none."""
-    return isinstance(work, HaloExchange | Transfer) or (isinstance(work, Collective) and work.operation != "broadcast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,9 +182,19 @@ class Plan:
         local = exchanging % self.per_node
         return self.positions[local * (len(self.positions) // self.per_node) + place]
 
+    def of_kind(self, kind: type[W], role: Role | None = None) -> dict[int, W]:
+        """Works of one kind by their index; those of a role in the order in which it first does them."""
+        indices = range(len(self.works)) if role is None else dict.fromkeys(role.work.tolist())
+        chosen = ((index, self.works[index]) for index in indices)
+        return {index: work for index, work in chosen if isinstance(work, kind)}
+
+    def of_sort(self, *sorts: Sort) -> NDArray[np.bool_]:
+        """Per work, whether it is of one of these sorts."""
+        return np.array([work.sort in sorts for work in self.works], bool)
+
     def of_layers(self, role: int = 0) -> list[Communication]:
         """Communication for layers, in every iteration alike: all of FW and BW but the broadcasts of buffers."""
-        return [work for work in self.communication(role, phases=(Phase.FW, Phase.BW)) if is_of_layer(work)]
+        return [work for work in self.communication(role, phases=(Phase.FW, Phase.BW)) if work.is_of_layer]
 
     def communication(self, role: int = 0, *, phases: tuple[Phase, ...] = tuple(Phase)) -> list[Communication]:
         """Collectives and messages that a rank of a role issues in one iteration, in the plan's order."""

@@ -37,8 +37,8 @@ from predict.closed_forms.pipeline_closed_form import LockStep, PipelineClosedFo
 from predict.closed_forms.shared_closed_form import split_layers
 from predict.costs.communication.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from predict.costs.cost_model import CostModel
+from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
-from predict.costs.work_costs import PricingContext
 
 Kind = Literal["data", "filter", "channel", "spatial", "pipeline"]
 KINDS: tuple[str, ...] = get_args(Kind)

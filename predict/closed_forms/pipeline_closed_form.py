@@ -16,7 +16,7 @@ import numpy as np
 
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.tasks import Compute, Plan, Transfer, WeightUpdate, Work
+from paradl_bench.plan.tasks import Compute, Plan, Transfer, Work
 from predict.costs.sourced import Floats
 
 
@@ -57,8 +57,9 @@ class PipelineClosedForm:
 
         self._forward = of_micro_batch([_is_layer(work, "FW") for work in plan.works])
         self._backward = of_micro_batch([_is_layer(work, "BW") for work in plan.works])
-        self._sends = np.array([isinstance(work, Transfer) and work.direction == "send" for work in plan.works], float)
-        self._updates = of_micro_batch([isinstance(work, WeightUpdate) for work in plan.works]) * self._micro_batches
+        self._sends = np.zeros(len(plan.works))
+        self._sends[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = 1.0
+        self._updates = of_micro_batch([work.way == "WU" for work in plan.works]) * self._micro_batches
 
     def __call__(self, seconds: Floats) -> LockStep:
         """The iteration under these seconds, one a work."""

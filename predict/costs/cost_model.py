@@ -26,7 +26,6 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.communication.congestion import with_congestion
 from predict.costs.communication.fusion import Fusion
-from predict.costs.compute.event_spread import relative_spreads
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
@@ -35,12 +34,14 @@ from predict.costs.files import of_kernel_settings
 from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.input.input_terms import InputOptions
+from predict.costs.kinds.catalog import demand_of
+from predict.costs.kinds.kind_costs import PricingContext
+from predict.costs.kinds.work_costs import WorkCosts, known_costs
 from predict.costs.memory_estimate import EstimatedMemory, with_factor, with_reuse
 from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
 from predict.costs.spread.assembly import Priced, add_up, assemble
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import PricingContext, WorkCosts
 
 _PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
 
@@ -98,20 +99,15 @@ class CostModel:
         self.communication = CommunicationCosts(
             self.profile, self.cluster, self.backend, self.hardware, compute_sleeps=self.dilate is not None
         )
-        self.device = OtherDevice(self.profile, self.network, self.dtype, self.hardware, self.cluster)
+        self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
         self._serial = planner_for(Strategy()).plan(self.network, Strategy(), settings)
         self._layer_of = {layer.operation: layer.name for layer in self.network.layers}
-        self._works = WorkCosts(
-            profile=self.profile,
-            model_name=self.network.name,
-            serial=self._serial,
-            layers=self._layers,
-            model=self._model,
-            communication=self.communication,
-            proportional=self.proportional,
+        known = known_costs(
+            self.profile, self.network.name, self._serial, self._layers, self._model, self.communication
         )
+        self._works = WorkCosts(known=known, proportional=self.proportional)
 
     def memory(self, strategy: Strategy, settings: PlanSettings) -> EstimatedMemory:
         """What the rank that needs most holds at its peak, on the device that was measured."""
@@ -202,10 +198,9 @@ class CostModel:
         (role,) = self._serial.roles
         found: dict[tuple[str, PhaseName], int] = {}
         counts = np.bincount(role.work, minlength=len(self._serial.works)).tolist()
-        for work, count in zip(self._serial.works, counts, strict=True):
-            if isinstance(work, Compute):
-                key = work.operation, work.phase
-                found[key] = found.get(key, 0) + count
+        for index, work in self._serial.of_kind(Compute).items():
+            key = work.operation, work.phase
+            found[key] = found.get(key, 0) + counts[index]
         return found
 
     def compute_seconds(self, place: PricingContext) -> tuple[dict[tuple[str, PhaseName], float], float]:
@@ -221,7 +216,7 @@ class CostModel:
             for phase in _PHASES
         }
         priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
-        (update,) = (work for work in self._serial.works if isinstance(work, WeightUpdate))
+        (update,) = self._serial.of_kind(WeightUpdate).values()
         priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
         parts = self._slept(
             (*works.values(), update), self.device.parts((*works.values(), update), priced, (), batch, on_host)
@@ -244,7 +239,7 @@ class CostModel:
         """Per work, how an event of it spreads by itself."""
         if self._level:
             return np.zeros(len(plan.works))
-        return relative_spreads(plan.works, total_s, self._layers, self._model, place.local_batch, place.ranks_on_host)
+        return self._works.relative_spreads(plan.works, total_s, place)
 
     def sums(self, place: PricingContext) -> PricedSums:
         """Sums of the model's layers, time between them and weight update; kept per (batch, ranks on the host)."""
@@ -349,6 +344,4 @@ def _shares(network: ModelGraph, plan: Plan) -> dict[str, tuple[str, float]]:
 
 
 def _sum_of(work: Work) -> str:
-    if isinstance(work, Compute):
-        return work.phase
-    return f"{work.phase} between" if isinstance(work, FrameworkOverhead) else "WU"
+    return f"{work.way} between" if isinstance(work, FrameworkOverhead) else work.way

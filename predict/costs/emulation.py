@@ -15,7 +15,7 @@ import msgspec
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import LARGEST_FACTOR
-from paradl_bench.plan.tasks import Compute, FrameworkOverhead, WeightUpdate, Work
+from paradl_bench.plan.tasks import Work
 from paradl_bench.records.emulation import GHOSTS
 from predict.costs.compute.model_costs import Spread
 from predict.costs.sourced import Remark
@@ -38,11 +38,6 @@ def interference_of(profile: Profile, dilate: float | None) -> Profile:
     return profile if len(kept) == len(profile.interference) else msgspec.structs.replace(profile, interference=kept)
 
 
-def computes(work: Work) -> bool:
-    """Whether a ghost sleeps it."""
-    return isinstance(work, Compute | FrameworkOverhead | WeightUpdate)
-
-
 def sleeping_parts(works: Sequence[Work], parts: Sequence[Priced], dilate: float) -> list[Priced]:
     """Parts of a plan as ghosts take them, in the order of its works.
 
@@ -53,7 +48,7 @@ def sleeping_parts(works: Sequence[Work], parts: Sequence[Priced], dilate: float
 
 
 def _sleeping(work: Work, part: Priced, dilate: float) -> Priced:
-    if not computes(work):
+    if not work.way:
         return part
     remark = Remark(f"compute sleeps, {dilate:g} times as long as the profile says (emulated)", False)
     seconds = part.cost.seconds * dilate

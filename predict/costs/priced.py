@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.tasks import Plan, Role
 from predict.costs.compute.model_costs import Spread
+from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Costs, Floats, Remark, Remarks
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import PricingContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

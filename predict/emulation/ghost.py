@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -111,39 +111,29 @@ def _with_deviations(
     role: GhostRole, plan: Plan, of_plan: Role, costs: Mapping[int, Cost], of_works: Mapping[int, float]
 ) -> GhostRole:
     """A role with how each of its sleeps spreads; a layer's share of the time between operations is an event apart."""
-    events: dict[tuple[str, GhostPhase], tuple[float, float]] = {}
     between = {"FW": (0.0, 0.0), "BW": (0.0, 0.0)}
-    update = 0.0
-    for index in dict.fromkeys(of_plan.work.tolist()):
-        work = plan.works[index]
-        if isinstance(work, Compute):
-            events[work.layer, work.phase] = costs[index].seconds, of_works[index]
-        elif isinstance(work, FrameworkOverhead):
-            between[work.phase] = costs[index].seconds, of_works[index]
-        elif isinstance(work, WeightUpdate):
-            update = of_works[index]
+    for index, overhead in plan.of_kind(FrameworkOverhead, of_plan).items():
+        between[overhead.phase] = costs[index].seconds, of_works[index]
+    update = [of_works[index] for index in plan.of_kind(WeightUpdate, of_plan)][-1:] or [0.0]
     deviations: dict[str, dict[GhostPhase, float]] = {}
-    for (layer, phase), event in events.items():
-        whole_s = role.seconds(layer, phase)
-        parts = (event, between["FW" if phase == "FW" else "BW"])
+    for index, work in plan.of_kind(Compute, of_plan).items():
+        whole_s = role.seconds(work.layer, work.phase)
+        parts = ((costs[index].seconds, of_works[index]), between[work.way])
         deviation_s = math.hypot(*(seconds * relative for seconds, relative in parts))
-        deviations.setdefault(layer, {})[phase] = deviation_s / whole_s if whole_s else 0.0
-    return msgspec.structs.replace(role, own_relative_sd=deviations, update_own_relative_sd=update)
+        deviations.setdefault(work.layer, {})[work.phase] = deviation_s / whole_s if whole_s else 0.0
+    return msgspec.structs.replace(role, own_relative_sd=deviations, update_own_relative_sd=update[0])
 
 
 def _role(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> GhostRole:
     layers: dict[str, dict[GhostPhase, float]] = {}
-    between: dict[Literal["FW", "BW"], float] = {}
-    update_s = 0.0
-    for index in dict.fromkeys(role.work.tolist()):
-        work = plan.works[index]
-        if isinstance(work, Compute):
-            layers.setdefault(work.layer, {})[work.phase] = costs[index].seconds
-        elif isinstance(work, FrameworkOverhead):
-            between[work.phase] = costs[index].seconds
-        elif isinstance(work, WeightUpdate):
-            update_s += costs[index].seconds
-    return GhostRole(layers=layers, between=between, update_s=update_s)
+    for index, work in plan.of_kind(Compute, role).items():
+        layers.setdefault(work.layer, {})[work.phase] = costs[index].seconds
+    overheads = plan.of_kind(FrameworkOverhead, role).items()
+    return GhostRole(
+        layers=layers,
+        between={work.phase: costs[index].seconds for index, work in overheads},
+        update_s=sum((costs[index].seconds for index in plan.of_kind(WeightUpdate, role)), start=0.0),
+    )
 
 
 def _sources(plan: Plan, costs: Mapping[int, Cost]) -> dict[str, float]:
@@ -174,11 +164,6 @@ def slept_seconds(plan: Plan, costs: Mapping[int, Cost], slow: SlowRank | None =
 def _slept(plan: Plan, role: Role, costs: Mapping[int, Cost]) -> dict[str, float]:
     found = {"FW": 0.0, "BW": 0.0, "WU": 0.0}
     for index in role.work.tolist():
-        work = plan.works[index]
-        if isinstance(work, Compute):
-            found[work.way] += costs[index].seconds
-        elif isinstance(work, FrameworkOverhead):
-            found[work.phase] += costs[index].seconds
-        elif isinstance(work, WeightUpdate):
-            found["WU"] += costs[index].seconds
+        if way := plan.works[index].way:
+            found[way] += costs[index].seconds
     return found

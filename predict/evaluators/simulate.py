@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream, Wait
+from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Sort, Stream
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.fused_plan import check_fusion, fused_plan
 from predict.closed_forms.layerwise_plan import gradient_bytes
@@ -32,7 +32,7 @@ from predict.costs.sourced import Floats, Remark
 from predict.evaluators.osf import buffers_of, ready_of
 from predict.simulation.exposure import exposed_seconds, names_of_layer_communication
 from predict.simulation.host_sharing import on_shared_host
-from predict.simulation.input_tasks import is_of_input, waits_for_input, with_input
+from predict.simulation.input_tasks import waits_for_input, with_input
 from predict.simulation.lateness import RoleLateness
 from predict.simulation.pipeline_lateness import pipeline_lag
 from predict.simulation.pipeline_simulation import PipelineSimulation
@@ -114,7 +114,7 @@ def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> P
     slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
     counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
     # A timer is neither compute nor communication.
-    counts[[isinstance(work, Wait) for work in plan.works] | is_of_input(plan.works)] = 0.0
+    counts[plan.of_sort(Sort.TIMER, Sort.INPUT)] = 0.0
     return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=counts),
         spread=priced.spread,
@@ -154,7 +154,7 @@ def lag_of(priced: PricedPlan) -> Floats:
 
 def _lag_of_works(priced: PricedPlan) -> Floats:
     """Of a pipeline, per work: what computes is late."""
-    punctual = priced.costs.is_communication | is_of_input(priced.plan.works)
+    punctual = priced.costs.is_communication | priced.plan.of_sort(Sort.INPUT)
     return np.where(punctual, 1.0, priced.lag)
 
 
@@ -177,7 +177,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configur
     """All stages simulated together; parts are counted as on the rank that computes most."""
     costs = priced.costs
     simulation = PipelineSimulation(plan, _lag_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies)
-    computes = ~is_of_input(plan.works)
+    computes = ~plan.of_sort(Sort.INPUT)
     counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
     return PreparedEvaluation(
         costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),

@@ -39,15 +39,12 @@ def layer_seconds(model: CostModel, point: Configuration) -> tuple[float, ...]:
     # any cut prices them all, and GPipe's has as few stages as any.
     settings = msgspec.structs.replace(point.settings, schedule="gpipe")
     plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
-    priced = dict(zip(plan.works, model.price(plan).costs.seconds.tolist(), strict=True))
-    between: dict[str, float] = {
-        work.phase: seconds for work, seconds in priced.items() if isinstance(work, FrameworkOverhead)
-    }
+    seconds = model.price(plan).costs.seconds.tolist()
+    between = {work.phase: seconds[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
     found: dict[tuple[str, str], float] = {}
-    for work, seconds in priced.items():
-        if isinstance(work, Compute):
-            key = work.layer, work.phase
-            found[key] = max(found.get(key, 0.0), seconds + between[work.phase])
+    for index, work in plan.of_kind(Compute).items():
+        key = work.layer, work.way
+        found[key] = max(found.get(key, 0.0), seconds[index] + between[work.way])
     return tuple(sum(found.get((layer.name, phase), 0.0) for phase in between) for layer in model.network.layers)
 
 

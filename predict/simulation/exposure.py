@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Collective, Transfer, Work, is_of_layer
+from paradl_bench.plan.tasks import Work
 from predict.simulation.simulator import Timeline
 
 
 def names_of_layer_communication(works: Sequence[Work]) -> tuple[str, ...]:
     """Per work, what it is called in breakdowns; empty for all else, a pipeline's transfers and buffers included."""
-    return tuple(map(_name, works))
-
-
-def _name(work: Work) -> str:
-    if not is_of_layer(work) or isinstance(work, Transfer):
-        return ""
-    return work.operation if isinstance(work, Collective) else "halo"
+    return tuple(work.name_in_breakdowns for work in works)
 
 
 def exposed_seconds(

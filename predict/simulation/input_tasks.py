@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Plan, Role, Stream, Work
+from paradl_bench.plan.tasks import Phase, Plan, Role, Stream
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, Fetch, InputWait
 from predict.costs.input.input_terms import HostBatch, InputOptions, InputTerms, input_terms
@@ -85,11 +85,6 @@ def ahead_bytes(model: CostModel, point: Configuration) -> int:
     """The same of a point, without pricing its plan."""
     place = model.place(point.strategy, point.local_batch)
     return batches_ahead_bytes(terms_of(model, point.strategy, point.local_batch, place.ranks_on_host))
-
-
-def is_of_input(works: Sequence[Work]) -> NDArray[np.bool_]:
-    """Per work, whether it reads or copies a mini-batch."""
-    return np.array([isinstance(work, InputRead | InputCopy) for work in works], bool)
 
 
 def waits_for_input(line: Timeline, phase: NDArray[np.integer], reads: NDArray[np.bool_]) -> tuple[float, InputWait]:

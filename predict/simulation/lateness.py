@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.plan.tasks import BucketCopy, Communication, Plan, Role, Stream, Transfer
+from paradl_bench.plan.tasks import Communication, Plan, Role, Sort, Stream
 from predict.costs.sourced import Floats
 from predict.costs.spread.stragglers import RankSpread
 
@@ -65,7 +65,7 @@ class RoleLateness:
         self._copying = copies_beside_compute(plan, role) if stretched else np.zeros(0, np.int64)
         self._longer = np.full(len(self._computing), slower)
         if slower != 1.0 and not slow_copies:
-            copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+            copies = plan.of_sort(Sort.COPY)
             self._longer[copies[role.work[self._computing]]] = 1.0
         self._own = math.sqrt(spread.own_weight) * own_relative_sd[role.work[self._computing]]
         self._tied = spread.tied_share
@@ -108,7 +108,7 @@ class RoleLateness:
 
 def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
     """Tasks of a role that copy gradients or parameters on another stream than that of compute."""
-    copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
+    copies = plan.of_sort(Sort.COPY)
     return np.flatnonzero((role.stream != Stream.COMPUTE) & copies[role.work])
 
 
@@ -129,7 +129,7 @@ def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Flo
         awaited[source] = place[task] if awaited[source] < 0 else min(awaited[source], place[task])
     for source, by in awaited.items():
         work = plan.works[role.work[source]]
-        if not isinstance(work, Communication) or isinstance(work, Transfer):
+        if not (isinstance(work, Communication) and work.meets):
             continue
         size = ranks_level(plan.strategy, work.axes)
         row = begins.setdefault(size, np.full(len(computing), -1))

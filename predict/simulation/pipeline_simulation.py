@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import Same
-from paradl_bench.plan.tasks import BucketCopy, Ints, Phase, Plan, Role, Stream, Transfer
+from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import exposed_seconds, names_of_layer_communication
 from predict.simulation.input_tasks import INPUT_PHASES, waits_for_input
@@ -152,8 +152,7 @@ class _Line:
         self._task_lag = np.ones(len(self.task_work))
         self.task_stage = np.repeat(np.arange(len(roles), dtype=np.int32), [role.tasks for role in roles])
         self.task_computes = np.concatenate([role.stream for role in roles]) == Stream.COMPUTE
-        copies = np.array([isinstance(work, BucketCopy) for work in plan.works], bool)
-        self._task_copies = copies[self.task_work]
+        self._task_copies = plan.of_sort(Sort.COPY)[self.task_work]
         starts = np.cumsum([0, *(each.graph.tasks for each in condensed)])
         self._segment = _as_places(
             np.concatenate([each.segment + start for each, start in zip(condensed, starts, strict=False)])
@@ -284,10 +283,9 @@ class _Transfers:
         ends: dict[TransferEnd, int] = {}
         self._number = np.full(len(plan.works), -1)
         self._sends = np.zeros(len(plan.works), bool)
-        for index, work in enumerate(plan.works):
-            if isinstance(work, Transfer):
-                self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut), len(ends))
-                self._sends[index] = work.direction == "send"
+        for index, work in plan.of_kind(Transfer).items():
+            self._number[index] = ends.setdefault(TransferEnd(work.direction, work.phase, work.cut), len(ends))
+            self._sends[index] = work.direction == "send"
         self._ends = list(ends)
 
     def ends(self, role: Role) -> dict[TransferEnd, list[int]]:

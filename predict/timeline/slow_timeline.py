@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.slow_rank import SlowRank
-from paradl_bench.plan.tasks import Collective, HaloExchange, Plan, Role, Stream
+from paradl_bench.plan.tasks import Plan, Role, Stream
 from predict.costs.sourced import Floats
 from predict.timeline.timeline_use import StreamTimes
 
@@ -34,7 +34,7 @@ def check_drawn(plan: Plan, slow: SlowRank) -> None:
 
 def collectives_of(plan: Plan, role: Role) -> NDArray[np.integer]:
     """Tasks of a role in which ranks meet."""
-    meets = np.array([isinstance(work, Collective | HaloExchange) for work in plan.works], bool)
+    meets = np.array([work.meets for work in plan.works], bool)
     return np.flatnonzero((role.stream == Stream.COMMUNICATION) & meets[role.work])
 
 

@@ -12,25 +12,10 @@ from numpy.typing import NDArray
 
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.mesh import members_of
-from paradl_bench.plan.tasks import (
-    BucketCopy,
-    Collective,
-    Compute,
-    FrameworkOverhead,
-    HaloExchange,
-    InputCopy,
-    InputRead,
-    Phase,
-    Plan,
-    Transfer,
-    Wait,
-    WeightUpdate,
-    Work,
-)
+from paradl_bench.plan.tasks import Communication, Phase, Plan, Transfer, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Costs, Floats, Source
 from predict.evaluators.simulate import lag_of
-from predict.simulation.exposure import names_of_layer_communication
 
 _MEMBERS_NAMED = 8
 
@@ -40,17 +25,10 @@ def task_category(works: Sequence[Work]) -> tuple[tuple[str, ...], ...]:
 
     The exchange of gradients is GE, whatever it is made of.
     """
-    of_layers = names_of_layer_communication(works)
     return tuple(
-        tuple(_special(work, name) or phase.name if phase in (Phase.FW, Phase.BW) else phase.name for phase in Phase)
-        for work, name in zip(works, of_layers, strict=True)
+        tuple((work.category if phase in (Phase.FW, Phase.BW) else "") or phase.name for phase in Phase)
+        for work in works
     )
-
-
-def _special(work: Work, name: str) -> str:
-    if isinstance(work, Transfer):
-        return "transfer"
-    return name or (work.operation if isinstance(work, Collective) else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +57,12 @@ class WorkDescriptions:
         for work in works:
             own = self.plan.works[work]
             found[work] = self.arguments[work]
-            if isinstance(own, Collective | HaloExchange):
-                key = (own.axes, own.reach, own.per_node) if isinstance(own, Collective) else own.axes
-                if key not in groups:
-                    groups[key] = b',"members":' + msgspec.json.encode(
+            if isinstance(own, Communication) and own.meets:
+                if own.group not in groups:
+                    groups[own.group] = b',"members":' + msgspec.json.encode(
                         _named(members_of(self.plan.strategy, own, rank))
                     )
-                found[work] += groups[key]
+                found[work] += groups[own.group]
         return found
 
 
@@ -103,10 +80,10 @@ def describe_works(priced: PricedPlan) -> WorkDescriptions:
         arguments.append(msgspec.json.encode(about | {"source": Source(source).name.lower()})[:-1])
     return WorkDescriptions(
         plan=plan,
-        names=tuple(map(_name, plan.works)),
+        names=tuple(work.label for work in plan.works),
         categories=task_category(plan.works),
         arguments=tuple(arguments),
-        is_transfer=np.array([isinstance(work, Transfer) for work in plan.works], bool),
+        is_transfer=np.isin(np.arange(len(plan.works)), list(plan.of_kind(Transfer))),
     )
 
 
@@ -116,49 +93,11 @@ def _sd_s(costs: Costs) -> Floats:
     return np.asarray(np.sqrt(costs.independent_sd_s**2 + shared))
 
 
-def _name(work: Work) -> str:
-    if isinstance(work, Compute):
-        return f"{work.layer} {work.phase}"
-    if isinstance(work, FrameworkOverhead):
-        return f"between operations {work.phase}"
-    if isinstance(work, WeightUpdate):
-        return f"weight update ({work.optimizer})"
-    if isinstance(work, BucketCopy):
-        return {"into": "copy into bucket", "out": "copy out of bucket", "add": "add gradients up"}[work.direction]
-    if isinstance(work, Wait):
-        return "wait for a gradient"
-    if isinstance(work, InputRead):
-        return "read a mini-batch"
-    if isinstance(work, InputCopy):
-        return "copy a mini-batch to the device"
-    if isinstance(work, HaloExchange):
-        return "halo exchange"
-    if isinstance(work, Transfer):
-        return f"{work.direction} {'activations' if work.phase == 'FW' else 'gradients'}"
-    return work.operation
-
-
 def _about(work: Work, plan: Plan) -> dict[str, Any]:
     """What a person asks of a work: its shapes, bytes and group."""
-    if isinstance(work, Compute):
-        return {"operation": work.operation, **({"shard": work.shard} if work.shard else {})}
-    if isinstance(work, WeightUpdate):
-        return {"elements": work.elements, "tensors": work.tensors}
-    if isinstance(work, BucketCopy):
-        return {"bytes": work.bytes, "tensors": work.tensors}
-    if isinstance(work, InputRead):
-        return {"samples_of_host": work.samples}
-    if isinstance(work, InputCopy):
-        return {"bytes": work.bytes}
-    if isinstance(work, FrameworkOverhead | Wait):
-        return {}
-    group = {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}
-    if isinstance(work, Collective):
-        reach = {} if work.reach == "group" else {"reach": work.reach}
-        return {"bytes": work.message_bytes, "ranks": work.ranks, **group, **reach}
-    if isinstance(work, HaloExchange):
-        return {"bytes": sum(work.sends_bytes), "received_bytes": sum(work.receives_bytes), **group}
-    return {"bytes": sum(work.message_bytes), "cut": work.cut, **group}
+    if not isinstance(work, Communication):
+        return work.details
+    return work.details | {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paradl_bench.plan.mesh import group_of, members_of
-from paradl_bench.plan.tasks import Collective, Communication, Plan, Transfer
+from paradl_bench.plan.tasks import Communication, Plan
 from paradl_bench.records.training.training_record import IssuedCollective
 
 When = Literal["setup", "first", "rebuild", "iteration"]
@@ -143,21 +143,12 @@ def planned_collectives(plan: Plan, rank: int = 0) -> tuple[IssuedCollective, ..
     for recorded, works in in_iterations:
         for work in works:
             group = members_of(plan.strategy, work, rank)
-            for operation, size in _messages(work):
+            for operation, size in work.messages:
                 counts[recorded, operation, size, group] += 1
     return tuple(
         IssuedCollective(when=when, operation=operation, message_bytes=size, group=group, count=count)
         for (when, operation, size, group), count in counts.items()
     )
-
-
-def _messages(work: Communication) -> list[tuple[str, int]]:
-    """(operation, bytes) of each call that a communication is made of."""
-    if isinstance(work, Collective):
-        return [(work.operation, work.message_bytes)]
-    if isinstance(work, Transfer):
-        return [("send_recv", size) for size in work.message_bytes]
-    return [("send_recv", size) for size in (*work.sends_bytes, *work.receives_bytes)]
 
 
 def differences(issued: Iterable[IssuedCollective], planned: Iterable[IssuedCollective]) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work, is_of_layer
+from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work
 from predict.costs.communication.communication_costs import Call
 
 
@@ -20,8 +20,8 @@ def calls_of(plan: Plan) -> list[Call]:
 
 def _all_reduces_of_gradients(plan: Plan) -> list[Collective]:
     issued = {int(work) for role in plan.roles for work in np.unique(role.work[role.phase == Phase.GE])}
-    works = [plan.works[index] for index in sorted(issued)]
-    return [work for work in works if isinstance(work, Collective) and work.operation == "all_reduce"]
+    works = plan.of_kind(Collective).items()
+    return [work for index, work in works if index in issued and work.operation == "all_reduce"]
 
 
 def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
@@ -37,7 +37,7 @@ def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
 
 
 def _is_awaited(plan: Plan, work: int) -> bool:
-    if not is_of_layer(plan.works[work]) or isinstance(plan.works[work], Transfer):
+    if not (plan.works[work].is_of_layer and plan.works[work].meets):
         return False
     phases = {int(phase) for role in plan.roles for phase in np.unique(role.phase[role.work == work])}
     return phases <= {int(Phase.FW), int(Phase.BW)}
@@ -49,9 +49,8 @@ def _taking_part(plan: Plan, work: Work) -> float:
         return 1.0
     alike = [
         index
-        for index, other in enumerate(plan.works)
-        if isinstance(other, Collective)
-        and (other.operation, other.axes, other.reach) == (work.operation, work.axes, work.reach)
+        for index, other in plan.of_kind(Collective).items()
+        if (other.operation, other.axes, other.reach) == (work.operation, work.axes, work.reach)
     ]
     ranks = sum(role.multiplicity for role in plan.roles if np.isin(role.work, alike).any())
     return ranks / plan.strategy.ranks
@@ -65,7 +64,8 @@ def works_behind_compute(plan: Plan) -> NDArray[np.bool_]:
     all-reduce of gradients does not: it is issued beside backward, and waits for the others.
     """
     behind = np.zeros((2, len(plan.works)), int)
-    is_sent = np.array([isinstance(work, Transfer) and work.direction == "send" for work in plan.works], bool)
+    is_sent = np.zeros(len(plan.works), bool)
+    is_sent[[index for index, work in plan.of_kind(Transfer).items() if work.direction == "send"]] = True
     for role in plan.roles:
         chosen = _tasks_behind_compute(plan.works, role) | is_sent[role.work]
         for row, own in zip(behind, (~chosen, chosen), strict=True):

@@ -13,7 +13,7 @@ largest of 1, P/P' and W/W' times itself, any value as likely as another.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,11 +24,9 @@ from calibrate.profile.profile import Profile
 from calibrate.profile.roofline_rates import rate_of
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.kinds.kernel_shape import copy_shape, optimizer_shape
-from paradl_bench.plan.tasks import BucketCopy, Compute, WeightUpdate, Work
+from paradl_bench.plan.works.work import Work
 from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
-from predict.costs.compute.copy_costs import nearest_copy
 from predict.costs.compute.layer_roofline import Roofline
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
 from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
@@ -51,7 +49,7 @@ class Peak(NamedTuple):
     basis: str
 
 
-class _Demand(NamedTuple):
+class Demand(NamedTuple):
     """What a work asks of the device; of its seconds ``fixed_s`` is bound by neither rate."""
 
     flops: float
@@ -59,10 +57,21 @@ class _Demand(NamedTuple):
     fixed_s: float = 0.0
 
 
+class DemandContext(NamedTuple):
+    """What, besides the work itself, decides its demand."""
+
+    profile: Profile
+    roofline: Roofline
+    dtype: str
+    local_batch: int
+    ranks_on_host: int
+
+
 class OtherDevice:
     """Prices of works on a device with other rates than the one that was measured.
 
     Args:
+        demand_of: what a work asks of the device; None for what takes as long on any.
         hardware: factors on the rates.
         cluster: where it states another device than the profile's, the factors are on that one's rates.
 
@@ -77,10 +86,11 @@ class OtherDevice:
         profile: Profile,
         network: ModelGraph,
         dtype: str,
+        demand_of: Callable[[Work, DemandContext], Demand | None],
         hardware: Hardware = AS_MEASURED,
         cluster: Cluster | None = None,
     ) -> None:
-        self._profile, self._network, self._dtype = profile, network, dtype
+        self._profile, self._network, self._dtype, self._demand_of = profile, network, dtype, demand_of
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
         self._stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
@@ -116,9 +126,10 @@ class OtherDevice:
             self._roofline.learn(layer, parameter_bytes)
         before = self._measured_rates(ranks_on_host)
         after = self._rates(before)
+        context = DemandContext(self._profile, self._roofline, self._dtype, local_batch, ranks_on_host)
         found = []
         for work, part in zip(works, priced, strict=True):
-            demand = self._demand(work, local_batch, ranks_on_host)
+            demand = self._demand_of(work, context)
             found.append(part if demand is None else _on_other(part, demand, before, after))
         return found
 
@@ -164,19 +175,6 @@ class OtherDevice:
             for device in self._profile.devices
         ]
 
-    def _demand(self, work: Work, local_batch: int, ranks_on_host: int) -> _Demand | None:
-        if isinstance(work, Compute):
-            layer = self._roofline.layers[work.operation]
-            return _Demand(*self._roofline.demand(layer, work.phase, local_batch))
-        if isinstance(work, WeightUpdate):
-            shape = optimizer_shape(work.optimizer, work.elements, work.tensors, self._dtype)
-            return _Demand(shape.flops, shape.bytes)
-        if isinstance(work, BucketCopy):
-            measured = nearest_copy(self._profile, work, ranks_on_host)
-            moved = copy_shape("D2D", work.bytes, work.tensors).bytes
-            return _Demand(0.0, moved, 0.0 if measured is None else work.tensors * measured.alpha_s)
-        return None
-
 
 def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:
     """The profile with what a cluster file states of its device, where the profile itself holds no rate of it.
@@ -216,7 +214,7 @@ def _other_rates(profile: Profile, cluster: Cluster | None) -> Rates | None:
     return Rates(cluster.peak_flops, cluster.memory_bandwidth_bytes_per_s)
 
 
-def _on_other(part: Priced, demand: _Demand, before: Rates, after: Rates) -> Priced:
+def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates) -> Priced:
     cost = part.cost
     bound_s = max(demand.flops / before.flops, demand.bytes / before.bytes)
     moving_s = max(cost.seconds - demand.fixed_s, 0.0)

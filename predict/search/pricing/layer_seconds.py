@@ -13,9 +13,9 @@ from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.strategies.passes.recomputation import segments_of
 from predict.costs.cost_model import CostModel
+from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
 from predict.costs.spread.stragglers import RankSpread
-from predict.costs.work_costs import PricingContext
 from predict.search.candidates.factorings import alike
 from predict.search.candidates.space import Mesh
 

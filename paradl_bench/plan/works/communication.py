@@ -1,0 +1,143 @@
+"""What ranks do together: collectives, exchanges with neighbours, and what crosses a pipeline's cut."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from paradl_bench.plan.works.work import Communication
+
+Reach = Literal["group", "node", "between nodes"]
+
+
+class Collective(Communication, frozen=True, kw_only=True, tag="collective"):
+    """A collective over a group of ``ranks`` ranks that starts when the last of them arrives.
+
+    Attributes:
+        message_bytes: as the operation defines it: the whole buffer of all_reduce and broadcast, a rank's own part of
+            all_gather and reduce_scatter.
+        reach: all ranks along the axes; those of them on one node; or those that stand at one place of each node.
+        per_node: ranks along the axes on a node, where ``reach`` is not the whole group.
+    """
+
+    kind: ClassVar[str] = "collective"
+    meets: ClassVar[bool] = True
+
+    operation: str
+    message_bytes: int
+    ranks: int
+    reach: Reach = "group"
+    per_node: int = 0
+
+    @property
+    def label(self) -> str:
+        """The operation."""
+        return self.operation
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """Bytes, ranks, and which of them where it is not all."""
+        reach = {} if self.reach == "group" else {"reach": self.reach}
+        return {"bytes": self.message_bytes, "ranks": self.ranks, **reach}
+
+    @property
+    def is_of_layer(self) -> bool:
+        """All but the broadcast of buffers."""
+        return self.operation != "broadcast"
+
+    @property
+    def name_in_breakdowns(self) -> str:
+        """The operation, of a layer's."""
+        return self.operation if self.is_of_layer else ""
+
+    @property
+    def category(self) -> str:
+        """The operation, of buffers too."""
+        return self.operation
+
+    @property
+    def group(self) -> tuple[tuple[int, ...], str, int]:
+        """With its reach."""
+        return self.axes, self.reach, self.per_node
+
+    @property
+    def messages(self) -> tuple[tuple[str, int], ...]:
+        """One call."""
+        return ((self.operation, self.message_bytes),)
+
+
+class HaloExchange(Communication, frozen=True, kw_only=True, tag="halo_exchange"):
+    """Messages between ranks that own neighbouring positions, all under way at once.
+
+    Attributes:
+        sends_bytes, receives_bytes: of each message that this role sends and receives.
+    """
+
+    kind: ClassVar[str] = "halo exchange"
+    meets: ClassVar[bool] = True
+
+    sends_bytes: tuple[int, ...]
+    receives_bytes: tuple[int, ...]
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """Bytes in both directions."""
+        return {"bytes": sum(self.sends_bytes), "received_bytes": sum(self.receives_bytes)}
+
+    @property
+    def is_of_layer(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def name_in_breakdowns(self) -> str:
+        """Of all halos together."""
+        return "halo"
+
+    @property
+    def messages(self) -> tuple[tuple[str, int], ...]:
+        """One call a message."""
+        return tuple(("send_recv", size) for size in (*self.sends_bytes, *self.receives_bytes))
+
+
+class Transfer(Communication, frozen=True, kw_only=True, tag="transfer"):
+    """What crosses one cut of a pipeline for one micro-batch: activations forward, their gradients backward.
+
+    The sender's task takes the time of the messages; the receiver's takes none, and waits until the matching send is
+    done: the n-th receive of a cut and a phase matches its n-th send.
+
+    Attributes:
+        cut: index of the stage in front of the cut.
+        message_bytes: of each value that crosses.
+    """
+
+    kind: ClassVar[str] = "transfer"
+
+    direction: Literal["send", "receive"]
+    phase: Literal["FW", "BW"]
+    cut: int
+    message_bytes: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """What is sent or received."""
+        return f"{self.direction} {'activations' if self.phase == 'FW' else 'gradients'}"
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """Bytes, and where they cross."""
+        return {"bytes": sum(self.message_bytes), "cut": self.cut}
+
+    @property
+    def is_of_layer(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def category(self) -> str:
+        """Its kind."""
+        return self.kind
+
+    @property
+    def messages(self) -> tuple[tuple[str, int], ...]:
+        """One call a value."""
+        return tuple(("send_recv", size) for size in self.message_bytes)

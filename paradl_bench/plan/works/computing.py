@@ -1,0 +1,83 @@
+"""What computes: layers, the time between operations, and the weight update."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from paradl_bench.plan.works.work import Sort, Work
+
+ComputePhase = Literal["FW", "BW", "BW_input", "BW_weight"]
+
+
+class Compute(Work, frozen=True, kw_only=True, tag="compute"):
+    """A layer's forward or backward on the local batch, or the part of backward that a schedule runs by itself: of the
+    layer's input, or of its parameters.
+    """
+
+    kind: ClassVar[str] = "layer"
+    sort: ClassVar[Sort] = Sort.COMPUTE
+
+    layer: str
+    operation: str
+    phase: ComputePhase
+    shard: str = ""
+
+    @property
+    def way(self) -> Literal["FW", "BW"]:
+        """Forward or backward, whichever part of it."""
+        return "FW" if self.phase == "FW" else "BW"
+
+    @property
+    def label(self) -> str:
+        """Layer and phase."""
+        return f"{self.layer} {self.phase}"
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """The operation, and which shard of it."""
+        return {"operation": self.operation, **({"shard": self.shard} if self.shard else {})}
+
+
+class FrameworkOverhead(Work, frozen=True, kw_only=True, tag="between"):
+    """One operation's share of the time between operations: framework, engine, allocator."""
+
+    kind: ClassVar[str] = "between operations"
+    sort: ClassVar[Sort] = Sort.COMPUTE
+
+    phase: Literal["FW", "BW"]
+
+    @property
+    def way(self) -> Literal["FW", "BW"]:
+        """Forward or backward."""
+        return self.phase
+
+    @property
+    def label(self) -> str:
+        """With its phase."""
+        return f"{self.kind} {self.phase}"
+
+
+class WeightUpdate(Work, frozen=True, kw_only=True, tag="weight_update"):
+    """The optimizer step over ``elements`` parameters in ``tensors`` tensors."""
+
+    kind: ClassVar[str] = "weight update"
+    sort: ClassVar[Sort] = Sort.COMPUTE
+
+    optimizer: str
+    elements: int
+    tensors: int
+
+    @property
+    def way(self) -> Literal["WU"]:
+        """The weight update."""
+        return "WU"
+
+    @property
+    def label(self) -> str:
+        """With its optimizer."""
+        return f"{self.kind} ({self.optimizer})"
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """How much is updated."""
+        return {"elements": self.elements, "tensors": self.tensors}

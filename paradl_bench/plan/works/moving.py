@@ -1,0 +1,79 @@
+"""What moves bytes inside of a rank or its host, and what only waits."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from paradl_bench.plan.works.work import Sort, Work
+
+CopyDirection = Literal["into", "out", "add"]
+"""Into a bucket, divided by the number of ranks; out of it; added to the gradients of micro-batches before."""
+
+_COPY_LABELS: dict[CopyDirection, str] = {
+    "into": "copy into bucket",
+    "out": "copy out of bucket",
+    "add": "add gradients up",
+}
+
+
+class BucketCopy(Work, frozen=True, kw_only=True, tag="bucket_copy"):
+    """Gradients moved on the compute stream: into a bucket, out of it, or added to those of micro-batches before."""
+
+    kind: ClassVar[str] = "copy of gradients"
+    sort: ClassVar[Sort] = Sort.COPY
+
+    direction: CopyDirection
+    bytes: int
+    tensors: int
+
+    @property
+    def label(self) -> str:
+        """By its direction."""
+        return _COPY_LABELS[self.direction]
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """How much is moved."""
+        return {"bytes": self.bytes, "tensors": self.tensors}
+
+
+class Wait(Work, frozen=True, kw_only=True, tag="wait"):
+    """A timer of so many seconds, that computes nothing: how long a buffer waits for another gradient."""
+
+    kind: ClassVar[str] = "wait for a gradient"
+    sort: ClassVar[Sort] = Sort.TIMER
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds has to be finite and not negative, not {self.seconds}")
+
+
+class InputRead(Work, frozen=True, kw_only=True, tag="input_read"):
+    """Samples read, decoded and collated by the host, for all of its ranks that read."""
+
+    kind: ClassVar[str] = "read a mini-batch"
+    sort: ClassVar[Sort] = Sort.INPUT
+
+    samples: int
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """How many samples."""
+        return {"samples_of_host": self.samples}
+
+
+class InputCopy(Work, frozen=True, kw_only=True, tag="input_copy"):
+    """A rank's mini-batch copied from the host to its device."""
+
+    kind: ClassVar[str] = "copy a mini-batch to the device"
+    sort: ClassVar[Sort] = Sort.INPUT
+
+    bytes: int
+
+    @property
+    def details(self) -> dict[str, str | int]:
+        """How much is copied."""
+        return {"bytes": self.bytes}

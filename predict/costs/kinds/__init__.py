@@ -1,0 +1,1 @@
+"""How works are priced: one file a kind, found by discovery, and what they are priced with."""

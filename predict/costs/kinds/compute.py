@@ -1,0 +1,40 @@
+"""Layers, by what was measured or derived of their operations."""
+
+from __future__ import annotations
+
+from paradl_bench.plan.works.computing import Compute
+from predict.costs.compute.backward_split import SPLIT_MODE
+from predict.costs.hardware.what_if_device import Demand, DemandContext
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext
+from predict.costs.spread.assembly import Priced
+
+
+def _price(work: Compute, known: KnownCosts, context: WorkContext) -> Priced:
+    place = context.plan.place
+    batch, on_host = place.local_batch, place.ranks_on_host
+    if work.phase in ("BW_input", "BW_weight"):
+        part = known.layers.part_of_backward(work.operation, work.phase, work.shard, batch, on_host)
+        # Both parts share the measurement of the whole, and what one of them takes the other does not.
+        modes = ((SPLIT_MODE, part.moved_s),)
+        return Priced(part.cost, context.count, (work.operation, "BW", work.shard), modes=modes)
+    cost = known.layers.cost(work.operation, work.phase, work.shard, batch, on_host)
+    return Priced(cost, context.count, (work.operation, work.phase, work.shard))
+
+
+def _alone_on_host(work: Compute, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
+    found = known.layers.alone_on_host(place.ranks_on_host, work.operation, work.way, place.local_batch)
+    return (found.value, found.value * found.relative_sd) if found else (1.0, 0.0)
+
+
+def _spread_of_event(work: Compute, known: KnownCosts, place: PricingContext) -> float:
+    return known.layers.relative_spread(work.operation, work.phase, work.shard, place.local_batch, place.ranks_on_host)
+
+
+def _demand(work: Compute, context: DemandContext) -> Demand:
+    roofline = context.roofline
+    return Demand(*roofline.demand(roofline.layers[work.operation], work.phase, context.local_batch))
+
+
+COSTS = KindCosts(
+    kind=Compute, price=_price, alone_on_host=_alone_on_host, spread_of_event=_spread_of_event, demand=_demand
+)

@@ -1,0 +1,27 @@
+"""What crosses a pipeline's cut: the sender's messages one after the other."""
+
+from __future__ import annotations
+
+from paradl_bench.plan.works.communication import Collective, HaloExchange, Transfer
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
+from predict.costs.spread.assembly import Priced
+
+
+def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
+    """A send takes the time of its messages; a receive waits for it and takes none."""
+    sent = work.message_bytes if work.direction == "send" else ()
+    strategy = context.plan.strategy
+    found = known.communication.halo_cost(
+        HaloExchange(sends_bytes=sent, receives_bytes=(), axes=work.axes),
+        strategy,
+        behind_compute=context.call.behind_compute,
+    )
+    if not sent:
+        return Priced(found.cost, context.count, work, True)
+    message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
+    slowdown = known.communication.slowdown(message, strategy)
+    cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
+    return Priced(cost, context.count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+
+
+COSTS = KindCosts(kind=Transfer, price=_price)

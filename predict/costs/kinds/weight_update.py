@@ -1,0 +1,47 @@
+"""The optimizer's step: the whole model's or a shard's, by the elements that a rank updates."""
+
+from __future__ import annotations
+
+from paradl_bench.network.kinds.kernel_shape import optimizer_shape
+from paradl_bench.plan.works.computing import WeightUpdate
+from predict.costs.hardware.what_if_device import Demand, DemandContext
+from predict.costs.kinds.kind_costs import (
+    KindCosts,
+    KnownCosts,
+    PricingContext,
+    WorkContext,
+    share_of,
+)
+from predict.costs.sourced import Cost
+from predict.costs.spread.assembly import Priced
+
+
+def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Priced:
+    return Priced(_cost(work, known, context), context.count, work)
+
+
+def _cost(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Cost:
+    plan = context.plan
+    batch, on_host = plan.place.local_batch, plan.place.ranks_on_host
+    of_shard = known.model.shard_update(batch, on_host, plan.shard)
+    if of_shard is not None:
+        return share_of(of_shard, plan.updated_elements / max(work.elements, 1))
+    return share_of(known.model.weight_update(batch, on_host), known.updated_elements / max(work.elements, 1))
+
+
+def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> tuple[float, float]:
+    return known.model.host_ratio(work.way, place.ranks_on_host, 1) or 1.0, 0.0
+
+
+def _spread_of_event(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> float:
+    return known.model.relative_spread_of_update(place.local_batch, place.ranks_on_host)
+
+
+def _demand(work: WeightUpdate, context: DemandContext) -> Demand:
+    shape = optimizer_shape(work.optimizer, work.elements, work.tensors, context.dtype)
+    return Demand(shape.flops, shape.bytes)
+
+
+COSTS = KindCosts(
+    kind=WeightUpdate, price=_price, alone_on_host=_alone_on_host, spread_of_event=_spread_of_event, demand=_demand
+)
