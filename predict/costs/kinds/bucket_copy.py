@@ -15,13 +15,13 @@ def _price(work: BucketCopy, known: KnownCosts, context: WorkContext) -> Priced:
     on_host = context.plan.place.ranks_on_host
     copy = nearest_copy(known.profile, work, on_host)
     if copy is None and not known.profile.model_times:
-        return Priced(known.model.unmeasured.copy(work.bytes, work.tensors, on_host), context.count, work)
+        return Priced(known.model.unmeasured.copy(work.bytes, work.tensors, on_host), context.occurrences, work)
     if copy is None:
         raise UserError(
             "the profile holds no times of copying gradients into and out of buckets; measure a model "
             f"anew: paradl-bench layers {known.model_name} --batch N -o DIR, then calibrate fit"
         )
-    return priced_copy(copy, work, context.count, on_host)
+    return priced_copy(copy, work, context.occurrences, on_host)
 
 
 def _alone_on_host(work: BucketCopy, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

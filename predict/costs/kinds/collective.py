@@ -12,10 +12,10 @@ def _price(work: Collective, known: KnownCosts, context: WorkContext) -> Priced:
     strategy, call = context.plan.strategy, context.call
     found = known.communication.cost(work, strategy, call)
     if work.ranks <= 1:
-        return Priced(found.cost, context.count, work, True)
+        return Priced(found.cost, context.occurrences, work, True)
     slowdown = known.communication.slowdown(work, strategy)
     cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-    priced = Priced(cost, context.count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+    priced = Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
     return beside(priced, work.operation, work, known, context)
 
 

@@ -16,9 +16,9 @@ def _price(work: Compute, known: KnownCosts, context: WorkContext) -> Priced:
         part = known.layers.part_of_backward(work.operation, work.phase, work.shard, batch, on_host)
         # Both parts share the measurement of the whole, and what one of them takes the other does not.
         modes = ((SPLIT_MODE, part.moved_s),)
-        return Priced(part.cost, context.count, (work.operation, "BW", work.shard), modes=modes)
+        return Priced(part.cost, context.occurrences, (work.operation, "BW", work.shard), modes=modes)
     cost = known.layers.cost(work.operation, work.phase, work.shard, batch, on_host)
-    return Priced(cost, context.count, (work.operation, work.phase, work.shard))
+    return Priced(cost, context.occurrences, (work.operation, work.phase, work.shard))
 
 
 def _alone_on_host(work: Compute, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

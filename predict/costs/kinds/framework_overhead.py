@@ -10,7 +10,7 @@ from predict.costs.spread.assembly import Priced
 def _price(work: FrameworkOverhead, known: KnownCosts, context: WorkContext) -> Priced:
     plan = context.plan
     whole = known.model.between(work.phase, plan.place.local_batch, plan.place.ranks_on_host, plan.shard)
-    return Priced(share_of(whole, plan.between[work.phase]), context.count, work)
+    return Priced(share_of(whole, plan.between[work.phase]), context.occurrences, work)
 
 
 def _alone_on_host(work: FrameworkOverhead, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

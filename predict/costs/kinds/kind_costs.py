@@ -65,7 +65,7 @@ class WorkContext(NamedTuple):
     """Where a work stands: in which plan, how often, and how it is called there."""
 
     plan: PlanContext
-    count: float
+    occurrences: float
     call: Call
 
 

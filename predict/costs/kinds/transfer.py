@@ -17,11 +17,11 @@ def _price(work: Transfer, known: KnownCosts, context: WorkContext) -> Priced:
         behind_compute=context.call.behind_compute,
     )
     if not sent:
-        return Priced(found.cost, context.count, work, True)
+        return Priced(found.cost, context.occurrences, work, True)
     message = Collective(operation="send_recv", message_bytes=sum(sent), ranks=2, axes=work.axes)
     slowdown = known.communication.slowdown(message, strategy)
     cost = found.cost._replace(remarks=(*found.cost.remarks, *slowdown.remarks))
-    return Priced(cost, context.count, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
+    return Priced(cost, context.occurrences, work, True, found.modes, slowdown[:2], slowdown[2:4], found.congestion)
 
 
 COSTS = KindCosts(kind=Transfer, price=_price)

@@ -10,7 +10,7 @@ from predict.costs.spread.assembly import Priced
 
 def _price(work: Wait, known: KnownCosts, context: WorkContext) -> Priced:
     # Neither compute nor communication; what counts as the latter has no error in common with all compute.
-    return Priced(Cost(work.seconds, Source.STATED), context.count, work, True)
+    return Priced(Cost(work.seconds, Source.STATED), context.occurrences, work, True)
 
 
 COSTS = KindCosts(kind=Wait, price=_price)

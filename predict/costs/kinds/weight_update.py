@@ -17,7 +17,7 @@ from predict.costs.spread.assembly import Priced
 
 
 def _price(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Priced:
-    return Priced(_cost(work, known, context), context.count, work)
+    return Priced(_cost(work, known, context), context.occurrences, work)
 
 
 def _cost(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Cost:
