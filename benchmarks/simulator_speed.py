@@ -73,7 +73,7 @@ def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) 
     from paradl_bench.plan.strategy import parse_strategy
     from paradl_bench.strategies.nesting.catalog import planner_for
     from predict.costs.cost_model import CostModel
-    from predict.simulation.pipeline_simulation import PipelineSimulation
+    from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
     from predict.simulation.simulator import run_events
 
     stored = read_profile(profile)

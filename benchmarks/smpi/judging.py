@@ -27,8 +27,8 @@ from paradl_bench.records.measurement import COLLECTIVES_FILE, Environment
 from paradl_bench.records.samples import CollectiveSamples
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.cost_model import CostModel
-from predict.evaluators import simulate
 from predict.prediction.interval import interval
+from predict.simulation import prepared
 from predict.workload import Configuration
 
 TOOL = "smpi"
@@ -186,8 +186,8 @@ class Judge:
         """An iteration of a model of the profile."""
         point = Configuration(strategy=strategy, settings=PlanSettings(batch=batch))
         of = self._model(self._profile, model, library)
-        priced = simulate.price(of, point)
-        workload = simulate.workload_of(of, point, priced)
+        priced = prepared.price(of, point)
+        workload = prepared.workload_of(of, point, priced)
         name = f"{library}-iteration-{model}-{strategy}-{batch}"
         simulated = self._simulator.iteration(name, library, strategy.ranks, plan_text(priced))
         alone = self._model(_without_contention(self._profile), model, library)
@@ -203,7 +203,7 @@ class Judge:
             0,
             max(simulated.rows[0].seconds),
             timing.iteration_s,
-            simulate.prepare(alone, point).timing().iteration_s,
+            prepared.prepare(alone, point).timing().iteration_s,
             bounds.low_s,
             bounds.high_s,
             f"{exposed:.0%} of it communication that compute does not hide",

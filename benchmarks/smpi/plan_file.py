@@ -11,7 +11,7 @@ from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Collective, Plan, Role, Sort, Stream, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.evaluators.simulate import late_tasks
+from predict.simulation.lateness import late_tasks
 
 _STREAMS = (Stream.COMPUTE, Stream.COMMUNICATION)
 _Group = tuple[tuple[int, ...], str, int]

@@ -1,90 +1,23 @@
-"""OSF's closed form over the works of a plan: which gradients a network sends together, and what that takes."""
+"""OSF's closed form over the works of a plan: what the exchanges of its buffers take behind backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
-from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.compute import backward_layers, layers_with_gradient
-from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.tasks import Compute, Phase, Plan
-from paradl_bench.strategies.data.buckets import total_bytes
-from paradl_bench.strategies.data.plan import GradientBuckets
-from predict.closed_forms.layerwise_plan import Sends, gradient_bytes, gradient_layers
-from predict.closed_forms.osf import Exchange, Gradients, exposed_seconds, last_of_buffers, wait_seconds
-from predict.costs.communication.fusion import Fusion
+from paradl_bench.plan.tasks import Phase, Plan
+from paradl_bench.strategies.data.fusion.buffers import Buffers, backward_tasks
+from paradl_bench.strategies.data.fusion.rules import Fusion
+from predict.closed_forms.osf import exposed_seconds, wait_seconds
 from predict.costs.sourced import Floats, Ints
 from predict.workload import Timing
-
-
-class Buffers(NamedTuple):
-    """What is sent together.
-
-    Attributes:
-        layers: those with gradients, by index, in the order of backward.
-        last: per buffer, which of ``layers`` completes it. bytes: of each buffer.
-    """
-
-    layers: tuple[int, ...]
-    last: tuple[int, ...]
-    bytes: tuple[int, ...]
-
-    @property
-    def sends(self) -> Sends:
-        """As :func:`predict.closed_forms.layerwise_plan.layerwise_plan` takes them."""
-        found: dict[int, tuple[int, ...]] = {}
-        for index, size in zip(self.last, self.bytes, strict=True):
-            layer = self.layers[index]
-            found[layer] = (*found.get(layer, ()), size)
-        return found
-
-
-def backward_order(network: ModelGraph) -> tuple[int, ...]:
-    """Layers that backward runs, by index, in its order."""
-    return backward_layers(network, layers_with_gradient(network))
-
-
-def fused(network: ModelGraph, fusion: Fusion, ready_of: dict[int, float], exchange: Exchange) -> Buffers:
-    """Buffers of a rule of fusion.
-
-    Args:
-        ready_of: seconds at which backward of a layer is done, by its index, since any one moment.
-        exchange: seconds of an all-reduce of so many bytes.
-    """
-    order = backward_order(network)
-    sizes = gradient_bytes(network, order)
-    layers = tuple(layer for layer in order if sizes.get(layer))
-    own = tuple(sizes[layer] for layer in layers)
-    gradients = Gradients(np.array([ready_of[layer] for layer in layers]), own)
-    last = last_of_buffers(fusion, gradients, exchange)
-    starts = (0, *(index + 1 for index in last[:-1]))
-    return Buffers(layers, last, tuple(sum(own[a : b + 1]) for a, b in zip(starts, last, strict=False)))
-
-
-def fused_as_ddp(network: ModelGraph, settings: PlanSettings) -> Buffers:
-    """DDP's buckets, each sent when its last gradient is there and the bucket before it was sent."""
-    order = backward_order(network)
-    layer_of = gradient_layers(network, order)
-    place = {layer: index for index, layer in enumerate(order)}
-    layers = tuple(layer for layer in order if layer in set(layer_of.values()))
-    buckets = [bucket for bucket in GradientBuckets(network, settings).rebuilt if total_bytes(bucket)] if layers else []
-    complete = np.maximum.accumulate(
-        [max(place[layer_of.get(parameter.name, layers[0])] for parameter in bucket) for bucket in buckets] or [0]
-    )
-    at = {place[layer]: index for index, layer in enumerate(layers)}
-    last = tuple(at[position] for position in complete.tolist()) if buckets else ()
-    return Buffers(layers, last, tuple(total_bytes(bucket) for bucket in buckets))
 
 
 class OverlapForm:
     """The closed form over one plan's works.
 
     Args:
-        plan: of :func:`predict.closed_forms.layerwise_plan.layerwise_plan`, with the buffers' sends.
+        plan: of :func:`~paradl_bench.strategies.data.fusion.layerwise_plan.layerwise_plan`, with the buffers' sends.
     """
 
     def __init__(self, plan: Plan, network: ModelGraph, fusion: Fusion, buffers: Buffers) -> None:
@@ -114,34 +47,3 @@ class OverlapForm:
             exposed_communication_s=exposed,
             overlap_s=max(float(exchange.sum()) - exposed, 0.0),
         )
-
-
-def backward_tasks(plan: Plan, network: ModelGraph) -> dict[int, int]:
-    """Per layer that backward runs, by index, its task in the plan's one role."""
-    (role,) = plan.roles
-    computes = [
-        task
-        for task, (phase, work) in enumerate(zip(role.phase.tolist(), role.work.tolist(), strict=True))
-        if phase == Phase.BW and isinstance(plan.works[work], Compute)
-    ]
-    return dict(zip(backward_order(network), computes, strict=True))
-
-
-def ready_seconds(plan: Plan, network: ModelGraph, seconds: Floats) -> dict[int, float]:
-    """Since the start of backward, when each layer's backward is done, by its index."""
-    (role,) = plan.roles
-    done = np.cumsum(np.where(role.phase == Phase.BW, seconds[role.work], 0.0))
-    return {layer: float(done[task]) for layer, task in backward_tasks(plan, network).items()}
-
-
-def describe(fusion: Fusion, buffers: Sequence[int], gradients: int) -> str:
-    """What was fused, in words, for a report."""
-    count = f"{len(buffers)} all-reduce{'s' * (len(buffers) != 1)} of the gradients of {gradients} layers"
-    rules = {
-        "none": "layer by layer",
-        "buffer": f"a buffer of {format_bytes(fusion.buffer_bytes)}, timeout {format_seconds(fusion.timeout_s)}",
-        "ada": "adaFusion",
-        "mg-wfbp": "MG-WFBP",
-        "ddp": "DDP's buckets",
-    }
-    return f"{rules[fusion.rule]}: {count}"

@@ -21,11 +21,13 @@ from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import PhaseName
+from paradl_bench.strategies.data.fusion.buffers import Buffers, fused, fused_as_ddp, ready_seconds
+from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
+from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
 from predict.costs.communication.congestion import with_congestion
-from predict.costs.communication.fusion import Fusion
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
@@ -253,6 +255,24 @@ class CostModel:
         found = self.communication.cost(work, strategy)
         part = Priced(found.cost, 1, work, True, found.modes)
         return assemble([part], 0.0), found.cost.remarks
+
+    def buffers(self, fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> Buffers:
+        """Which gradients a rule of fusion sends together, of the times at which they are ready and all-reduces take.
+
+        Raises:
+            UserError: the profile lacks a part.
+        """
+        if fusion.rule == "ddp":
+            return fused_as_ddp(self.network, settings)
+        compute = layerwise_plan(self.network, strategy, settings, {})
+        ready = ready_seconds(compute, self.network, self.price(compute).costs.seconds)
+
+        def exchange_s(message_bytes: float) -> float:
+            size = max(1, round(message_bytes))
+            work = Collective(operation="all_reduce", message_bytes=size, ranks=strategy.ranks)
+            return self.communication.cost(work, strategy).cost.seconds
+
+        return fused(self.network, fusion, ready, exchange_s)
 
     def _sum_up(self, place: PricingContext) -> PricedSums:
         groups: dict[str, list[Priced]] = {name: [] for name in SUMS}

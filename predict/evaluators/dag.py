@@ -11,20 +11,20 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.tasks import Phase, Plan
+from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.layerwise_plan import layerwise_plan
-from predict.costs.cost_model import CostModel
-from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
-from predict.costs.input.input_terms import HostBatch, input_terms
-from predict.costs.sourced import Floats, Remark
-from predict.costs.spread.assembly import join
-from predict.evaluators.closed_form import (
+from predict.closed_forms.closed_form_evaluation import (
     KINDS,
     flat_exchange,
     has_closed_form,
     has_closed_settings,
     refuse_what_is_simulated,
 )
+from predict.costs.cost_model import CostModel
+from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
+from predict.costs.input.input_terms import HostBatch, input_terms
+from predict.costs.sourced import Floats, Remark
+from predict.costs.spread.assembly import join
 from predict.simulation.input_tasks import batches_ahead_bytes
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
@@ -41,7 +41,7 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     options = model.input_options
     planner = planner_for(point.strategy)
     planner.check(model.network, point.strategy, point.settings)
-    plan = layerwise_plan(model.network, point)
+    plan = layerwise_plan(model.network, point.strategy, point.settings)
     priced = model.price(plan)
     batch = HostBatch(point.local_batch, priced.place.ranks_on_host)
     terms = input_terms(model.profile, model.network, model.dtype, batch, options)

@@ -6,25 +6,15 @@ no rank is later than another. Buffers are filled under the costs as they are; t
 
 from __future__ import annotations
 
-import numpy as np
-
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.tasks import Collective
+from paradl_bench.strategies.data.fusion.buffers import Buffers, describe
 from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.closed_forms.closed_form_evaluation import KINDS, has_closed_form, has_closed_settings
 from predict.closed_forms.iteration import gradient_exchange
-from predict.closed_forms.layerwise_plan import layerwise_plan
-from predict.closed_forms.osf import Exchange, scaling_factor
-from predict.closed_forms.osf_form import Buffers, OverlapForm, describe, fused, fused_as_ddp, ready_seconds
-from predict.costs.communication.fusion import Fusion
+from predict.closed_forms.osf import scaling_factor
+from predict.closed_forms.osf_evaluation import fusion_of, workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Remark
-from predict.evaluators.closed_form import (
-    KINDS,
-    flat_exchange,
-    has_closed_form,
-    has_closed_settings,
-    refuse_what_is_simulated,
-)
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
@@ -37,64 +27,11 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     if not has_closed_form(point.strategy):
         raise UserError(f"osf has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
     planner_for(point.strategy).check(model.network, point.strategy, point.settings)
-    buffers = buffers_of(model, point)
+    buffers = model.buffers(fusion_of(model), point.strategy, point.settings)
     workload = workload_of(model, point, buffers)
     if point.strategy.ranks > 1:
         workload.remarks.add(*_of_grouping(model, point, workload.timing(), buffers))
     return workload
-
-
-def workload_of(model: CostModel, point: Configuration, buffers: Buffers) -> PreparedEvaluation:
-    """Plan and price these buffers; remarks are those of every grouping.
-
-    Raises:
-        UserError: the profile lacks a part, or gradients are to be accumulated.
-    """
-    refuse_what_is_simulated("osf", point.settings)
-    plan = layerwise_plan(model.network, point, buffers.sends)
-    priced = model.price(plan)
-    form = OverlapForm(plan, model.network, fusion_of(model), buffers)
-    if point.strategy.ranks > 1:
-        text = "osf takes overlap and copies as free and all ranks as equally fast"
-        priced.remarks.add(Remark(text, False), *flat_exchange(point.settings))
-    return PreparedEvaluation(
-        costs=priced.costs,
-        spread=priced.spread,
-        remarks=priced.remarks,
-        memory=lambda: model.memory(point.strategy, point.settings),
-        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
-        time=lambda seconds, *_: form.timing(np.asarray(seconds)),
-        iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
-        overlap_is_unmeasured=model.overlap_is_unmeasured,
-    )
-
-
-def fusion_of(model: CostModel) -> Fusion:
-    """The model's rule of fusion; none where it has none."""
-    return model.fusion or Fusion()
-
-
-def buffers_of(model: CostModel, point: Configuration) -> Buffers:
-    """Which gradients are sent together, by the model's rule of fusion."""
-    if fusion_of(model).rule == "ddp":
-        return fused_as_ddp(model.network, point.settings)
-    return fused(model.network, fusion_of(model), ready_of(model, point), _exchange(model, point))
-
-
-def ready_of(model: CostModel, point: Configuration) -> dict[int, float]:
-    """Since the start of backward, when each layer's backward is done, by its index; nothing beside it."""
-    compute = layerwise_plan(model.network, point, {})
-    return ready_seconds(compute, model.network, model.price(compute).costs.seconds)
-
-
-def _exchange(model: CostModel, point: Configuration) -> Exchange:
-    ranks = point.strategy.ranks
-
-    def seconds(message_bytes: float) -> float:
-        work = Collective(operation="all_reduce", message_bytes=max(1, round(message_bytes)), ranks=ranks)
-        return model.communication.cost(work, point.strategy).cost.seconds
-
-    return seconds
 
 
 def _of_grouping(model: CostModel, point: Configuration, timing: Timing, buffers: Buffers) -> tuple[Remark, ...]:

@@ -13,19 +13,19 @@ from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.iteration import paradl
-from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
-from predict.closed_forms.shared_closed_form import sharing_kind, terms
-from predict.costs.cost_model import CostModel
-from predict.costs.memory_estimate import EstimatedMemory
-from predict.costs.sourced import Floats, Remark
-from predict.evaluators.closed_form import (
+from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
     has_closed_form,
     has_closed_settings,
     prepare_closed_form,
     refuse_what_is_simulated,
 )
+from predict.closed_forms.iteration import paradl
+from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
+from predict.closed_forms.shared_closed_form import sharing_kind, terms
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.sourced import Floats, Remark
 from predict.simulation.exposure import names_of_layer_communication
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 

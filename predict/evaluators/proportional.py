@@ -12,13 +12,13 @@ from paradl_bench.plan.axis_planner import SharingPlanner
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.catalog import axis_planners
 from predict.costs.cost_model import CostModel
-from predict.evaluators import simulate
+from predict.simulation import prepared
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
 
 
 def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     """The simulation, with layers' times shared out."""
-    return simulate.prepare(dataclasses.replace(model, proportional=True), point)
+    return prepared.prepare(dataclasses.replace(model, proportional=True), point)
 
 
 def _shares_layers(strategy: Strategy) -> bool:

@@ -12,11 +12,11 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.units import format_around, format_bytes, format_difference, format_seconds
 from paradl_bench.plan.settings import bucket_limits
-from predict.closed_forms.osf_form import Buffers, fused_as_ddp
-from predict.costs.communication.fusion import Fusion, Rule
+from paradl_bench.strategies.data.fusion.buffers import Buffers, fused_as_ddp
+from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
+from predict.closed_forms.osf_evaluation import workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
-from predict.evaluators.osf import buffers_of, workload_of
 from predict.prediction.interval import interval
 from predict.prediction.request import Request, read_request
 from predict.prediction.scaling_band import Timed, gain_band
@@ -145,8 +145,9 @@ def _of_cap(
 
 
 def _of_rule(model: CostModel, evaluator: Evaluator, point: Configuration, rule: Rule, name: str) -> BucketAdvice:
-    by_rule = dataclasses.replace(model, fusion=Fusion(rule=rule))
-    buffers = buffers_of(by_rule, point)
+    fusion = Fusion(rule=rule)
+    by_rule = dataclasses.replace(model, fusion=fusion)
+    buffers = by_rule.buffers(fusion, point.strategy, point.settings)
     overlapped = workload_of(by_rule, point, buffers)
     return msgspec.structs.replace(_advice(evaluator, point, buffers, overlapped, overlapped), grouping=name)
 

@@ -19,10 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Communication, Plan, Role, Sort, Stream
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.costs.spread.stragglers import RankSpread
+from predict.simulation.simulator import simulate, task_graph
 
 
 class _Meeting(NamedTuple):
@@ -171,3 +174,45 @@ def _waits_for_communication(role: Role) -> tuple[list[int], list[int]]:
     task = np.repeat(np.arange(role.tasks), np.diff(role.dependency_start))
     chosen = (role.stream[task] == Stream.COMPUTE) & (role.stream[role.dependencies] == Stream.COMMUNICATION)
     return task[chosen].tolist(), role.dependencies[chosen].tolist()
+
+
+def late_tasks(priced: PricedPlan) -> list[Floats]:
+    """Per role, seconds of its tasks as the last rank is expected to take for them."""
+    plan, seconds = priced.plan, priced.costs.seconds
+    if degree_of(plan.strategy, "pipeline") > 1:
+        late = seconds * lag_of_works(priced)
+        return [late[role.work] for role in plan.roles]
+    return [late_tasks_of(priced, role) for role in plan.roles]
+
+
+def late_tasks_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> Floats:
+    """Seconds of a role's tasks as the last rank is expected to take for them, which is so many times slower or not."""
+    return lateness_of(priced, role, slower).of_tasks(priced.costs.seconds[role.work])
+
+
+def lag_of(priced: PricedPlan) -> Floats:
+    """Per work, how much longer the slowest rank takes, in the mean over the tasks of all roles."""
+    plan = priced.plan
+    late, alone = np.zeros(len(plan.works)), np.zeros(len(plan.works))
+    for role, seconds in zip(plan.roles, late_tasks(priced), strict=True):
+        late += np.bincount(role.work, weights=seconds, minlength=len(late))
+        alone += np.bincount(role.work, weights=priced.costs.seconds[role.work], minlength=len(late))
+    return np.divide(late, alone, out=np.ones(len(late)), where=alone > 0)
+
+
+def lag_of_works(priced: PricedPlan) -> Floats:
+    """Of a pipeline, per work: what computes is late."""
+    punctual = priced.costs.is_communication | priced.plan.of_sort(Sort.INPUT)
+    return np.where(punctual, 1.0, priced.lag)
+
+
+def lateness_of(priced: PricedPlan, role: Role, slower: float = 1.0) -> RoleLateness:
+    """What the last rank of a role is late by, where its tasks end as they do when nobody is."""
+    plan, spread, costs = priced.plan, priced.rank_spread, priced.costs
+    end_s = np.zeros(role.tasks)
+    if spread.wait(plan.strategy.ranks, slower):
+        of_works = costs.seconds, costs.compute_slowdown, costs.communication_slowdown
+        graph = task_graph(role, awaited=priced.awaited_tasks(role))
+        end_s = simulate(graph, *(of_work[role.work] for of_work in of_works)).end_s
+    copies = priced.slow_copies
+    return RoleLateness(plan, role, spread, priced.own_relative_sd, end_s, slower=slower, slow_copies=copies)

@@ -17,8 +17,8 @@ from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
-from predict.evaluators.simulate import lag_of, late_tasks, late_tasks_of
-from predict.simulation.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
+from predict.simulation.lateness import lag_of, late_tasks, late_tasks_of
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
 from predict.simulation.role_meetings import meetings
 from predict.simulation.simulator import AWAITED, couple, simulate, task_graph
 from predict.timeline.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times

@@ -15,6 +15,7 @@ from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import read_request
+from predict.simulation import prepared
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_report import print_summary, summarise
 from predict.timeline.trace_events import trace_json
@@ -39,11 +40,11 @@ def predict_timeline(
     Raises:
         UserError: the strategy has no plan, a limit is exceeded, or the profile lacks a part.
     """
-    priced = simulate.price(model, point)
-    workload = simulate.workload_of(model, point, priced)
+    priced = prepared.price(model, point)
+    workload = prepared.workload_of(model, point, priced)
 
     def prepare(of: CostModel, other: Configuration) -> PreparedEvaluation:
-        return workload if other is point else simulate.prepare(of, other)
+        return workload if other is point else prepared.prepare(of, other)
 
     evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)
     predictor = Predictor(model, evaluator, dataset_samples=dataset_samples, strong_scaling=strong_scaling)

@@ -15,7 +15,7 @@ from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Communication, Phase, Plan, Transfer, Work
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Costs, Floats, Source
-from predict.evaluators.simulate import lag_of
+from predict.simulation.lateness import lag_of
 
 _MEMBERS_NAMED = 8
 

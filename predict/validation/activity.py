@@ -33,7 +33,8 @@ from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats
-from predict.evaluators.simulate import price
+from predict.simulation.phases import phase_ends
+from predict.simulation.prepared import price
 from predict.timeline.timeline import IterationTimeline, RoleTimeline, timeline_of
 from predict.validation.runs import Run
 from predict.workload import Configuration
@@ -215,10 +216,8 @@ def simulated_units(timeline: IterationTimeline, role: RoleTimeline, schedule: s
     of_plan = role.of_plan
     computes = of_plan.stream == Stream.COMPUTE
     turns = _of_actions(role, computes) if role.actions is not None else _of_phases(role, computes)
-    done = max((float(unit.end_s) for unit in turns), default=0.0)
-    exchanging = of_plan.phase == Phase.GE
-    ended = max(done, float(role.end_s[exchanging].max(initial=0.0)))
-    exchange = [Unit("GE", np.asarray(done), np.asarray(ended))] if exchanging.any() else []
+    done, ended = phase_ends(of_plan.phase, computes, role.end_s)
+    exchange = [Unit("GE", np.asarray(done), np.asarray(ended))] if (of_plan.phase == Phase.GE).any() else []
     updating = of_plan.phase == Phase.WU
     return [*turns, *exchange, Unit("WU", np.asarray(ended), role.end_s[updating].max(initial=ended))]
 

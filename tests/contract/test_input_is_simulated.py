@@ -34,8 +34,8 @@ from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import Fetch, input_wait, iteration_seconds
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
 from predict.costs.memory_estimate import BATCHES_AHEAD
-from predict.evaluators.simulate import price
 from predict.prediction.prediction import Prediction, Predictor
+from predict.simulation.prepared import price
 from predict.simulation.simulator import simulate, task_graph
 from predict.timeline.timeline import timeline_of
 from predict.timeline.timeline_picture import draw

@@ -1,42 +1,16 @@
-"""Tensor fusion: which gradients share an all-reduce, as the command line says it."""
+"""Which gradients share an all-reduce, as the command line says it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
-
-import msgspec
+from typing import Any
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.core.units import parse_duration, parse_size
+from paradl_bench.strategies.data.fusion.rules import RULES, Fusion
 
-Rule = Literal["none", "buffer", "ada", "mg-wfbp", "ddp"]
-RULES: tuple[str, ...] = get_args(Rule)
 _FUSING = ("osf", "simulate")
 _FUSION_OPTIONS = {"fusion": "--fusion", "fusion_buffer": "--fusion-buffer", "fusion_timeout": "--fusion-timeout"}
-
-
-class Fusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which gradients share an all-reduce.
-
-    Attributes:
-        rule: none of them; a ``buffer`` with a timeout, as Horovod's; ``ada``, ``mg-wfbp``; or the buckets of ``ddp``,
-            whose size is the plan's setting.
-        buffer_bytes: Q, of ``buffer``. timeout_s: how long it waits for the next gradient, of ``buffer``. Defaults are
-            Horovod 0.20's, which the paper measured.
-    """
-
-    rule: Rule = "none"
-    buffer_bytes: int = 64 * 1024 * 1024
-    timeout_s: float = 5e-3
-
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule has to be one of {', '.join(RULES)}, not {self.rule!r}")
-        if self.buffer_bytes < 1:
-            raise ValueError(f"buffer_bytes has to be at least 1, not {self.buffer_bytes}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s has to be more than 0, not {self.timeout_s}")
 
 
 def fusion_options(evaluator_name: str, options: Mapping[str, Any]) -> Fusion | None:

@@ -144,7 +144,7 @@ def least_lag(spread: RankSpread, ranks: int, mesh: Mesh) -> float:
 
     Of a pipeline's stages, each of the last of the ranks that share its layers, the slowest of all replicas is late in
     the measure of how far replicas come apart: least where every stage has an equal part in that (as in
-    :mod:`predict.simulation.pipeline_lateness`, whose draws may fall below it).
+    :mod:`predict.simulation.pipelines.pipeline_lateness`, whose draws may fall below it).
     """
     tied = math.sqrt(spread.tied_share)
     if mesh.stages == 1:

@@ -30,7 +30,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Stream
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
-from predict.evaluators import simulate
+from predict.simulation import prepared
 from predict.workload import Configuration
 
 TREE = FatTree()
@@ -108,7 +108,7 @@ def priced(strategy: str) -> PricedPlan:
     fits = tuple(ring_fit(operation) for operation in ("all_reduce", "all_gather", "send_recv", "broadcast"))
     profile = make_profile(make_network(), communication=fits, interference=(interference(),))
     model = CostModel(profile=profile, network=make_network())
-    return simulate.price(model, Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8)))
+    return prepared.price(model, Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8)))
 
 
 def test_the_plan_file_holds_the_plans_tasks() -> None:

@@ -22,8 +22,8 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.behind_compute import works_beside_all_reduces
 from predict.costs.communication.beside_costs import BesideCosts
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import price
 from predict.prediction.prediction import Prediction, Predictor
+from predict.simulation.prepared import price
 from predict.simulation.simulator import condense, simulate, task_graph
 from predict.timeline.timeline import timeline_of
 from predict.workload import Configuration, evaluator_named

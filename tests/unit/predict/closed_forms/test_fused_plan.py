@@ -28,11 +28,11 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Wait
+from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
 from predict.cli import group
-from predict.costs.communication.fusion import Fusion, Rule
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import price
 from predict.prediction.prediction import Prediction, Predictor
+from predict.simulation.prepared import price
 from predict.workload import Configuration, evaluator_named
 
 RULES: tuple[Rule, ...] = ("none", "ada", "mg-wfbp")

@@ -19,15 +19,10 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.data.fusion.rules import RULES, Fusion, Gradients, last_of_buffers
 from predict.cli import group
-from predict.closed_forms.osf import (
-    Gradients,
-    exposed_seconds,
-    last_of_buffers,
-    scaling_factor,
-    wait_seconds,
-)
-from predict.costs.communication.fusion import RULES, Fusion, fusion_options
+from predict.closed_forms.osf import exposed_seconds, scaling_factor, wait_seconds
+from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.workload import Configuration, evaluator_named

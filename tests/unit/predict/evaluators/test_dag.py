@@ -22,8 +22,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from predict.cli import group
-from predict.closed_forms.layerwise_plan import layerwise_plan
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import Fetch, exposed_exchange_seconds, iteration_seconds
 from predict.costs.input.input_terms import InputOptions, fetch_of, input_options
@@ -137,7 +137,7 @@ def test_one_bucket_a_layer_without_interference_is_what_simulate_gives(
 def test_the_closed_form_is_the_simulation_of_its_own_plan(widths: list[int], ranks: int, draw: object) -> None:
     network = make_network(widths)
     point = Configuration(strategy=parse_strategy(f"d{ranks}"), settings=PlanSettings(batch=ranks))
-    plan = layerwise_plan(network, point)
+    plan = layerwise_plan(network, point.strategy, point.settings)
     assert sum(size * count for (_, size, _), count in plan.collectives().items()) == network.parameter_bytes
     (role,) = plan.roles
     seconds = np.array([draw.uniform(0, 1) for _ in plan.works])  # type: ignore[attr-defined]

@@ -14,9 +14,10 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import EVALUATOR, price
-from predict.simulation.host_sharing import busy_beside, ranks_beside
-from predict.simulation.pipeline_simulation import Computing, PipelineSimulation
+from predict.evaluators.simulate import EVALUATOR
+from predict.simulation.pipelines.host_sharing import busy_beside, ranks_beside
+from predict.simulation.pipelines.pipeline_simulation import Computing, PipelineSimulation
+from predict.simulation.prepared import price
 from predict.workload import Configuration
 
 NETWORK = make_network((64, 128, 128, 128, 32))

@@ -21,9 +21,9 @@ from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.costs.spread.stragglers import RankSpread, part_spread
-from predict.evaluators.simulate import late_tasks, price, workload_of
-from predict.simulation import pipeline_lateness
-from predict.simulation.lateness import ranks_level
+from predict.simulation.lateness import late_tasks, ranks_level
+from predict.simulation.pipelines import pipeline_lateness
+from predict.simulation.prepared import price, workload_of
 from predict.workload import Configuration
 
 CHAIN = make_network((64, 128, 256, 32))

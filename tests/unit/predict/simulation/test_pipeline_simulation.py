@@ -16,7 +16,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Compute, FrameworkOverhead, Plan, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm
-from predict.simulation.pipeline_simulation import PipelineSimulation
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 
 
 def chain(layers: int) -> ModelGraph:

@@ -23,7 +23,7 @@ from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
-from predict.simulation.pipeline_simulation import PipelineSimulation, lines_of_stages
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
 from predict.workload import Configuration, evaluator_named
 
 

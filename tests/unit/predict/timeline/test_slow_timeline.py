@@ -17,10 +17,10 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Stream
+from paradl_bench.strategies.data.fusion.rules import Fusion
 from predict.cli import group
-from predict.costs.communication.fusion import Fusion
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import price
+from predict.simulation.prepared import price
 from predict.timeline.slow_timeline import collectives_of, comes_late, waiting_times
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline

@@ -15,10 +15,10 @@ from paradl_bench.plan.schedules.catalog import schedule_of, schedules
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Stream, Work
+from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.costs.communication.fusion import Fusion
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import price
+from predict.simulation.prepared import price
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_actions import place_actions
 from predict.timeline.timeline_picture import draw

@@ -17,7 +17,7 @@ from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.hosts.host_record import HOSTS_FILE, RankHost
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, Turn
 from predict.costs.cost_model import CostModel
-from predict.evaluators.simulate import price
+from predict.simulation.prepared import price
 from predict.timeline.timeline import timeline_of
 from predict.validation.activity import Activity, Unit, simulated_units
 from predict.validation.report import markdown

@@ -33,7 +33,7 @@ from paradl_bench.plan.tasks import Ints
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.costs.spread.stragglers import RankSpread
-from predict.simulation.pipeline_simulation import PipelineSimulation, lines_of_stages
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, lines_of_stages
 
 _MOST_DRAWS, _FEWEST_DRAWS = 64, 4
 _LOCK_STEPS = 1024

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, weight_update
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Phase, Plan, RoleBuilder, Stream
-from predict.workload import Configuration
 
 Sends = Mapping[int, tuple[int, ...]]
 """Per layer, by index, the bytes of each all-reduce that its backward makes ready."""
 
 
-def layerwise_plan(network: ModelGraph, point: Configuration, sends: Sends | None = None) -> Plan:
+def layerwise_plan(network: ModelGraph, strategy: Strategy, settings: PlanSettings, sends: Sends | None = None) -> Plan:
     """Forward, backward with exchanges as gradients are ready, weight update.
 
     Args:
@@ -28,18 +30,23 @@ def layerwise_plan(network: ModelGraph, point: Configuration, sends: Sends | Non
     compute.add_forward()
     if sends is None:
         sends = {layer: (size,) for layer, size in gradient_bytes(network, compute.backward_layers).items()}
-    ranks = point.strategy.ranks
+    ranks = strategy.ranks
     exchanges = []
     for layer, task in compute.add_backward():
         for size in sends.get(layer, ()) if ranks > 1 else ():
             if size:
                 work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks)
                 exchanges.append(builder.add(work, Phase.GE, Stream.COMMUNICATION, (task,)))
-    return updated(builder, compute, network, point, exchanges)
+    return updated(builder, compute, network, strategy, settings, exchanges)
 
 
 def updated(
-    builder: RoleBuilder, compute: NetworkCompute, network: ModelGraph, point: Configuration, exchanges: Sequence[int]
+    builder: RoleBuilder,
+    compute: NetworkCompute,
+    network: ModelGraph,
+    strategy: Strategy,
+    settings: PlanSettings,
+    exchanges: Sequence[int],
 ) -> Plan:
     """The plan of equal ranks that update behind backward and the last exchange.
 
@@ -47,13 +54,13 @@ def updated(
         builder: with forward, backward and exchanges in it. exchanges: tasks, in order.
     """
     after = tuple(exchanges[-1:]) + ((compute.backward_task,) if compute.backward_layers else ())
-    builder.add(weight_update(network, point.settings), Phase.WU, Stream.COMPUTE, after)
+    builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, after)
     return Plan(
-        strategy=point.strategy,
+        strategy=strategy,
         network=network.name,
-        local_batch=point.local_batch,
+        local_batch=settings.batch // degree_of(strategy, "data"),
         works=tuple(builder.works),
-        roles=(builder.build("rank", point.strategy.ranks),),
+        roles=(builder.build("rank", strategy.ranks),),
         exchange_axes=(0,),
     )
 

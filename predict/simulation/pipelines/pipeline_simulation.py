@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import Same
-from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Sort, Stream, Transfer
+from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
-from predict.simulation.exposure import exposed_seconds, names_of_layer_communication
-from predict.simulation.input_tasks import INPUT_PHASES, waits_for_input
+from predict.simulation.exposure import names_of_layer_communication
+from predict.simulation.phases import PhasedTasks, timing_of_stages
 from predict.simulation.simulator import LANES, Timeline, condense, couple, simulate
 from predict.workload import Timing
 
@@ -162,10 +162,14 @@ class _Line:
             np.concatenate([role.work[tasks] for role, tasks in zip(roles, first, strict=True)])
         )
         self._role = np.repeat(np.arange(len(roles)), [len(tasks) for tasks in first])
-        self._phase = np.concatenate([each.phase for each in condensed])
-        self._fetches = np.isin(self._phase, INPUT_PHASES)
         self._on_compute = self._graph.lane % LANES == Stream.COMPUTE
-        self._names = names_of_layer_communication(plan.works)
+        names = names_of_layer_communication(plan.works)
+        self._phased = PhasedTasks(
+            phase=np.concatenate([each.phase for each in condensed]),
+            computes=self._on_compute,
+            names=tuple(names[work] for work in self._segment_work.tolist()),
+            stage=self._role,
+        )
 
     def with_lag(self, lag: Floats) -> _Line:
         """The same line, whose works take so much longer each."""
@@ -210,52 +214,9 @@ class _Line:
             task_segment=index[self._segment[tasks]],
         )
 
-    def timing(self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats) -> Timing:
+    def timing(self, *costs: Floats) -> Timing:
         """Phases of the rank that ends last."""
-        line = self.run(seconds, compute_slowdown, communication_slowdown)
-        _, waiting = waits_for_input(line, self._phase, self._role == 0)
-        stage = int(self._role[int(np.argmax(np.where(self._fetches, 0.0, line.end_s)))])
-        own = self._role == stage
-        busy = line.end_s - line.start_s
-
-        def computed(phase: Phase) -> float:
-            return float(busy[own & self._on_compute & (self._phase == phase)].sum())
-
-        waited = {phase: self._exposed_for_layers(line, own, phase) for phase in (Phase.FW, Phase.BW)}
-        forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
-        update = computed(Phase.WU)
-        exchange = self._exposed_exchange(line, own) + computed(Phase.GE)
-        return Timing(
-            fw_s=forward,
-            bw_s=backward,
-            ge_s=exchange,
-            wu_s=update,
-            exposed_communication_s=line.exposed_communication_s,
-            overlap_s=line.overlap_s,
-            fw_of_layers_s=waited[Phase.FW],
-            bw_of_layers_s=waited[Phase.BW],
-            idle_s=line.iteration_s - forward - backward - exchange - update - waiting.input_s,
-            **waiting._asdict(),
-            stage=stage,
-        )
-
-    def _exposed_exchange(self, line: Timeline, own: NDArray[np.bool_]) -> float:
-        """Exchange after the last backward, less the copies out of buckets, which compute."""
-        exchanging = own & ~self._on_compute & (self._phase == Phase.GE)
-        if not exchanging.any():
-            return 0.0
-        last = line.end_s[own & self._on_compute & (self._phase == Phase.BW)].max()
-        after = line.end_s[exchanging].max()
-        copying = own & self._on_compute & (self._phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
-        return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
-
-    def _exposed_for_layers(self, line: Timeline, own: NDArray[np.bool_], phase: Phase) -> dict[str, float]:
-        found: dict[str, list[int]] = {}
-        for segment in np.flatnonzero(own & ~self._on_compute & (self._phase == phase)).tolist():
-            name = self._names[self._segment_work[segment]]
-            if name:
-                found.setdefault(name, []).append(segment)
-        return exposed_seconds(line, own & self._on_compute, found)
+        return timing_of_stages(self.run(*costs), self._phased)
 
 
 def _as_places(indices: Ints) -> Places:

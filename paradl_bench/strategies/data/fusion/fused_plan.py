@@ -1,6 +1,6 @@
 """A plan of data parallelism that exchanges gradients as Horovod does: fused by a rule, and not in DDP's buckets.
 
-Which gradients share an all-reduce is :mod:`predict.closed_forms.osf`'s to say, of the costs as they are. When one is
+Which gradients share an all-reduce is decided of the costs as they are, and is given. When one is
 sent follows from the simulated iteration (docs/model.md, "osf": the form with the wait before the maximum):
 
     start = max(channel free, ready of its last gradient + wait)
@@ -20,24 +20,24 @@ from typing import NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import NetworkCompute
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
-from predict.closed_forms.layerwise_plan import gradient_layers, updated
-from predict.closed_forms.osf import Gradients, waits_for_next
-from predict.closed_forms.osf_form import Buffers
-from predict.costs.communication.fusion import Fusion
-from predict.workload import Configuration
+from paradl_bench.strategies.data.fusion.buffers import Buffers
+from paradl_bench.strategies.data.fusion.layerwise_plan import gradient_layers, updated
+from paradl_bench.strategies.data.fusion.rules import Fusion
 
 
-def check_fusion(fusion: Fusion, point: Configuration) -> None:
+def check_fusion(fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse what no such exchange is planned of.
 
     Raises:
         UserError: another strategy than serial and data; an exchange over nodes, synchronised batch norm, accumulation,
             activations that are computed again.
     """
-    name, settings = f"--fusion {fusion.rule}", point.settings
-    if point.strategy.name not in ("serial", "data") or any(axis.zero_stage for axis in point.strategy.axes):
-        raise UserError(f"{name} is of data parallelism alone, not of {point.strategy}: leave it out")
+    name = f"--fusion {fusion.rule}"
+    if strategy.name not in ("serial", "data") or any(axis.zero_stage for axis in strategy.axes):
+        raise UserError(f"{name} is of data parallelism alone, not of {strategy}: leave it out")
     if settings.exchange != "flat":
         raise UserError(f"{name} exchanges flat: leave out --exchange {settings.exchange}")
     if settings.batch_norm == "sync":
@@ -64,17 +64,17 @@ class _Sent(NamedTuple):
 
 
 def fused_plan(
-    network: ModelGraph, point: Configuration, fusion: Fusion, gradients: Gradients, buffers: Buffers
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, fusion: Fusion, buffers: Buffers
 ) -> Plan:
     """Forward, backward with what the rule sends, weight update.
 
     Args:
-        gradients: of ``buffers.layers``, in their order.
+        buffers: by the rule, of the times at which gradients are ready.
     """
-    builder, ranks = RoleBuilder(), point.strategy.ranks
+    builder, ranks = RoleBuilder(), strategy.ranks
     compute = NetworkCompute(builder, network)
     compute.add_forward()
-    sent = list(_sent(network, fusion, gradients, buffers, compute.backward_layers)) if ranks > 1 else []
+    sent = list(_sent(network, fusion, buffers, compute.backward_layers)) if ranks > 1 else []
     task_of: dict[int, int] = {}
     for layer, task in compute.add_backward():
         task_of[layer] = task
@@ -82,18 +82,15 @@ def fused_plan(
         while sent and {sent[0].layer, sent[0].next_layer} - {None} <= task_of.keys():
             _send(builder, sent.pop(0), task_of, ranks)
     exchanged = [task for task in range(builder.tasks) if builder.stream[task] == Stream.COMMUNICATION]
-    return updated(builder, compute, network, point, exchanged)
+    return updated(builder, compute, network, strategy, settings, exchanged)
 
 
-def _sent(
-    network: ModelGraph, fusion: Fusion, gradients: Gradients, buffers: Buffers, backward: tuple[int, ...]
-) -> Iterator[_Sent]:
+def _sent(network: ModelGraph, fusion: Fusion, buffers: Buffers, backward: tuple[int, ...]) -> Iterator[_Sent]:
     tensors: dict[int, int] = {}
     for layer in gradient_layers(network, backward).values():
         tensors[layer] = tensors.get(layer, 0) + 1
-    full = waits_for_next(fusion, gradients, buffers.last)
     starts = (0, *(index + 1 for index in buffers.last))
-    for (low, high), size, is_full in zip(itertools.pairwise(starts), buffers.bytes, full, strict=True):
+    for (low, high), size, is_full in zip(itertools.pairwise(starts), buffers.bytes, buffers.full, strict=True):
         is_last = high == len(buffers.layers)
         timed = fusion.rule == "buffer" and not is_full and not is_last
         yield _Sent(

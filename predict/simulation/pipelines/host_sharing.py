@@ -22,7 +22,7 @@ from paradl_bench.plan.tasks import Plan
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import CorrelatedError, Costs, Floats, Remark
-from predict.simulation.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
+from predict.simulation.pipelines.pipeline_simulation import Computing, PipelineSimulation, lines_of_stages
 
 _MOST_ROUNDS = 12
 _CLOSE = 1e-3

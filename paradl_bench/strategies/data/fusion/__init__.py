@@ -1,0 +1,1 @@
+"""Tensor fusion: which gradients share an all-reduce by a rule other than DDP's, and the plan that sends them so."""

@@ -1,0 +1,136 @@
+"""How a simulated iteration parts into phases: the one rule, for roles, stages of a pipeline and drawn timelines.
+
+A task is of the phase that its plan says. What a rank computes decides where the phases end:
+
+- A rank that waits for no other stage goes through phases one after the other. A turn of forward or backward lasts from
+  the end of the turn before to the end of what it computes, whatever it waits for in between. The exchange lasts from
+  there to the end of the last task of its phase; the update has what is left of the iteration.
+- A stage of a pipeline waits for other stages within every phase. So a phase has what the stage computes of it, and
+  what it waits for communication for layers, or for the exchange behind the last backward. What is left is idle time.
+
+What is waited for input lies before the first and behind the last of these (:func:`waits_for_input`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paradl_bench.plan.tasks import Ints, Phase
+from predict.costs.sourced import Floats
+from predict.simulation.exposure import exposed_seconds
+from predict.simulation.input_tasks import INPUT_PHASES, waits_for_input
+from predict.simulation.simulator import Timeline
+from predict.workload import Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasedTasks:
+    """What is to be known of a timeline's tasks, or segments of tasks; arrays of one length.
+
+    Attributes:
+        phase: as the plan says. computes: whether it is on the stream that computes.
+        names: of communication for layers, what breakdowns call it; else empty.
+        stage: along a pipeline; 0 for all without one.
+    """
+
+    phase: Ints
+    computes: NDArray[np.bool_]
+    names: tuple[str, ...]
+    stage: NDArray[np.integer]
+
+    @property
+    def in_turn(self) -> NDArray[np.integer]:
+        """Tasks that compute forward or backward, in order."""
+        return np.flatnonzero(self.computes & np.isin(self.phase, (Phase.FW, Phase.BW)))
+
+
+class PhaseEnds(NamedTuple):
+    """Where backward has ended, and where the exchange has, from the start of the iteration."""
+
+    computed_s: float
+    exchanged_s: float
+
+
+def phase_ends(phase: Ints, computes: NDArray[np.bool_], end_s: Floats, begin_s: float = 0.0) -> PhaseEnds:
+    """Ends of phases that follow each other, of tasks on one rank.
+
+    Args:
+        begin_s: when the first of them begins.
+    """
+    turns = end_s[computes & np.isin(phase, (Phase.FW, Phase.BW))]
+    computed_s = float(turns.max(initial=begin_s))
+    return PhaseEnds(computed_s, max(computed_s, float(end_s[phase == Phase.GE].max(initial=0.0))))
+
+
+def timing_in_turn(line: Timeline, tasks: PhasedTasks) -> Timing:
+    """Phases of a rank that waits for no other stage."""
+    begin_s, waiting = waits_for_input(line, tasks.phase, np.ones(len(line.end_s), bool))
+    in_turn, every = tasks.in_turn, np.ones(len(line.end_s), bool)
+    spans = np.diff(line.end_s[in_turn], prepend=begin_s)
+    ends = phase_ends(tasks.phase, tasks.computes, line.end_s, begin_s)
+    forward = float(spans[tasks.phase[in_turn] == Phase.FW].sum())
+    return Timing(
+        fw_s=forward,
+        bw_s=ends.computed_s - begin_s - forward,
+        ge_s=ends.exchanged_s - ends.computed_s,
+        wu_s=max(line.iteration_s - waiting.input_s + begin_s - ends.exchanged_s, 0.0),
+        **waiting._asdict(),
+        exposed_communication_s=line.exposed_communication_s,
+        overlap_s=line.overlap_s,
+        fw_of_layers_s=_waits_for_layers(line, tasks, every, Phase.FW),
+        bw_of_layers_s=_waits_for_layers(line, tasks, every, Phase.BW),
+    )
+
+
+def timing_of_stages(line: Timeline, tasks: PhasedTasks) -> Timing:
+    """Phases of the stage that ends last; the first stage reads what is fetched."""
+    _, waiting = waits_for_input(line, tasks.phase, tasks.stage == 0)
+    fetches = np.isin(tasks.phase, INPUT_PHASES)
+    stage = int(tasks.stage[int(np.argmax(np.where(fetches, 0.0, line.end_s)))])
+    own = tasks.stage == stage
+    busy = line.end_s - line.start_s
+
+    def computed(phase: Phase) -> float:
+        return float(busy[own & tasks.computes & (tasks.phase == phase)].sum())
+
+    waited = {phase: _waits_for_layers(line, tasks, own, phase) for phase in (Phase.FW, Phase.BW)}
+    forward, backward = (computed(phase) + sum(waited[phase].values()) for phase in (Phase.FW, Phase.BW))
+    update = computed(Phase.WU)
+    exchange = _exposed_exchange(line, tasks, own) + computed(Phase.GE)
+    return Timing(
+        fw_s=forward,
+        bw_s=backward,
+        ge_s=exchange,
+        wu_s=update,
+        exposed_communication_s=line.exposed_communication_s,
+        overlap_s=line.overlap_s,
+        fw_of_layers_s=waited[Phase.FW],
+        bw_of_layers_s=waited[Phase.BW],
+        idle_s=line.iteration_s - forward - backward - exchange - update - waiting.input_s,
+        **waiting._asdict(),
+        stage=stage,
+    )
+
+
+def _exposed_exchange(line: Timeline, tasks: PhasedTasks, own: NDArray[np.bool_]) -> float:
+    """Exchange after the last backward, less the copies out of buckets, which compute."""
+    exchanging = own & ~tasks.computes & (tasks.phase == Phase.GE)
+    if not exchanging.any():
+        return 0.0
+    last = line.end_s[own & tasks.computes & (tasks.phase == Phase.BW)].max()
+    after = line.end_s[exchanging].max()
+    copying = own & tasks.computes & (tasks.phase == Phase.GE) & (line.start_s >= last) & (line.end_s <= after)
+    return max(0.0, float(after - last - (line.end_s - line.start_s)[copying].sum()))
+
+
+def _waits_for_layers(line: Timeline, tasks: PhasedTasks, own: NDArray[np.bool_], phase: Phase) -> dict[str, float]:
+    """Seconds of communication for layers while the rank's compute is not active, by name."""
+    found: dict[str, list[int]] = {}
+    for task in np.flatnonzero(own & ~tasks.computes & (tasks.phase == phase)).tolist():
+        if tasks.names[task]:
+            found.setdefault(tasks.names[task], []).append(task)
+    return exposed_seconds(line, own & tasks.computes, found)

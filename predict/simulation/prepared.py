@@ -1,0 +1,140 @@
+"""A configuration simulated: the plan's tasks on their streams, with interference and the lag of the slowest rank.
+
+A collective starts when the last rank is expected to arrive: what ranks compute between two of them takes as long as
+the last of its group is expected to need (:mod:`predict.simulation.lateness`), weight update included, because the next
+exchange waits for that as well. Stages of a pipeline wait for each other's messages:
+:mod:`predict.simulation.pipelines.pipeline_lateness`.
+
+Roles that differ (blocks at an edge, uneven shards, leaders) are simulated together, and wait for each other in the
+collectives that they share. Halos go between neighbours, which are taken as keeping pace there. Beside a slow rank each
+role is simulated by itself, and the slowest one is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.tasks import Plan, Sort
+from paradl_bench.strategies.data.fusion.buffers import describe
+from paradl_bench.strategies.data.fusion.fused_plan import check_fusion, fused_plan
+from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.costs.cost_model import CostModel
+from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.priced import PricedPlan
+from predict.costs.sourced import Remark
+from predict.simulation.input_tasks import with_input
+from predict.simulation.lateness import lag_of_works, lateness_of
+from predict.simulation.pipelines.host_sharing import on_shared_host
+from predict.simulation.pipelines.pipeline_lateness import pipeline_lag
+from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
+from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
+from predict.simulation.slow_rank import remark_on
+from predict.workload import Configuration, PreparedEvaluation
+
+
+def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
+    """Plan, price, and condense the plan for repeated simulation."""
+    return workload_of(model, point, price(model, point))
+
+
+def price(model: CostModel, point: Configuration) -> PricedPlan:
+    """The plan of a point, priced, with the tasks of its input where that is known.
+
+    Raises:
+        UserError: the strategy has no plan, or the profile lacks a part.
+    """
+    return with_input(model, point, _priced(model, point))
+
+
+def _priced(model: CostModel, point: Configuration) -> PricedPlan:
+    plan, notes = _planned(model, point)
+    priced = model.price(plan)
+    priced.remarks.add(*notes)
+    priced.remarks.add(*priced.rank_spread.remarks(point.strategy.ranks), *(Remark(note, False) for note in plan.notes))
+    if model.slow_rank is not None:
+        role = model.slow_rank.role_in(plan)
+        priced.remarks.add(remark_on(model.slow_rank))
+        if model.slow_rank.factor > 1:
+            slower = tuple(model.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
+            priced = dataclasses.replace(priced, slower=slower)
+    if degree_of(point.strategy, "pipeline") <= 1:
+        return priced
+    priced = on_shared_host(model, priced)
+    return dataclasses.replace(priced, lag=pipeline_lag(priced))
+
+
+def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark, ...]]:
+    """As the strategy runs; with a rule of fusion other than DDP's, as Horovod would exchange its gradients."""
+    planner, fusion = planner_for(point.strategy), model.fusion
+    if fusion is None or fusion.rule == "ddp":
+        return planner.plan(model.network, point.strategy, point.settings), ()
+    check_fusion(fusion, point.strategy, point.settings)
+    planner.check(model.network, point.strategy, point.settings)
+    buffers = model.buffers(fusion, point.strategy, point.settings)
+    plan = fused_plan(model.network, point.strategy, point.settings, fusion, buffers)
+    if point.strategy.ranks == 1:
+        return plan, ()
+    texts = (
+        describe(fusion, buffers.bytes, len(buffers.layers)),
+        "exchange as Horovod's, which train does not run; memory is that of DDP's buckets",
+    )
+    return plan, tuple(Remark(text, False) for text in texts)
+
+
+def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
+    """A priced plan of the point, condensed for repeated simulation."""
+    plan = priced.plan
+    if degree_of(point.strategy, "pipeline") > 1:
+        return _pipelined(plan, priced, model, point)
+    # The other ranks of a slow one's role keep their pace, but wait for it.
+    slow = [(role, by) for role, by in zip(plan.roles, priced.slower, strict=False) if by > 1]
+    paces = [*((role, 1.0) for role in plan.roles), *slow]
+    played = [(role, lateness_of(priced, role, slower)) for role, slower in paces]
+    by_phase, coarse = (
+        [RoleSimulation(priced, role, late, across_phases=across_phases) for role, late in played]
+        for across_phases in (False, True)
+    )
+    phases, whole = ([MeetingRoles(plan, each)] if len(each) > 1 and not slow else each for each in (by_phase, coarse))
+    costs = priced.costs
+    alone = [each.run(costs.seconds, costs.compute_slowdown, costs.communication_slowdown) for each in coarse]
+    slowest = max(range(len(played)), key=lambda index: alone[index].iteration_s)
+    counts = np.bincount(played[slowest][0].work, minlength=len(plan.works)).astype(float)
+    # A timer is neither compute nor communication.
+    counts[plan.of_sort(Sort.TIMER, Sort.INPUT)] = 0.0
+    return PreparedEvaluation(
+        costs=dataclasses.replace(costs, counts=counts),
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=lambda: _memory(model, point, priced),
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
+        iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
+        lag=by_phase[slowest].lag(costs.seconds),
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
+    )
+
+
+def _memory(model: CostModel, point: Configuration, priced: PricedPlan) -> EstimatedMemory:
+    return model.memory(point.strategy, point.settings).beside_batches(priced.batches_ahead_bytes)
+
+
+def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configuration) -> PreparedEvaluation:
+    """All stages simulated together; parts are counted as on the rank that computes most."""
+    costs = priced.costs
+    simulation = PipelineSimulation(plan, lag_of_works(priced), slower=priced.slower, slow_copies=priced.slow_copies)
+    computes = ~plan.of_sort(Sort.INPUT)
+    counts = [np.bincount(role.work, minlength=len(plan.works)) * computes for role in plan.roles]
+    return PreparedEvaluation(
+        costs=dataclasses.replace(costs, counts=max(counts, key=lambda own: float(own @ costs.seconds)).astype(float)),
+        spread=priced.spread,
+        remarks=priced.remarks,
+        memory=lambda: _memory(model, point, priced),
+        limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
+        time=simulation.timing,
+        iteration_s=simulation.iteration_s,
+        lag=priced.lag,
+        overlap_is_unmeasured=model.overlap_is_unmeasured,
+    )

@@ -1,0 +1,87 @@
+"""Roles condensed once, to be simulated under many costs of their works: each alone, or all of them as they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paradl_bench.plan.tasks import Plan, Role, Stream
+from predict.costs.priced import PricedPlan
+from predict.costs.sourced import Floats
+from predict.simulation.exposure import names_of_layer_communication
+from predict.simulation.lateness import RoleLateness
+from predict.simulation.phases import PhasedTasks, timing_in_turn
+from predict.simulation.role_meetings import meetings
+from predict.simulation.simulator import Timeline, condense, couple, simulate
+from predict.workload import Timing
+
+
+class RoleSimulation:
+    """A role alone."""
+
+    def __init__(self, priced: PricedPlan, role: Role, late: RoleLateness, *, across_phases: bool) -> None:
+        self._condensed = condense(role, across_phases=across_phases, awaited=priced.awaited_tasks(role))
+        self.graph, self.segment = self._condensed.graph, self._condensed.segment
+        self._late = late
+        self._work = role.work
+        self._computes = role.stream == Stream.COMPUTE
+        self._segment_work = role.work[self._condensed.first]
+        self._phased = PhasedTasks(
+            phase=self._condensed.phase,
+            computes=self._computes[self._condensed.first],
+            names=names_of_layer_communication([priced.plan.works[work] for work in self._segment_work.tolist()]),
+            stage=np.zeros(len(self._segment_work), np.int32),
+        )
+
+    def lag(self, seconds: Floats) -> float:
+        """How much longer the last rank computes than one in the middle, over the whole iteration."""
+        alone = seconds[self._work]
+        computes = self._computes
+        whole = float(alone[computes].sum())
+        return float(self._late.of_tasks(alone)[computes].sum()) / whole if whole else 1.0
+
+    def run(self, *costs: Floats) -> Timeline:
+        """The timeline of the segments under costs per work: seconds, slow-downs of compute and communication."""
+        return simulate(self.graph, *self.of_segments(*costs))
+
+    def of_segments(
+        self, seconds: Floats, compute_slowdown: Floats, communication_slowdown: Floats
+    ) -> tuple[Floats, ...]:
+        """Costs per segment from those per work."""
+        return (
+            self._condensed.sum_seconds(self._late.of_tasks(seconds[self._work])),
+            compute_slowdown[self._segment_work],
+            communication_slowdown[self._segment_work],
+        )
+
+    def timing(self, *costs: Floats) -> Timing:
+        """The phases of an iteration."""
+        return self.timing_of(self.run(*costs))
+
+    def timing_of(self, line: Timeline) -> Timing:
+        """Likewise, of a timeline of the segments."""
+        return timing_in_turn(line, self._phased)
+
+
+class MeetingRoles:
+    """All roles of a plan, each of which waits for the others where they meet."""
+
+    def __init__(self, plan: Plan, roles: Sequence[RoleSimulation]) -> None:
+        self._roles = roles
+        graphs = [role.graph for role in roles]
+        self._graph = couple(graphs, list(meetings(plan, graphs, [role.segment for role in roles])))
+        self._borders = np.cumsum([graph.tasks for graph in graphs])[:-1]
+
+    def run(self, *costs: Floats) -> Timeline:
+        """The timeline of all segments under costs per work: seconds, slow-downs of compute and communication."""
+        of_roles = zip(*(role.of_segments(*costs) for role in self._roles), strict=True)
+        return simulate(self._graph, *(np.concatenate(of_role) for of_role in of_roles))
+
+    def timing(self, *costs: Floats) -> Timing:
+        """Phases of the role that ends last."""
+        line = self.run(*costs)
+        ends = np.split(line.end_s, self._borders)
+        last = max(range(len(ends)), key=lambda index: float(ends[index].max(initial=0.0)))
+        start_s = np.split(line.start_s, self._borders)[last]
+        return self._roles[last].timing_of(line._replace(start_s=start_s, end_s=ends[last]))
