@@ -22,7 +22,7 @@ from predict.costs.kinds import catalog
 from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, WorkContext
 from predict.costs.sourced import Cost, Source
 from predict.costs.spread.assembly import Priced
-from predict.evaluators.simulate import workload_of
+from predict.simulation.prepared import workload_of
 from predict.timeline.trace_works import describe_works
 from predict.workload import Configuration
 
