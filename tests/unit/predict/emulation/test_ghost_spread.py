@@ -10,6 +10,7 @@ import pytest
 from in_process import run_in_process
 from profile_factory import layer_times, make_network, make_profile, model_times
 
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.emulation.draws import Draws, IterationDraws
 from paradl_bench.emulation.sleeper import Sleeper
@@ -130,7 +131,7 @@ def test_what_the_last_of_several_drawn_ranks_takes_is_what_the_simulator_expect
     point = Configuration(strategy=parse_strategy("d4"), settings=PlanSettings(batch=32))
     level, drawn = (
         Predictor(
-            CostModel(profile=profile, network=CHAIN, dilate=1.0, drawn=each), evaluator_named("simulate")
+            CostModel(profile=emulated(profile, 1.0, drawn=each), network=CHAIN), evaluator_named("simulate")
         ).predict(point)
         for each in (False, True)
     )
