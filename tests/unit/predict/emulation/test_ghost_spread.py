@@ -41,7 +41,8 @@ def profile_of(*, layer_iqr: float) -> Profile:
 def table_for(profile: Profile, strategy: str, batch: int) -> tuple[GhostTable, CostModel]:
     model, parsed = CostModel(profile=profile, network=CHAIN), parse_strategy(strategy)
     plan = planner_for(parsed).plan(CHAIN, parsed, PlanSettings(batch=batch))
-    return with_spread(table_of(model, plan, profile="p", sha256="", batch=batch), model, plan), model
+    table = table_of(model, plan, PlanSettings(batch=batch), profile="p", sha256="")
+    return with_spread(table, model, plan), model
 
 
 def drawn_iterations(table: GhostTable, rank: int, count: int) -> list[float]:
