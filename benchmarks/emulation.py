@@ -38,6 +38,7 @@ from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.measurement import is_complete
+from predict.emulation.ghost import make_table
 from predict.validation.validation import validate_runs
 
 MINUTES = 28.5
@@ -106,7 +107,7 @@ def take_part(work: LayoutWork, context: RankContext) -> None:
             return
         case.request.check()
         with _timed(context, case.directory):
-            measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model))
+            measure_training(case.request, context, Path(case.directory), _COMMAND, traced(case.model), make_table)
             # Modules hold each other in circles, and their buckets and groups with them.
             gc.collect()
 

@@ -73,14 +73,15 @@ def _predict(options: dict[str, Any]) -> None:
     """Run a prediction and write it where the options say."""
     from paradl_bench.core.errors import UserError
     from paradl_bench.core.terminal.command_line import refuse_overwrite, say
-    from predict.costs.emulation import check_dilation, check_spread
     from predict.prediction.request import predict_request
     from predict.prediction.scaling import check_fraction, with_knees
     from predict.prediction.utilisation import check_price
 
     check_price(options["price"])
-    check_dilation(options["dilate"])
-    check_spread(options["spread"], options["dilate"])
+    if options["spread"] and options["dilate"] is None:
+        raise UserError(
+            "--spread is of an emulated run's sleeps: give it with --dilate K (1 sleeps as long as measured)"
+        )
     check_fraction(options["knee"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")

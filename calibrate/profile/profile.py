@@ -106,6 +106,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         rates_from: where these two come from; empty where there are none, or in a profile of before (from layers then).
         layers_reached: the most FLOP/s and bytes/s of any measured layer, beside what doctor measured.
         rates: that doctor measured, by dtype and ranks on the host.
+        time_factor: of a device that computes nothing: it takes so many times the profile's seconds, neither more nor
+            less (:mod:`~calibrate.profile.emulated_profile`). Its host copies gradients. Not in a file of one that
+            computes.
     """
 
     name: str
@@ -117,6 +120,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rates_from: RatesFrom = ""
     layers_reached: tuple[Rate | None, Rate | None] = (None, None)
     rates: tuple[DeviceRate, ...] = ()
+    time_factor: Ratio | msgspec.UnsetType = msgspec.UNSET
 
 
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -274,6 +278,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             check_distinct(field, (key(field, entry) for entry in getattr(self, field)))
         if self.layer_times and not any(entry.time.typical_s for entry in self.layer_times):
             raise ValueError("every time in layer_times is 0: layers take time")
+
+    @property
+    def time_factor(self) -> float | None:
+        """That of the device; None where it computes."""
+        factor = self.devices[0].time_factor if self.devices else msgspec.UNSET
+        return None if factor is msgspec.UNSET else factor
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:

@@ -1,94 +1,130 @@
-"""The table of ghost seconds, from the program that predicts.
+"""The table of ghost seconds: from its file, or made of a profile by who is registered to make such tables.
 
-``predict`` reads what this package measures, so this package imports nothing of it: the table is a file that
-``predict ghost`` writes, as a user would have it write one. The same cost model then says what a rank sleeps and what
-is predicted of it, sharded shapes and batches that nobody measured included.
+What predicts lies above this package and is never called from here. ``predict ghost`` writes a table; where a profile
+is given instead, an entry point of the installed distribution says what makes a table of it. Either way the cost model
+that predicts a run says what its ranks sleep, shapes and batches that nobody measured included.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
+import shlex
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import NamedTuple
 
-from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.core.files.storage import encode_pretty
+import msgspec
+
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.storage import read_whole
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.training.ghost_record import GhostTable, read_table
 
-_MIB = 1024 * 1024
+MAKERS = "paradl_bench.ghost_tables"
+"""Group of the entry points that make tables of profiles."""
 
 
-def make_table(
-    profile: str,
-    network: ModelGraph,
-    strategy: Strategy,
-    settings: PlanSettings,
-    *,
-    dtype: str,
-    backend: str,
-    spread: bool = False,
-) -> GhostTable:
+class TableRequest(NamedTuple):
+    """The run whose ranks sleep.
+
+    Attributes:
+        file: a table, or a profile that calibrate fit wrote.
+        network: as traced; a profile need not hold the model, if it holds what tells of its layers.
+        backend: of the run's collectives.
+        spread: whether single sleeps are drawn.
+    """
+
+    file: str
+    network: ModelGraph
+    strategy: Strategy
+    settings: PlanSettings
+    dtype: str
+    backend: str
+    spread: bool = False
+
+    def command(self, profile: str, output: str) -> str:
+        """What writes its table."""
+        words = ["predict", "ghost", "--from-profile", profile, "--model", self.network.name]
+        words += ["--strategy", str(self.strategy), "--batch", str(self.settings.batch)]
+        for name, text in options_of(self.settings).items():
+            words += [f"--{name.replace('_', '-')}", text]
+        return shlex.join([*words, *(("--spread",) if self.spread else ()), "-o", output])
+
+
+TableMaker = Callable[[TableRequest], GhostTable]
+"""Makes the table of a run from a profile; raises UserError for a file that is none, or that lacks a layer's time."""
+
+
+def options_of(settings: PlanSettings) -> dict[str, str]:
+    """The settings that decide who sleeps how long and are not the defaults, as the options of commands name them."""
+    return {
+        "optimizer": settings.optimizer,
+        **{name: text for name, text in settings.options.items() if name != "cut_by"},
+    }
+
+
+def made_by_registered(asked: TableRequest) -> GhostTable:
+    """The table of a profile, by the entry point of :data:`MAKERS`.
+
+    Raises:
+        UserError: there is none; or as of the maker.
+    """
+    entry = next(iter(entry_points(group=MAKERS)), None)
+    if entry is None:
+        raise UserError(
+            f"this is no table of sleeps, and nothing is installed that makes one of a profile; make it:"
+            f" {asked.command(asked.file, 'table.json')}"
+        )
+    make: TableMaker = entry.load()
+    return make(asked)
+
+
+def table_of(asked: TableRequest, make: TableMaker) -> GhostTable:
     """What every rank of a run sleeps.
 
     Args:
-        profile: file that calibrate fit wrote.
-        network: as traced; the profile need not hold the model, if it holds what tells of its layers.
-        backend: of the run's collectives.
-        spread: with what single sleeps are drawn from.
+        make: of a file that is no table.
 
     Raises:
-        UserError: the profile is none, has nothing for a layer, or no spread; the message is that of ``predict ghost``.
-        WorkError: that failed otherwise.
+        UserError: a table of another run, with the command that writes this one's; or as of ``make``.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        described = Path(directory) / "network.json"
-        described.write_bytes(encode_pretty(network))
-        command = [
-            # -P: a user's predict.py in the working directory must not shadow ours.
-            *(sys.executable, "-P", "-m", "predict", "ghost", "--from-profile", profile),
-            *("--model", network.name, "--network", str(described), "--strategy", str(strategy)),
-            *(
-                "--dtype",
-                dtype,
-                "--no-channels-last",
-                "--no-compile",
-                "--no-tf32",
-                "--no-cudnn-benchmark",
-                "--backend",
-                backend,
-                *_arguments(settings),
-                *(("--spread",) if spread else ()),
-                "-o",
-                "-",
-            ),
-        ]
-        result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    if result.returncode:
-        said = (result.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        kind = UserError if result.returncode == UserError.exit_code else WorkError
-        raise kind(f"--emulate {profile}: {said.removeprefix('predict: error: ')}")
-    table = read_table(result.stdout, f"what predict ghost made of {profile}")
-    assert table.network_digest == network.digest
-    assert len(table.role_of_rank) == strategy.ranks
-    return table
+    try:
+        content = read_whole(Path(asked.file))
+        table = read_table(content, "table of sleeps") if _is_table(content) else make(asked)
+        _check(table, asked)
+    except UserError as error:
+        raise UserError(f"--emulate {asked.file}: {error}") from error
+    return table if asked.spread else msgspec.structs.replace(table, spread=None)
 
 
-def _arguments(settings: PlanSettings) -> list[str]:
-    """The options that ask ``predict`` for a plan of these settings."""
-    default = PlanSettings(batch=settings.batch)
-    given = ["--batch", str(settings.batch), "--optimizer", settings.optimizer]
-    if settings.bucket_cap_bytes != default.bucket_cap_bytes:
-        given += ["--bucket-cap-mb", repr(settings.bucket_cap_bytes / _MIB)]
-    for name in ("recompute", "split", "stages"):
-        value = getattr(settings, name)
-        given += [f"--{name}", ",".join(value)] if value else []
-    for name in ("accumulate", "batch_norm", "filter_backward", "exchange", "schedule"):
-        given += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
-    for name in ("micro_batches", "spatial_until", "ranks_per_node"):
-        value = getattr(settings, name)
-        given += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    return given
+def _is_table(content: bytes) -> bool:
+    try:
+        return "role_of_rank" in msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return False
+
+
+def _check(table: GhostTable, asked: TableRequest) -> None:
+    run = {
+        "strategy": str(asked.strategy),
+        "ranks": str(asked.strategy.ranks),
+        "batch": str(asked.settings.batch),
+        **options_of(asked.settings),
+    }
+    of = {
+        "strategy": table.strategy,
+        "ranks": str(len(table.role_of_rank)),
+        "batch": str(table.batch),
+        **table.options,
+    }
+    names = [name for name in (*run, *of) if run.get(name) != of.get(name)]
+    said = [f"{name} {of.get(name, 'by default')}, not {run.get(name, 'by default')}" for name in dict.fromkeys(names)]
+    if table.network_digest != asked.network.digest:
+        said.append(f"another network than {asked.network.name}")
+    if asked.spread and table.spread is None:
+        said.append("sleeps that do not spread")
+    if said:
+        command = f"{asked.command(table.profile, asked.file)} --force"
+        raise UserError(f"the table is of {'; '.join(said)}. Make this run's: {command}")

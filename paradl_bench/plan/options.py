@@ -201,9 +201,9 @@ def _read_slow_rank(_context: click.Context, _option: click.Parameter, text: str
 emulation_options = together(
     click.option(
         "--emulate",
-        metavar="PROFILE",
-        help="Let layers sleep for the seconds of a profile instead of computing; parameters, gradients and messages"
-        " are the real run's.",
+        metavar="FILE",
+        help="Let layers sleep instead of computing, for the seconds that predict ghost wrote, or those of a profile;"
+        " parameters, gradients and messages are the real run's.",
     ),
     click.option(
         "--dilate",

@@ -6,7 +6,6 @@ they and the simulation differ by what they assume, never by what they read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +30,6 @@ from predict.costs.communication.congestion import with_congestion
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts, Spread
 from predict.costs.compute.unmeasured_costs import of_missing_layers
-from predict.costs.emulation import LEVEL_RANKS, NO_SPREAD, interference_of, sleeping_parts
 from predict.costs.files import of_kernel_settings
 from predict.costs.hardware.what_if_device import OtherDevice, with_stated_rates
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
@@ -44,6 +42,9 @@ from predict.costs.priced import PricedPlan, PricedSums
 from predict.costs.sourced import Cost, Costs, Floats, Remark, Remarks
 from predict.costs.spread.assembly import Priced, add_up, assemble
 from predict.costs.spread.stragglers import RankSpread
+
+NO_SPREAD = Spread(0.0, (0.0,))
+"""Of a device that takes the seconds of the profile as they stand."""
 
 _PHASES: tuple[Literal["FW", "BW"], ...] = ("FW", "BW")
 
@@ -64,8 +65,6 @@ class CostModel:
         hardware: factors on the links and the device that were measured.
         fusion: which gradients share an all-reduce, for evaluators that ask; None leaves it to the evaluator.
         slow_rank: one rank that computes slower, for evaluators that know ranks.
-        dilate: how many times as long compute sleeps, of an emulated run; None for a real one.
-        drawn: of an emulated run, whether sleeps were drawn as the profile's samples spread.
     """
 
     profile: Profile
@@ -80,8 +79,6 @@ class CostModel:
     hardware: Hardware = AS_MEASURED
     fusion: Fusion | None = None
     slow_rank: SlowRank | None = None
-    dilate: float | None = None
-    drawn: bool = False
     communication: CommunicationCosts = field(init=False)
     device: OtherDevice = field(init=False)
     _layers: LayerCosts = field(init=False)
@@ -94,13 +91,10 @@ class CostModel:
     _memories: dict[tuple[Strategy, PlanSettings], EstimatedMemory] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.profile = interference_of(of_kernel_settings(self.profile, self.kernel_settings), self.dilate)
-        self.profile = with_stated_rates(self.profile, self.cluster)
+        self.profile = with_stated_rates(of_kernel_settings(self.profile, self.kernel_settings), self.cluster)
         self._layers = LayerCosts(self.profile, self.network, self.dtype)
         self._model = ModelCosts(self.profile, self.network, dtype=self.dtype, optimizer=self.optimizer)
-        self.communication = CommunicationCosts(
-            self.profile, self.cluster, self.backend, self.hardware, compute_sleeps=self.dilate is not None
-        )
+        self.communication = CommunicationCosts(self.profile, self.cluster, self.backend, self.hardware)
         self.device = OtherDevice(self.profile, self.network, self.dtype, demand_of, self.hardware, self.cluster)
         # A plan's works do not depend on the batch.
         settings = PlanSettings(batch=1, optimizer=self.optimizer)
@@ -170,7 +164,7 @@ class CostModel:
             place=place,
             costs=costs,
             rank_spread=rank_spread,
-            slow_copies=self.dilate is None,
+            slow_copies=self.device.computes,
             own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
             spread=spread,
             awaited=frozenset(index for index, part in enumerate(priced) if part.awaited),
@@ -182,13 +176,12 @@ class CostModel:
 
         Returns:
             Ratios and their standard deviations, 1 and 0 for what does not compute; None where nothing was measured
-            both ways, or compute sleeps.
+            both ways, or the device does not compute.
         """
         ratios, sds = np.ones(len(plan.works)), np.zeros(len(plan.works))
         if place.ranks_on_host <= 1 or self._layers.host_ratio(place.ranks_on_host, 1) is None:
             return None
-        if self.dilate is not None:
-            # What sleeps takes nothing from the others.
+        if not self.device.computes:
             return None
         for index, work in enumerate(plan.works):
             ratios[index], sds[index] = self._works.alone_on_host(work, place)
@@ -220,27 +213,16 @@ class CostModel:
         priced = [Priced(self._layers.cost(*key, "", batch, on_host), 1, key) for key in works]
         (update,) = self._serial.of_kind(WeightUpdate).values()
         priced.append(Priced(self._model.weight_update(batch, on_host), 1, update))
-        parts = self._slept(
-            (*works.values(), update), self.device.parts((*works.values(), update), priced, (), batch, on_host)
-        )
+        parts = self.device.parts((*works.values(), update), priced, (), batch, on_host)
         *of_works, of_update = (part.cost.seconds for part in parts)
         return dict(zip(works, of_works, strict=True)), of_update
 
     def rank_spread(self, place: PricingContext) -> RankSpread:
         """How single iterations of a rank spread."""
-        if self._level:
-            return LEVEL_RANKS
         return self._model.rank_spread(place.local_batch, place.ranks_on_host)
-
-    @property
-    def _level(self) -> bool:
-        """Whether no rank is late by chance."""
-        return self.dilate is not None and not self.drawn
 
     def _own_relative_sd(self, plan: Plan, total_s: Floats, place: PricingContext) -> Floats:
         """Per work, how an event of it spreads by itself."""
-        if self._level:
-            return np.zeros(len(plan.works))
         return self._works.relative_spreads(plan.works, total_s, place)
 
     def sums(self, place: PricingContext) -> PricedSums:
@@ -291,14 +273,10 @@ class CostModel:
     def _on_device(self, plan: Plan, place: PricingContext, *, as_swept: bool = False) -> list[Priced]:
         """Parts in the order of ``plan.works``, on the device that is asked for."""
         priced = self._works.of_plan(plan, place, as_swept=as_swept)
-        parts = self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
-        return self._slept(plan.works, parts)
-
-    def _slept(self, works: Sequence[Work], parts: list[Priced]) -> list[Priced]:
-        return parts if self.dilate is None else sleeping_parts(works, parts, self.dilate)
+        return self.device.parts(plan.works, priced, plan.sharded, place.local_batch, place.ranks_on_host)
 
     def compute_costs(self, plan: Plan) -> dict[int, Cost]:
-        """What computes of a plan's works (layers, time between them, weight update), by its index, as measured.
+        """What computes of a plan's works (layers, time between them, weight update), by its index.
 
         Raises:
             UserError: the profile has nothing for a layer; the message names the command that would measure it.
@@ -323,7 +301,7 @@ class CostModel:
         return self.place(plan.strategy, plan.local_batch // plan.micro_batches)
 
     def _computing(self, plan: Plan) -> dict[int, Priced]:
-        """Parts of what computes, as measured, by index of the plan's works."""
+        """Parts of what computes, by index of the plan's works."""
         self._layers.learn(plan.sharded)
         place = self._place_of(plan)
         of_plan = self._works.of_computing(plan, place)
@@ -334,11 +312,11 @@ class CostModel:
     @property
     def overlap_is_unmeasured(self) -> bool:
         """Whether what compute and collectives side by side cost each other is not known of these devices."""
-        return self.dilate is None and not self.communication.interferes
+        return self.device.computes and not self.communication.interferes
 
     def _spread(self, place: PricingContext) -> Spread:
         """The model's spread, with what its parts' medians leave of the median iteration where that was measured."""
-        if self.dilate is not None:
+        if not self.device.computes:
             return NO_SPREAD
         spread = self._model.spread(place.local_batch, place.ranks_on_host)
         measured = self._model.nearest(place.local_batch, place.ranks_on_host)

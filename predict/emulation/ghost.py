@@ -14,8 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from calibrate.profile.profile import read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import hash_of_file
+from paradl_bench.emulation.table import TableRequest, options_of
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, Role, WeightUpdate
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
@@ -44,9 +47,32 @@ def ghost_table(options: Mapping[str, Any]) -> GhostTable:
     (point,) = request.points
     model = request.model
     plan = planner_for(point.strategy).plan(model.network, point.strategy, point.settings)
-    profile: Path = options["profile"]
-    table = table_of(model, plan, profile=str(profile), sha256=profile_hash(profile), batch=point.settings.batch)
-    return with_spread(table, model, plan) if options.get("spread") else table
+    return _written(model, plan, point.settings, options["profile"], spread=bool(options.get("spread")))
+
+
+def make_table(asked: TableRequest) -> GhostTable:
+    """The seconds of every rank of a run that is to sleep for those of a profile.
+
+    ``paradl-bench train --emulate PROFILE`` finds this function by its entry point (pyproject.toml).
+
+    Raises:
+        UserError: no profile, one that has nothing for a layer, or no spread where it is asked for.
+    """
+    path, settings = Path(asked.file), asked.settings
+    model = CostModel(
+        profile=read_profile(path),
+        network=asked.network,
+        optimizer=settings.optimizer,
+        dtype=asked.dtype,
+        backend=asked.backend,
+    )
+    plan = planner_for(asked.strategy).plan(asked.network, asked.strategy, settings)
+    return _written(model, plan, settings, path, spread=asked.spread)
+
+
+def _written(model: CostModel, plan: Plan, settings: PlanSettings, profile: Path, *, spread: bool) -> GhostTable:
+    table = table_of(model, plan, settings, profile=str(profile), sha256=profile_hash(profile))
+    return with_spread(table, model, plan) if spread else table
 
 
 def profile_hash(path: Path) -> str:
@@ -58,12 +84,12 @@ def profile_hash(path: Path) -> str:
     return hash_of_file(path, what="profile")
 
 
-def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: int) -> GhostTable:
+def table_of(model: CostModel, plan: Plan, settings: PlanSettings, *, profile: str, sha256: str) -> GhostTable:
     """The seconds of every rank of a plan.
 
     Args:
+        settings: of the plan.
         profile, sha256: that the model's costs are of.
-        batch: global mini-batch.
 
     Raises:
         UserError: the profile has no time for a layer, nor anything that tells of one.
@@ -77,7 +103,8 @@ def table_of(model: CostModel, plan: Plan, *, profile: str, sha256: str, batch: 
         profile_sha256=sha256,
         network_digest=model.network.digest,
         strategy=str(plan.strategy),
-        batch=batch,
+        batch=settings.batch,
+        options=options_of(settings),
         roles=tuple(_role(plan, role, costs) for role in plan.roles),
         role_of_rank=tuple(plan.role_of(rank) for rank in range(plan.strategy.ranks)),
         sources=_sources(plan, costs),

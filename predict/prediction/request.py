@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_layers, parse_recompute
@@ -75,6 +76,8 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         UserError: a file is unreadable, or the profile lacks what is chosen.
     """
     profile = read_profile(options["profile"])
+    if options.get("dilate") is not None:
+        profile = emulated(profile, options["dilate"], drawn=options["spread"])
     network = choose_network(profile, options["model"], options["network"], options["profile"])
     optimizer, dtype, kernel_settings = _measured_choices(profile, network, options)
     cluster: Path | None = options["cluster"]
@@ -89,8 +92,6 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
         input_options=input_options(evaluator.name, options),
         fusion=fusion_options(evaluator.name, options),
         slow_rank=slow_rank_option(evaluator.name, options.get("slow_rank")),
-        dilate=options.get("dilate"),
-        drawn=options.get("dilate") is not None and options["spread"],
     )
 
 

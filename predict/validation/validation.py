@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import format_seconds
@@ -217,7 +218,7 @@ class _Predictors:
         strategy = parse_strategy(about.strategy)
         plan = planner_for(strategy).plan(model.network, strategy, about.settings)
         costs = model.compute_costs(plan)
-        said_s = about.ghost.dilate * sum(slept_seconds(plan, costs, about.ghost.slow_rank).values())
+        said_s = sum(slept_seconds(plan, costs, about.ghost.slow_rank).values())
         slept_s = sum(about.ghost.slept_s.values())
         if math.isclose(said_s, slept_s, rel_tol=_SAME_SECONDS):
             return []
@@ -247,7 +248,7 @@ class _Predictors:
         if key not in self._models:
             own = _own_network(self._profile, run)
             self._models[key] = CostModel(
-                profile=self._profile,
+                profile=self._profile if dilate is None else emulated(self._profile, dilate, drawn=drawn),
                 network=choose_network(self._profile, about.model, own, self._profile_path),
                 optimizer=about.optimizer,
                 dtype=about.dtype,
@@ -256,9 +257,7 @@ class _Predictors:
                 backend=None if about.backend == _NO_BACKEND else about.backend,
                 # A training run draws its samples in memory: nothing is read, whatever the profile knows of reading.
                 input_options=NO_INPUT,
-                dilate=dilate,
                 slow_rank=slow,
-                drawn=drawn,
             )
         return self._models[key]
 

@@ -15,6 +15,7 @@ from paradl_bench.measure.training.run import measure_training
 from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
+from predict.emulation.ghost import make_table
 
 
 def run(case: str, where: Path, context: RankContext) -> None:
@@ -41,7 +42,7 @@ def run(case: str, where: Path, context: RankContext) -> None:
         **options,
     )
     request.check()
-    measure_training(request, context, where / name, ("paradl-bench", "train"))
+    measure_training(request, context, where / name, ("paradl-bench", "train"), make_table=make_table)
 
 
 if __name__ == "__main__":

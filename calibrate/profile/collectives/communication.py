@@ -20,6 +20,7 @@ from paradl_bench.core.bounds import (
     Slowdown,
 )
 from paradl_bench.core.checks import check_covariance, check_rises
+from paradl_bench.records.emulation import GHOSTS
 
 
 class CommunicationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -238,6 +239,11 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     communication_slowdown_iqr: Relative
     samples: PositiveCount
     kernels: tuple[str, ...] = ()
+
+    @property
+    def of_compute(self) -> bool:
+        """Whether something computed beside, and did not sleep."""
+        return GHOSTS not in self.kernels
 
     def __post_init__(self) -> None:
         check_rises(self, "message_bytes")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paradl_bench.emulation.draws import Draws
-from paradl_bench.emulation.table import make_table
+from paradl_bench.emulation.table import TableMaker, TableRequest, table_of
 from paradl_bench.emulation.twin import GhostTwin
 from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.training.request import TrainingRequest
@@ -75,26 +75,31 @@ class HostTime(NamedTuple):
     of_call_s: dict[str, float]
 
 
-def emulate(request: TrainingRequest, network: ModelGraph, context: RankContext) -> Ghost | None:
-    """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 asks ``predict`` for all.
+def emulate(
+    request: TrainingRequest, network: ModelGraph, context: RankContext, make_table: TableMaker
+) -> Ghost | None:
+    """What the ranks of an emulated run sleep; None for a real one. A collective: rank 0 gets the table for all.
+
+    Args:
+        make_table: of a profile, where that is given.
 
     Raises:
-        UserError: no profile, or one that has nothing for a layer, or no spread where sleeps are to spread.
+        UserError: as of :func:`~paradl_bench.emulation.table.table_of`.
     """
     if request.emulate is None:
         return None
     made = b""
     if context.rank == 0:
-        table = make_table(
-            request.emulate,
-            network,
-            request.strategy,
-            request.settings,
+        asked = TableRequest(
+            file=request.emulate,
+            network=network,
+            strategy=request.strategy,
+            settings=request.settings,
             dtype=request.dtype,
             backend=context.backend if context.ranks > 1 else "gloo",
             spread=request.spread,
         )
-        made = msgspec.json.encode(table)
+        made = msgspec.json.encode(table_of(asked, make_table))
     table = read_table(context.share(made, bytes), f"rank 0's table of {request.emulate}")
     dilate = 1.0 if request.dilate is None else request.dilate
     longer = 1.0 if request.slow_rank is None else request.slow_rank.of_rank(context.rank)

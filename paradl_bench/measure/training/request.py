@@ -41,7 +41,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.
-        emulate: profile whose seconds layers sleep instead of computing; None for a real run.
+        emulate: file of the seconds that layers sleep instead of computing: a table, or a profile to make it of; None
+            for a real run.
         dilate: how many times as long; None for once.
         slow_rank: one rank that sleeps longer still by a factor; None for none.
         spread: whether single sleeps are drawn as the profile's samples spread. seed: of what is drawn; None for 0.
@@ -149,10 +150,12 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--dilate {self.dilate:g} has to be a positive number: 20 sleeps twenty times as long")
         if Path(self.emulate).is_dir():
             raise UserError(
-                f"--emulate {self.emulate} is a directory; give the profile that calibrate fit wrote, a file"
+                f"--emulate {self.emulate} is a directory; give a file: what predict ghost wrote, or a profile"
             )
         if not Path(self.emulate).is_file():
-            raise UserError(f"--emulate {self.emulate}: there is no such file; give a profile of calibrate fit")
+            raise UserError(
+                f"--emulate {self.emulate}: there is no such file; give what predict ghost wrote, or a profile"
+            )
         if self.device != "cpu":
             raise UserError("--emulate is for --device cpu: ghost layers sleep on the host, and a GPU's streams do not")
         if self.dtype != "fp32":
@@ -170,7 +173,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
         flag = next((flag for flag, given in of_sleep.items() if given), None)
         if self.emulate is None and flag is not None:
-            raise UserError(f"{flag} is for layers that sleep: give it with --emulate PROFILE")
+            raise UserError(f"{flag} is for layers that sleep: give it with --emulate FILE")
         if self.seed is not None and not self.spread:
             raise UserError("--seed is of what --spread draws: give it with --spread")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from paradl_bench.core.errors import UserError, WorkError
 from paradl_bench.core.terminal.command_line import progress
 from paradl_bench.emulation.layers import hold_in_common
+from paradl_bench.emulation.table import TableMaker, made_by_registered
 from paradl_bench.measure.execution.compiled import Compiling
 from paradl_bench.measure.execution.kernel_layout import refuse_without_channels
 from paradl_bench.measure.machine.measured_nodes import note_places
@@ -63,11 +64,13 @@ def measure_training(
     output: Path,
     command_line: tuple[str, ...],
     network: ModelGraph | None = None,
+    make_table: TableMaker = made_by_registered,
 ) -> None:
     """Train on this rank, together with the others; rank 0 writes ``run.json`` and ``training.jsonl``.
 
     Args:
         network: of the request's model, where ranks that measure several runs have traced it before.
+        make_table: of what layers sleep, where the request names a profile.
 
     Raises:
         UserError: a model, batch or number of ranks that does not fit the strategy, or a directory of something else.
@@ -85,7 +88,7 @@ def measure_training(
     request = with_measured_stages(request, network)
     # What it refuses, it refuses before anything runs.
     planner_for(request.strategy).plan(network, request.strategy, request.settings)
-    ghost = emulate(request, network, context)
+    ghost = emulate(request, network, context, make_table)
     if ghost:
         hold_in_common(model.module)
     trainer: Trainer | None = None

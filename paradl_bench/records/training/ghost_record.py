@@ -1,7 +1,6 @@
 """What ghost layers sleep, and what a run of them leaves beside a real run's record (file ``ghost.json``).
 
-A table is made of a profile by ``predict ghost`` and read by ``paradl-bench train --emulate``, which imports nothing of
-what predicts.
+A table is made of a profile by ``predict ghost`` and read by ``paradl-bench train --emulate``.
 """
 
 from __future__ import annotations
@@ -129,7 +128,8 @@ class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         profile: as it was given. profile_sha256: of its bytes.
         network_digest: of the network that the seconds are of.
-        strategy, batch: of the plan; batch is the global mini-batch.
+        strategy, batch: of the plan; batch is the global mini-batch. options: what else decides it, by the names of
+            commands' options (:func:`paradl_bench.emulation.table.options_of`); empty in tables of before.
         roles: distinct ones. role_of_rank: per rank, the index of its role.
         sources: share of a role's seconds by where they come from (``measured``, ``scaled``, ...), over all roles.
         extrapolated: in words, what no measurement covers.
@@ -146,6 +146,7 @@ class GhostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sources: dict[str, Share] = {}
     extrapolated: tuple[str, ...] = ()
     spread: GhostSpread | None = None
+    options: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if not self.role_of_rank or not all(0 <= role < len(self.roles) for role in self.role_of_rank):

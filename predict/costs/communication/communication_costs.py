@@ -77,7 +77,6 @@ class CommunicationCosts:
         cluster: from a cluster file; None takes the profile's own, beyond whose ranks its outermost level goes on.
         backend: library; None takes the one that suits the profile's device.
         hardware: factors on the links that were measured or stated.
-        compute_sleeps: it is emulated, and takes no longer beside a collective but for what was measured of that.
 
     Raises:
         UserError: the library was not measured, or the cluster lacks a level of ``hardware``.
@@ -89,11 +88,8 @@ class CommunicationCosts:
         cluster: Cluster | None,
         backend: str | None,
         hardware: Hardware = AS_MEASURED,
-        *,
-        compute_sleeps: bool = False,
     ) -> None:
         self._profile = profile
-        self._compute_sleeps = compute_sleeps
         self._given = cluster is not None
         self.cluster = cluster or profile.cluster
         self._hardware = hardware
@@ -102,6 +98,8 @@ class CommunicationCosts:
         self.contention = ContentionCosts(profile, self.cluster, self.backend, given=self._given)
         self._behind = BehindCosts(profile, self.backend)
         self.beside = BesideCosts(profile, self.backend)
+        of_library = [entry for entry in profile.interference if entry.library == self.backend]
+        self._interference = [entry for entry in of_library if entry.of_compute]
         self._message_costs: dict[tuple[int, tuple[int, ...], Strategy, str], CommunicationCost] = {}
         self._between: dict[tuple[str, str], SizeRatios] = {}
         self._fits: dict[tuple[str, str], list[CommunicationFit]] = {}
@@ -313,16 +311,15 @@ class CommunicationCosts:
     @property
     def interferes(self) -> bool:
         """Whether it was measured what compute and collectives of the library cost each other."""
-        return any(entry.library == self.backend for entry in self._profile.interference)
+        return bool(self._interference)
 
     def slowdown(self, work: Collective, strategy: Strategy) -> Slowdown:
         """What compute and the collective cost each other; with a remark where it was not measured of such a one."""
-        found = [entry for entry in self._profile.interference if entry.library == self.backend]
-        if not found:
-            return unmeasured_slowdown(of_gpu=self._on_gpu and not self._compute_sleeps)
+        if not self._interference:
+            return unmeasured_slowdown(of_gpu=self._on_gpu)
         work, _ = self._measurable(work)
         level, _ = self.level(work, strategy)
-        return measured_slowdown(found, work, level.name)
+        return measured_slowdown(self._interference, work, level.name)
 
     @property
     def _on_gpu(self) -> bool:

@@ -94,6 +94,12 @@ class OtherDevice:
         self._factors = Rates(hardware.peak_flops, hardware.memory_bandwidth)
         self._stated_peak = cluster.peak_flops if isinstance(cluster, ClusterFile) else None
         self._stated = _other_rates(profile, cluster)
+        self._time_factor = profile.time_factor
+
+    @property
+    def computes(self) -> bool:
+        """Whether it does; else it takes the seconds of the profile as they stand, whatever runs beside it."""
+        return self._time_factor is None
 
     @property
     def same(self) -> bool:
@@ -120,8 +126,19 @@ class OtherDevice:
         Raises:
             UserError: the profile holds no rates for a roofline, or none to hold against rates that are stated.
         """
-        if self.same:
-            return list(priced)
+        found = list(priced) if self.same else self._by_roofline(works, priced, sharded, local_batch, ranks_on_host)
+        if self._time_factor is None:
+            return found
+        return [_as_it_stands(work, part, self._time_factor) for work, part in zip(works, found, strict=True)]
+
+    def _by_roofline(
+        self,
+        works: Sequence[Work],
+        priced: Sequence[Priced],
+        sharded: Sequence[tuple[Layer, int]],
+        local_batch: int,
+        ranks_on_host: int,
+    ) -> list[Priced]:
         for layer, parameter_bytes in sharded:
             self._roofline.learn(layer, parameter_bytes)
         before = self._measured_rates(ranks_on_host)
@@ -174,6 +191,17 @@ class OtherDevice:
             )
             for device in self._profile.devices
         ]
+
+
+def _as_it_stands(work: Work, part: Priced, factor: float) -> Priced:
+    """A part as a device takes it that computes nothing."""
+    if not work.way:
+        return part
+    remark = Remark(f"compute takes {factor:g} times as long as the profile says, each time", False)
+    seconds = part.cost.seconds * factor
+    # These very seconds: however far they are off the times of what computes, they are not off its own.
+    cost = part.cost._replace(seconds=seconds, independent_sd_s=0.0, batch_sd_s=0.0, method_sd_s=0.0)
+    return part._replace(cost=cost._replace(remarks=(*cost.remarks, remark)), modes=())
 
 
 def with_stated_rates(profile: Profile, cluster: Cluster | None) -> Profile:

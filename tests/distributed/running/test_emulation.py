@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from profile_factory import make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.emulation.draws import IterationDraws
+from paradl_bench.emulation.table import MAKERS
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.slow_rank import SlowRank
@@ -25,6 +28,7 @@ from paradl_bench.records.measurement import read_manifest, read_records
 from paradl_bench.records.training.ghost_record import DrawnSleeps, read_table_file
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, TrainingRun, read_run
 from paradl_bench.strategies.nesting.catalog import planner_for
+from predict.cli import main as predict
 from predict.emulation.ghost import profile_hash
 from predict.validation.validation import validate_runs
 
@@ -52,7 +56,8 @@ class Small(nn.Module):
         x = self.largest(self.average(torch.relu_(self.two(x) + x)))
         return self.head(torch.relu(self.hidden(x.mean((2, 3)))))
 '''
-PROGRAM = Path(__file__).parents[2] / "on_ranks" / "emulation_program.py"
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "tests" / "on_ranks" / "emulation_program.py"
 
 
 @pytest.fixture
@@ -271,7 +276,10 @@ def test_ghosts_exchange_gradients_between_nodes_as_planned(place: Path) -> None
 
 
 def test_the_command_emulates_a_serial_run_and_goes_on_with_it(place: Path) -> None:
-    words = "train networks_of_emulation:Small --strategy serial --batch 4 --warmup 3 --emulate profile.json -o run"
+    asked = "ghost --from-profile profile.json --model networks_of_emulation:Small --strategy serial --batch 4"
+    made = run_in_process(place, *asked.split(), "-o", "table.json", main=predict, program="predict")
+    assert made.returncode == 0, made.stderr
+    words = "train networks_of_emulation:Small --strategy serial --batch 4 --warmup 3 --emulate table.json -o run"
     result = run_in_process(place, *words.split(), "--iterations", "5", "--dilate", "3")
     assert result.returncode == 0, result.stderr
     assert "emulated: layers that sleep 3 times as long as profile" in result.stdout
@@ -309,10 +317,28 @@ def test_what_cannot_be_emulated_is_refused_before_ranks_start(words: str, said:
     assert not (place / "run").exists()
 
 
-def test_a_file_that_is_no_profile_is_named_by_the_rank_that_reads_it(place: Path) -> None:
+def test_a_profile_is_made_into_a_table_by_what_is_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = place / "tables-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tables\nVersion: 0\n")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][MAKERS]
+    (installed / "entry_points.txt").write_text(f"[{MAKERS}]\nprofile = {points['profile']}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]))
+    words = "train networks_of_emulation:Small --strategy serial --batch 4 --warmup 3 --emulate profile.json"
+    result = run_in_process(place, *words.split(), "--iterations", "2", "-o", "run")
+    assert result.returncode == 0, result.stderr
+    check_sleep(place / "run", read_run(place / "run"))
     (place / "profile.json").write_text("{}")
+    again = run_in_process(place, *words.split(), "-o", "again")
+    assert again.returncode == 2
+    assert "--emulate profile.json: profile profile.json" in again.stderr
+    assert not (place / "again").exists()
+
+
+def test_a_file_that_is_no_table_is_named_by_the_rank_that_reads_it(place: Path) -> None:
+    (place / "profile.json").write_text('{"role_of_rank": []}')
     words = "train networks_of_emulation:Small --strategy serial --emulate profile.json --batch 8 -o run"
     result = run_in_process(place, *words.split())
     assert result.returncode == 2
-    assert "--emulate profile.json: profile profile.json" in result.stderr
+    assert "--emulate profile.json: table of sleeps: " in result.stderr
     assert not (place / "run").exists()

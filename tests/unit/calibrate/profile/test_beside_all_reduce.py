@@ -13,6 +13,7 @@ from profile_factory import make_profile, ring_fit
 from calibrate.fit.contexts.beside_all_reduce_fit import fit_beside_all_reduce
 from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
+from calibrate.profile.emulated_profile import emulated
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
@@ -197,7 +198,7 @@ def predicted(strategy: str, *entries: BesideAllReduce, dilate: float | None = N
     profile = make_profile(NETWORK, communication=tuple(map(ring_fit, names)), beside_all_reduce=entries)
     settings = PlanSettings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
     asked = Configuration(strategy=parse_strategy(strategy), settings=settings)
-    model = CostModel(profile=profile, network=NETWORK, dilate=dilate)
+    model = CostModel(profile=profile if dilate is None else emulated(profile, dilate), network=NETWORK)
     return Predictor(model, evaluator_named("simulate")).predict(asked)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from profile_factory import interference, make_network, make_profile, ring_fit
 
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.collectives.catalog import operations
@@ -176,6 +177,6 @@ def test_what_was_measured_on_gpus_goes_before_what_was_published() -> None:
 
 
 def test_ghosts_of_gpus_sleep_as_long_beside_collectives() -> None:
-    model = CostModel(profile=on_gpu(make_profile(interference=())), network=CHAIN, dilate=2.0)
+    model = CostModel(profile=emulated(on_gpu(make_profile(interference=())), 2.0), network=CHAIN)
     work = Collective(operation="all_reduce", message_bytes=1 << 19, ranks=2)
     assert model.communication.slowdown(work, parse_strategy("d2"))[:2] == (1.0, 1.0)

@@ -22,6 +22,7 @@ from profile_factory import (
 )
 
 from calibrate.fit.memory.memory_runs import read_memory_runs
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import PlanSettings
@@ -45,7 +46,7 @@ PROFILE = make_profile(model_times=model_times(CHAIN, between_s=7e-5, common_sd=
 
 
 def predicted(strategy: str, dilate: float | None, evaluator: str = "simulate") -> Prediction:
-    model = CostModel(profile=PROFILE, network=CHAIN, dilate=dilate)
+    model = CostModel(profile=PROFILE if dilate is None else emulated(PROFILE, dilate), network=CHAIN)
     point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
@@ -98,7 +99,7 @@ def test_a_dilated_serial_run_takes_so_many_times_its_compute_and_none_of_its_sp
     assert stretched.iteration_s == pytest.approx(20 * real.iteration_s)
     assert real.interval_s[1] > real.iteration_s
     assert stretched.interval_s == pytest.approx((stretched.iteration_s, stretched.iteration_s))
-    assert any("compute sleeps, 20 times as long" in note for note in stretched.notes)
+    assert any("compute takes 20 times as long as the profile says, each time" in note for note in stretched.notes)
 
 
 def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None:
@@ -109,7 +110,7 @@ def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None
     strategy = parse_strategy("d2")
     plan = planner_for(strategy).plan(CHAIN, strategy, PlanSettings(batch=8))
     real = model.price(plan)
-    slept = CostModel(profile=profile, network=CHAIN, dilate=20.0).price(plan)
+    slept = CostModel(profile=emulated(profile, 20.0), network=CHAIN).price(plan)
     computes = np.array([isinstance(work, Compute | FrameworkOverhead | WeightUpdate) for work in plan.works])
     np.testing.assert_allclose(slept.costs.seconds[computes], 20 * real.costs.seconds[computes])
     np.testing.assert_allclose(slept.costs.seconds[~computes], real.costs.seconds[~computes])
@@ -117,7 +118,7 @@ def test_dilation_stretches_compute_and_leaves_collectives_as_they_are() -> None
     for costs, slowdowns in ((real.costs, (1.3, 1.2)), (slept.costs, (1.1, 1.7))):
         assert {(costs.compute_slowdown[i], costs.communication_slowdown[i]) for i in exchanged} == {slowdowns}
     profile = msgspec.structs.replace(PROFILE, interference=both[:1])
-    unmeasured = CostModel(profile=profile, network=CHAIN, dilate=20.0).price(plan).costs
+    unmeasured = CostModel(profile=emulated(profile, 20.0), network=CHAIN).price(plan).costs
     assert {unmeasured.compute_slowdown[i] for i in exchanged} == {1.0}
     assert real.rank_spread.wait(2) > 0
     assert slept.rank_spread.wait(2) == 0
@@ -242,7 +243,7 @@ def test_a_slow_rank_is_predicted_as_it_slept_by_what_knows_ranks_and_copies_at_
     point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))
     paces = [
         Predictor(
-            CostModel(profile=PROFILE, network=CHAIN, dilate=20.0, slow_rank=each), evaluator_named("simulate")
+            CostModel(profile=emulated(PROFILE, 20.0), network=CHAIN, slow_rank=each), evaluator_named("simulate")
         ).predict(point)
         for each in (None, slow)
     ]

@@ -10,6 +10,7 @@ import pytest
 from in_process import run_in_process
 from profile_factory import layer_times, make_network, make_profile, model_times
 
+from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.emulation.draws import Draws, IterationDraws
 from paradl_bench.emulation.sleeper import Sleeper
@@ -40,7 +41,8 @@ def profile_of(*, layer_iqr: float) -> Profile:
 def table_for(profile: Profile, strategy: str, batch: int) -> tuple[GhostTable, CostModel]:
     model, parsed = CostModel(profile=profile, network=CHAIN), parse_strategy(strategy)
     plan = planner_for(parsed).plan(CHAIN, parsed, PlanSettings(batch=batch))
-    return with_spread(table_of(model, plan, profile="p", sha256="", batch=batch), model, plan), model
+    table = table_of(model, plan, PlanSettings(batch=batch), profile="p", sha256="")
+    return with_spread(table, model, plan), model
 
 
 def drawn_iterations(table: GhostTable, rank: int, count: int) -> list[float]:
@@ -130,7 +132,7 @@ def test_what_the_last_of_several_drawn_ranks_takes_is_what_the_simulator_expect
     point = Configuration(strategy=parse_strategy("d4"), settings=PlanSettings(batch=32))
     level, drawn = (
         Predictor(
-            CostModel(profile=profile, network=CHAIN, dilate=1.0, drawn=each), evaluator_named("simulate")
+            CostModel(profile=emulated(profile, 1.0, drawn=each), network=CHAIN), evaluator_named("simulate")
         ).predict(point)
         for each in (False, True)
     )
