@@ -43,7 +43,7 @@ _ADDED: dict[str, object] = {"batchless": False, "batchless_inputs": (), "input_
 
 _OF_DATA_FLOW = (
     "reads", "writes", "further_outputs", "without_gradient", "state", "returns_view", "handled", "repeats",
-    "outputs", "frozen", "registered", "memory", "held_until",
+    "repeats_with", "outputs", "frozen", "registered", "memory", "held_until",
 )  # fmt: skip
 """Fields that tell tensors and their memory apart and change no work: digests pass over them always."""
 
@@ -101,6 +101,8 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         backward_if_held: likewise, where another branch holds the output's gradient as well.
         passes_gradient: whether gradients of what it reads are the output's gradient, or views of it.
         aliases: whether the first output is memory of what it reads.
+        apart: whether each of several outputs has a backward of its own, which makes a gradient of all that is read;
+            else one backward makes it of all their gradients.
     """
 
     inputs: tuple[Index, ...] = ()
@@ -112,6 +114,7 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     backward_if_held: BatchBytes = (0, 0)
     passes_gradient: bool = False
     aliases: bool = False
+    apart: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -138,7 +141,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         handled: whether the model's code does more with what it returns than operations do: it reads values, or hooks
             on the gradient.
         repeats: "yes" where the model runs it again in backward by ``torch.utils.checkpoint``, "reentrant" where that
-            is a backward of its own; else empty.
+            is a backward of its own; else empty. repeats_with: name of the first layer that runs again with it.
         memory: beside what it reads and returns; None where its kind tells.
         held_until: name of the layer up to which the model's own variables hold the output; empty where that is its
             last reader, :data:`NEXT_FORWARD` where the model keeps it.
@@ -165,6 +168,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     returns_view: bool = False
     handled: bool = False
     repeats: Literal["", "yes", "reentrant"] = ""
+    repeats_with: str = ""
     memory: LayerMemory | None = None
     held_until: str = ""
 

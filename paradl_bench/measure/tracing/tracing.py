@@ -8,22 +8,21 @@ flow) is run once on the CPU instead.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.batch_dependence import refuse_dependence
 from paradl_bench.measure.tracing.gradient_order import GradientOrder
 from paradl_bench.measure.tracing.module_paths import RunningModule, following_modules
+from paradl_bench.measure.tracing.own_checkpoints import Repeats, reentrant_checkpoints_run_once
+from paradl_bench.measure.tracing.traced_call import TracedCall
 from paradl_bench.measure.tracing.traced_values import (
     ReadTensors,
     TracedValues,
@@ -34,7 +33,7 @@ from paradl_bench.measure.tracing.traced_values import (
     without_own_state,
 )
 from paradl_bench.measure.tracing.variable_lifetimes import held_by_variables
-from paradl_bench.measure.tracing.watched_memory import MemoryWatch, TracedCall, laid_out_as_on_a_cpu
+from paradl_bench.measure.tracing.watched_memory import MemoryWatch, laid_out_as_on_a_cpu
 from paradl_bench.network.graph import RETURNS_INPUT, Layer, LayerMemory, ModelGraph, Tensor, Value
 from paradl_bench.network.kinds.kind import BUFFER, Call, Facts, TensorArgument, batch_dim, kind_of_function, per_sample
 from paradl_bench.network.kinds.view import KIND as VIEW
@@ -78,6 +77,7 @@ class _TracingMode(TorchFunctionMode):
         self._parameters = {id(p): name for name, p in module.named_parameters()}
         self._buffers = {id(b): name for name, b in module.named_buffers()}
         self._values = TracedValues(dict((*module.named_parameters(), *module.named_buffers())))
+        self._repeats = Repeats()
         self._returned: list[tuple[torch.Tensor, ...]] = []
         self._handled: set[str] = set()
 
@@ -139,14 +139,15 @@ class _TracingMode(TorchFunctionMode):
         state = [t.parameter.removeprefix(BUFFER) for t in call.tensors if t.parameter.startswith(BUFFER)]
         state += [held for held in self._values.held(changed) if held not in layer.parameters]
         index = len(self.layers)
-        written = self._values.write(changed, layer.name, index)
+        written, repeat = self._values.write(changed, layer.name, index), self._repeats.of(layer.name)
         self.layers.append(
             msgspec.structs.replace(
                 layer,
                 writes=written,
                 state=tuple(dict.fromkeys(state)),
                 returns_view=any(tensor._is_view() for tensor in outputs),
-                repeats=_repeated_by_model(),
+                repeats=repeat.way,
+                repeats_with=repeat.first,
             )
         )
         for number, tensor in enumerate(outputs):
@@ -251,18 +252,6 @@ def _untouched(layer: Layer, function: str) -> Layer:
     )
 
 
-def _repeated_by_model() -> Literal["", "yes", "reentrant"]:
-    """Whether what runs now does so inside of ``torch.utils.checkpoint``, as the model's own code calls it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.forward.__code__:
-            return "reentrant"
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return "yes"
-        frame = frame.f_back
-    return ""
-
-
 def _unless_told(layer: Layer, written: tuple[Value, ...]) -> tuple[Value, ...] | None:
     """What a layer writes; None where its other fields tell."""
     told = msgspec.structs.replace(layer, writes=None).values_written
@@ -305,13 +294,17 @@ def _trace(model: LoadedModel, batch: int, device: str) -> ModelGraph:
     mode = _TracingMode(module, batch)
     inputs, targets = _batch_on_meta(model, batch) if device == "meta" else model.make_batch(batch, 0)
     mode.register_input(inputs)
-    with following_modules(module, mode.running), mode:
+    with following_modules(module, mode.running), reentrant_checkpoints_run_once(), mode:
         outputs = module(inputs)
         returned = mode.made(tensors_in(outputs))
         mode.scope = "loss"
         loss = model.loss(outputs, targets)
     with GradientOrder(module) as order:
         loss.backward()  # type: ignore[no-untyped-call]
+    if any(layer.repeats == "reentrant" for layer in mode.layers):
+        again = load_model(model.name, model.input_shape, device=device)
+        with GradientOrder(again.module) as order:
+            again.loss(again.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
     frozen = tuple(_describe(name, p) for name, p in module.named_parameters() if not p.requires_grad)
     fresh = load_model(model.name, model.input_shape, device=device)
     return ModelGraph(

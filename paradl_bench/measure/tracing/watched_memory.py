@@ -19,80 +19,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from paradl_bench.measure.tracing.traced_call import GradientLayout, TracedCall
 from paradl_bench.network.graph import BatchBytes, LayerMemory
 from paradl_bench.strategies.running.operations import output_of
 
 _FOR_REAL = frozenset(("lstm",))
 """Functions whose kernel on a CPU keeps memory that only it knows."""
-GradientLayout = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Shape, strides, and whether elements lie in their order."""
-_FEW = 4
-"""Samples that these run on, and twice as many."""
-
-
-class TracedCall:
-    """A call as it was made, and how its gradient was laid out in memory; it holds no tensor of the model.
-
-    Args:
-        held: whether a tensor is a parameter or a buffer.
-        graded: ids of the tensors that required a gradient before the call.
-        in_place: whether it changed its first argument.
-    Attributes:
-        arguments: positional and by name, each tensor a likeness on the meta device.
-        activations: tensors among them that are neither parameters nor buffers, in order.
-        gradient: the shape and the strides that the gradient of the first output arrived with; None where none did.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: Any,
-        kwargs: dict[str, Any],
-        outputs: Sequence[torch.Tensor],
-        held: Callable[[torch.Tensor], bool],
-        graded: frozenset[int],
-        *,
-        in_place: bool = False,
-    ) -> None:
-        likenesses: dict[int, torch.Tensor] = {}
-
-        def likeness(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in likenesses:
-                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                likenesses[id(tensor)] = like.requires_grad_(id(tensor) in graded)
-            return likenesses[id(tensor)]
-
-        self.function, self.in_place = function, in_place
-        self.arguments = tree_map_only(torch.Tensor, likeness, (args, kwargs))
-        self.activations = [
-            likenesses[id(tensor)]
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, torch.Tensor) and not held(tensor)
-        ]
-        self._arrived: list[GradientLayout] = []
-        if outputs[0].requires_grad and not outputs[0].is_leaf and not in_place:
-            arrived = self._arrived
-
-            def note(gradient: torch.Tensor) -> None:
-                arrived[:] = [(tuple(gradient.shape), gradient.stride(), gradient.is_contiguous())]
-
-            outputs[0].register_hook(note)  # type: ignore[no-untyped-call]
-
-    @property
-    def gradient(self) -> GradientLayout | None:
-        """How the gradient of the first output lay in memory; None where none arrived."""
-        return self._arrived[0] if self._arrived else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the elements of all that it reads, and of the gradient, lie in memory in their order."""
-        gradient = self.gradient
-        return (gradient is None or gradient[2]) and all(tensor.is_contiguous() for tensor in self.activations)
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some activations that it reads get a gradient and others, as a mask or a constant, do not."""
-        return len({tensor.requires_grad for tensor in self.activations}) > 1
+_FEW, _MANY = 4, 1 << 10
+"""The fewest and the most samples that these run on, and twice as many. So many of any tensor fill whole pages, which
+kernels on a CPU take their memory in."""
+_PAGES_BYTES = 1 << 25
+"""Held of a call, pages that are not full make no difference."""
 
 
 class MemoryWatch:
@@ -112,7 +49,8 @@ class MemoryWatch:
         Args:
             plain: as if all tensors lay in memory in the order of their elements.
         """
-        key = call.function, plain, call.gradient, repr(tree_map_only(torch.Tensor, _described, call.arguments))
+        given = tree_map_only(torch.Tensor, _described, (call.arguments, call.changed_part))
+        key = call.function, plain, call.gradient, repr(given)
         if key not in self._known:
             try:
                 self._known[key] = _watch(call, self._batch, plain)
@@ -121,9 +59,11 @@ class MemoryWatch:
         return self._known[key]
 
     def watch_copy(self, call: TracedCall) -> LayerMemory | None:
-        """The memory of a call that changes its first argument; None where autograd keeps no copy of that."""
+        """The memory of a call that changes its first argument; None where autograd copies nothing for that: not what
+        was there before, and, of a part of a tensor, not the gradient of the whole.
+        """
         found = self.watch(call)
-        return None if found is None or found.kept == (0, 0) else found
+        return None if found is None or found.kept == found.backward == (0, 0) else found
 
     def watch_exception(self, call: TracedCall) -> LayerMemory | None:
         """The memory of a call that a formula covers; None where that holds: what is read gets gradients, laid out as
@@ -277,7 +217,10 @@ def _watch(call: TracedCall, batch: int, plain: bool) -> LayerMemory:
 
         return _watch_on(shrunk, call, count, plain=True)
 
-    return _in_proportion(few(_FEW), few(2 * _FEW))
+    count, kept = _FEW, few(_FEW).kept
+    while count < _MANY and count * kept[0] + kept[1] < _PAGES_BYTES:
+        count *= 2
+    return _in_proportion(few(count), few(2 * count), count)
 
 
 def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:
@@ -288,16 +231,14 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _in_proportion(few: LayerMemory, more: LayerMemory) -> LayerMemory:
-    """What grows with the batch, and what does not, from a call on :data:`_FEW` samples and one on twice as many."""
+def _in_proportion(few: LayerMemory, more: LayerMemory, count: int) -> LayerMemory:
+    """What grows with the batch, and what does not, from a call on ``count`` samples and one on twice as many."""
 
     def parted(name: str) -> BatchBytes:
-        one, two = (
-            each * count + fixed
-            for (each, fixed), count in ((getattr(few, name), _FEW), (getattr(more, name), 2 * _FEW))
-        )
-        each = (two - one) // _FEW
-        return each, one - each * _FEW
+        (each, fixed), (of_more, fixed_of_more) = getattr(few, name), getattr(more, name)
+        one, two = each * count + fixed, of_more * 2 * count + fixed_of_more
+        each = (two - one) // count
+        return each, one - each * count
 
     names = ("kept", "forward", "backward", "backward_if_held")
     return msgspec.structs.replace(few, **{name: parted(name) for name in names})
@@ -312,10 +253,12 @@ def _watch_on(
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in own:
-            made = made_like(tensor).requires_grad_(tensor.requires_grad)
+            part = call.changed_part if tensor is call.arguments[0][0] else None
+            made = made_like(part.whole if part else tensor).requires_grad_(tensor.requires_grad)
             leaves.extend([made] if made.requires_grad else [])
             # No leaf that gets a gradient can be changed; of a clone it gets the same one.
-            own[id(tensor)] = made.clone() if call.in_place and made.requires_grad else made
+            found = made.clone() if call.in_place and made.requires_grad else made
+            own[id(tensor)] = found.as_strided(tensor.shape, tensor.stride(), part.offset) if part else found
         return own[id(tensor)]
 
     own_args, own_kwargs = tree_map_only(torch.Tensor, like, call.arguments)
@@ -336,6 +279,7 @@ def _watch_on(
     passing = [output for output in outputs[1:] if not _addresses(output) & (saved | _addresses(outputs[:1]))]
     kept = _sum(_sum(held, first, -1), moments.made(passing), -1)
     backward = _watch_backward(moments, outputs, leaves, None if plain else call.gradient)
+    aliases = bool(_addresses(outputs[:1]) & _addresses(list(own.values())))
     return LayerMemory(
         inputs=tuple(i for i, t in enumerate(call.activations) if _addresses(own[id(t)]) & saved),
         output=bool(_addresses(outputs[:1]) & saved),
@@ -345,8 +289,15 @@ def _watch_on(
         backward=backward.alone,
         backward_if_held=backward.if_held,
         passes_gradient=backward.passes,
-        aliases=bool(_addresses(outputs[:1]) & _addresses(list(own.values()))),
+        aliases=aliases,
+        apart=aliases and len(leaves) == 1 and _have_own_nodes(outputs),
     )
+
+
+def _have_own_nodes(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether several outputs have a node of autograd's each, and not one together."""
+    nodes = [output.grad_fn for output in outputs]
+    return len(nodes) > 1 and len({id(node) for node in nodes}) == len(nodes)
 
 
 class _Backward(NamedTuple):

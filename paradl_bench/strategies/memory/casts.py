@@ -100,7 +100,7 @@ class Casts:
         if wanted == runs:
             return gradient
         size = gradient.size // runs * wanted
-        made = Gradient(self._ledger.allocate(size), size)
+        made = Gradient(self._ledger.allocate(size), size, gradient.output)
         self._ledger.mark()
         self._ledger.release(gradient.storage)
         return made

@@ -47,7 +47,12 @@ def hold(storage: Storage) -> Storage:
 
 @dataclass(slots=True)
 class Gradient:
-    """A gradient on its way to a layer: its memory, and its own bytes, which are fewer in a view of a part."""
+    """A gradient on its way to a layer: its memory, and its own bytes, which are fewer in a view of a part.
+
+    Attributes:
+        output: which of the layer's outputs it is of.
+    """
 
     storage: Storage
     size: int
+    output: int = 0

@@ -207,9 +207,10 @@ class Liveness(ShardedLayers):
                 self._compute_again(self._recomputed[due[i]], left, due[i])
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
-            for source, gradient in self._differentiate(i, pending.pop(i, []), left.saved[i]):
-                gathered = self._is_cut(source) and not self._is_cut(i)
-                self._push(of_wholes if gathered else pending, source, gradient)
+            for arrived in self._run_apart(i, pending.pop(i, [])):
+                for source, gradient in self._differentiate(i, arrived, left.saved[i]):
+                    gathered = self._is_cut(source) and not self._is_cut(i)
+                    self._push(of_wholes if gathered else pending, source, gradient)
             if i in done:
                 for held in left.given[done[i]]:
                     self._release_all(list(held.values()))
@@ -220,11 +221,8 @@ class Liveness(ShardedLayers):
     def _push(self, pending: dict[int, list[Gradient]], source: int, gradient: Gradient) -> None:
         """Hand a gradient to a layer, which adds it to what other readers have sent."""
         ledger, queue = self._ledger, pending.setdefault(source, [])
-        first = (
-            None
-            if self._returns_parts(source)
-            else next((other for other in queue if other.size == gradient.size), None)
-        )
+        alike = (other for other in queue if (other.size, other.output) == (gradient.size, gradient.output))
+        first = next(alike, None)
         if first is None:
             queue.append(gradient)
             return
@@ -234,6 +232,14 @@ class Liveness(ShardedLayers):
             ledger.release(first.storage)
             first.storage = total
         ledger.release(gradient.storage)
+
+    def _run_apart(self, i: int, arrived: Sequence[Gradient]) -> list[list[Gradient]]:
+        """Gradients of a layer's outputs by what runs backward of them: each its own, the last first, or all one."""
+        memory = self._layers[i].memory
+        if memory is None or not memory.apart or not arrived:
+            return [list(arrived)]
+        outputs = sorted({gradient.output for gradient in arrived}, reverse=True)
+        return [[gradient for gradient in arrived if gradient.output == output] for output in outputs]
 
     def _differentiate(self, i: int, arrived: Sequence[Gradient], saved: list[Storage]) -> list[tuple[int, Gradient]]:
         """Backward of one operation; returns (layer that it read, gradient)."""
@@ -280,9 +286,10 @@ class Liveness(ShardedLayers):
         passes = kind is not None and kind.passes_gradient(layer)
         if layer.memory is not None:
             passes = layer.memory.passes_gradient
+        output = self._read_outputs[i][position]
         if passes and upstream:
-            return Gradient(hold(upstream[0].storage), size)
-        return Gradient(self._ledger.allocate(size), size)
+            return Gradient(hold(upstream[0].storage), size, output)
+        return Gradient(self._ledger.allocate(size), size, output)
 
     def _parameter_gradients(self, i: int) -> tuple[int, int]:
         """Bytes of the gradients of a layer's parameters, and of those that stay: others are added to earlier ones."""

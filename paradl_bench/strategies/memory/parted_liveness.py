@@ -32,16 +32,17 @@ class PartedLiveness(Liveness):
         for i in of_input.layers:
             for whole in of_wholes.pop(i, ()):
                 self._push(pending, i, self._cut_gradient(i, whole))
-            upstream = self._part_of_gradient(i, pending.pop(i, []))
-            for source, gradient in self._input_gradients(i, upstream, self._behind):
-                gathered = self._is_cut(source) and not self._is_cut(i)
-                self._push(of_wholes if gathered else pending, source, self._after_backward(i, source, gradient))
-            self._ledger.mark(self._inside_norm(i))
-            if self._leads_to_parameters(i):
-                left.waiting[i] = upstream
-                continue
-            for gradient in upstream:
-                self._ledger.release(gradient.storage)
+            for arrived in self._run_apart(i, pending.pop(i, [])):
+                upstream = self._part_of_gradient(i, arrived)
+                for source, gradient in self._input_gradients(i, upstream, self._behind):
+                    gathered = self._is_cut(source) and not self._is_cut(i)
+                    self._push(of_wholes if gathered else pending, source, self._after_backward(i, source, gradient))
+                self._ledger.mark(self._inside_norm(i))
+                if self._leads_to_parameters(i):
+                    left.waiting.setdefault(i, []).extend(upstream)
+                    continue
+                for gradient in upstream:
+                    self._ledger.release(gradient.storage)
         kept = self._read_by(of_weight.layers) if of_input.layers else frozenset(range(len(self._layers)))
         self._let_go(saved for i, saved in enumerate(left.saved) if i not in kept)
         return [gradient.storage for gradient in pending.pop(RECEIVED, [])]

@@ -30,7 +30,7 @@ from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.zero import ShardedLiveness, held_network, largest_part_bytes, updated_parameters
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.passes.recomputation import segments_of
+from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
@@ -168,11 +168,17 @@ def planned_memory(
             zero_stage=zero_stage(strategy),
             ranks=strategy.ranks,
             micro_batches=settings.accumulate,
-            recomputed=[segment.layers for segment in segments_of(shared.network, settings)],
+            recomputed=_run_again(shared.network, settings),
         )
         for shared in planner_for(strategy).shares(network, strategy, settings).distinct
     ]
     return max(of_ranks, key=lambda use: use.peak_bytes)
+
+
+def _run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
+    """Layers that backward runs again, in the order of forward, as the settings or the model itself want it."""
+    chosen = (segment.layers for segment in segments_of(network, settings))
+    return sorted((*chosen, *repeated_by_model(network)), key=lambda layers: layers.start)
 
 
 def block_of_input(network: ModelGraph, strategy: Strategy) -> int:

@@ -18,7 +18,6 @@ _WATCHED_WIDTH = 4
 """Bytes of an element where memory was watched."""
 _STATISTIC_BYTES = 4
 """Statistics are of fp32 whatever activations are."""
-_SEVERAL_TENSORS = ("chunk", "split", "unbind")
 RECEIVED = -1
 """In the place of a layer's index: what the network reads."""
 
@@ -60,7 +59,9 @@ class RankOperations:
         self._input_has_gradient = input_has_gradient
         self._order = backward_layers(network, self._differentiated, outputs)
         self._reached = frozenset(self._order)
-        self._reads = [self._tensors_read(layer) for layer in self._layers]
+        read = [self._tensors_read(layer) for layer in self._layers]
+        self._reads = [[source for source, _ in tensors] for tensors in read]
+        self._read_outputs = [[output for _, output in tensors] for tensors in read]
         self._last_reader = self._find_last_readers()
         self._forgotten = self._find_forgotten()
 
@@ -103,14 +104,15 @@ class RankOperations:
                 found[end].append(i)
         return found
 
-    def _tensors_read(self, layer: Layer) -> list[int]:
-        """Indices of the layers that made what a layer reads; once for each tensor that gets a gradient."""
+    def _tensors_read(self, layer: Layer) -> list[tuple[int, int]]:
+        """(index of the layer that made it, which of its outputs) for what a layer reads and gets a gradient."""
         found = []
         for name in layer.inputs:
             source = self._index.get(name, RECEIVED)
             none = self._layers[source].without_gradient if source >= 0 else ()
-            several = sum(of == name and number not in none for of, number in layer.values_read)
-            found += [source] * max(several, 1)
+            outputs = [output for of, output in layer.values_read if of == name and output not in none]
+            # What crosses a pipeline's cut has one name, however many values it is.
+            found += [(source, output if source >= 0 else 0) for output in outputs or (0,)]
         return found
 
     def _input_bytes(self, layer: Layer) -> int:
@@ -127,7 +129,7 @@ class RankOperations:
         """Bytes of a tensor that the rank's operation reads."""
         run, source = self._shards[i].layer, self._reads[i][position]
         if len(self._reads[i]) == len(run.input_shapes) or source < 0:
-            # What crosses a pipeline's cut has one name, however many values it is.
+            # Of what crosses a pipeline's cut, the last tensors have no position of their own.
             which = min(position, len(run.input_shapes) - 1)
             samples = 1 if which in run.batchless_inputs else self._samples
             width = self._casts.read_width(i, position)
@@ -177,7 +179,8 @@ class RankOperations:
             shapes = {layer.input_shapes[index] for index in layer.memory.inputs}
             return [s for name, s in zip(layer.inputs, read, strict=True) if shapes & self._shapes_of(name)]
         kept = {layer.values_read[index] for index in layer.memory.inputs}
-        # What an operation returns after the first is other memory, which it keeps itself or which nobody does.
+        # What an operation returns after the first is other memory, which it keeps itself or which nobody does, unless
+        # these are parts of one tensor.
         firsts = {name for name, number in kept if not number or self._returns_parts(self._index.get(name, RECEIVED))}
         return [storage for name, storage in zip(layer.inputs, read, strict=True) if name in firsts]
 
@@ -186,7 +189,7 @@ class RankOperations:
         return {self._network.input_shape} if source is None else set(self._layers[source].output_shapes)
 
     def _returns_parts(self, i: int) -> bool:
-        return i >= 0 and self._layers[i].attributes.get("function") in _SEVERAL_TENSORS
+        return i >= 0 and bool(self._layers[i].further_outputs) and shares_input(self._layers[i], self._kinds[i])
 
     def _beside(self, keeps: Saved, element_bytes: int) -> int:
         """Bytes of what is kept beside inputs and output, whose elements are of so many bytes."""

@@ -75,7 +75,7 @@ class ShardedLayers(RankOperations):
 
     def _replaced(self, gradient: Gradient, size: int, more: int = 0) -> Gradient:
         """Another tensor made from a gradient, with ``more`` bytes held meanwhile."""
-        made = Gradient(self._ledger.allocate(size), size)
+        made = Gradient(self._ledger.allocate(size), size, gradient.output)
         self._ledger.mark(more)
         self._ledger.release(gradient.storage)
         return made

@@ -72,6 +72,15 @@ def segments_of(network: ModelGraph, settings: PlanSettings) -> tuple[Segment, .
     return _LATEST.get(network, chosen, lambda: _find(network, chosen))
 
 
+def repeated_by_model(network: ModelGraph) -> tuple[range, ...]:
+    """Indices of the layers that the model's own ``torch.utils.checkpoint`` runs again, those of each call together."""
+    found: dict[str, list[int]] = {}
+    for i, layer in enumerate(network.layers):
+        if layer.repeats:
+            found.setdefault(layer.repeats_with, []).append(i)
+    return tuple(range(layers[0], layers[-1] + 1) for layers in found.values())
+
+
 def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
     """Refuse what cannot run.
 
