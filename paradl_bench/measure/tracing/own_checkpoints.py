@@ -52,7 +52,8 @@ class Repeats:
     def of(self, name: str) -> Repeat:
         """Of the operation that runs now, which is called ``name``."""
         way: Literal["", "yes", "reentrant"] = ""
-        outermost, frame = None, sys._getframe(1)
+        outermost: FrameType | None = None
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code is _RunOnce.apply.__code__:
                 way = way or "reentrant"
