@@ -55,7 +55,7 @@ def difference(
     A row goes on where the network's limits end the strategy: such points are passed over.
     """
     from paradl_bench.core.errors import UserError
-    from paradl_bench.plan.settings import PlanSettings
+    from paradl_bench.plan.settings import plan_settings
     from paradl_bench.plan.strategy import Axis, Strategy
     from predict.workload import Configuration, evaluator_named
 
@@ -64,7 +64,7 @@ def difference(
         at = {name: int(values[index]) for name, values in points.items()}
         axes = [Axis(kind="data", extents=(at["groups"],))] if at.get("groups", 1) > 1 else []
         axes += [Axis(kind=kind, extents=(at["ranks"],))] if kind != "data" else []
-        settings = PlanSettings(batch=at["batch"], micro_batches=at.get("micro_batches"))
+        settings = plan_settings(batch=at["batch"], micro_batches=at.get("micro_batches"))
         point = Configuration(strategy=Strategy(axes=tuple(axes)), settings=settings)
         try:
             alone_s = evaluator_named("paradl").prepare(model, point).timing().iteration_s

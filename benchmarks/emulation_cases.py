@@ -16,6 +16,8 @@ from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.records.measurement import is_complete
+from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
 MODELS = {"resnet50": (3, 64, 64), "emulated_networks:small_vgg": (3, 32, 32)}
 
@@ -67,6 +69,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def request(self) -> TrainingRequest:
         """What is trained."""
+        first, cap = bucket_limits(self.bucket_cap_mb)
         return TrainingRequest(
             model=self.model,
             input_shape=self.input_shape,
@@ -74,11 +77,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             batch=self.batch,
             device="cpu",
             verify=False,
-            schedule=self.schedule,
-            micro_batches=self.micro_batches,
-            bucket_cap_mb=self.bucket_cap_mb,
-            exchange=self.exchange,
-            ranks_per_node=None if self.exchange == "flat" else self.layout.ranks_per_node,
+            axes=(
+                PipelineOptions(schedule=self.schedule, micro_batches=self.micro_batches),
+                ExchangeOptions(
+                    exchange=self.exchange,
+                    ranks_per_node=None if self.exchange == "flat" else self.layout.ranks_per_node,
+                    first_bucket_bytes=first,
+                    bucket_cap_bytes=cap,
+                ),
+            ),
             layout=self.layout,
             iterations=self.iterations,
             warmup=WARMUP,

@@ -32,6 +32,7 @@ from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.network.models.language_sizes import UNTIED
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Plan
 from paradl_bench.ranks.environment import capture_environment
@@ -99,14 +100,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """What ``paradl-bench train`` would be asked for."""
         name, _, word = self.strategy.partition(":")
         options = OPTIONS.get(word, {"schedule": word} if word else {})
+        axes, others = read_options(options)
         return TrainingRequest(
+            axes=axes,
             model=self.model,
             input_shape=self.input_shape,
             strategy=parse_strategy(name),
             batch=self.batch,
             device="cpu",
             verify=False,
-            **options,
+            **others,
         )
 
     def file(self, output: Path) -> Path:

@@ -69,7 +69,7 @@ def timed(run: Callable[[], object], repetitions: int) -> Times:
 def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) -> None:
     """A pipeline of interleaved 1F1B from its plan to its iteration, then its event loop alone, on all of its tasks."""
     from calibrate.profile.profile import read_profile
-    from paradl_bench.plan.settings import PlanSettings
+    from paradl_bench.plan.settings import plan_settings
     from paradl_bench.plan.strategy import parse_strategy
     from paradl_bench.strategies.nesting.catalog import planner_for
     from predict.costs.cost_model import CostModel
@@ -78,7 +78,7 @@ def simulate_pipelines(profile: Path, model: str, ranks: int, repetitions: int) 
 
     stored = read_profile(profile)
     network, strategy = stored.network[model], parse_strategy(f"p{ranks}")
-    settings = PlanSettings(batch=2 * _MICRO_BATCHES, schedule="interleaved", micro_batches=_MICRO_BATCHES)
+    settings = plan_settings(batch=2 * _MICRO_BATCHES, schedule="interleaved", micro_batches=_MICRO_BATCHES)
     planner = planner_for(strategy)
     plan = planner.plan(network, strategy, settings)
     costs = CostModel(profile=stored, network=network).price(plan).costs

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.registry import discover, lookup
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from predict.costs.compute.model_costs import Spread
@@ -83,7 +84,7 @@ class Configuration:
     @property
     def data_degree(self) -> int:
         """Parts into which the batch is split."""
-        return next((axis.degree for axis in self.strategy.axes if axis.kind == "data"), 1)
+        return next((axis.degree for axis in self.strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
 
     @property
     def local_batch(self) -> int:

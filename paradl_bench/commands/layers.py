@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.units import parse_counts, parse_layers, parse_sample_shape
+from paradl_bench.core.units import parse_counts, parse_sample_shape
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.options import (
+    axis_options,
     dtype_option,
     hang_option,
     kernel_options,
     sample_options,
-    sharing_options,
     verify_option,
 )
 from paradl_bench.plan.strategy import parse_strategy
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     metavar="S[,S...]",
     help="Measure what one rank of these strategies runs of each layer as well, as f2,c2,s2: its time is not 1/p.",
 )
-@sharing_options
+@axis_options(of_shards=True)
 @verify_option
 @click.option("--launcher", type=click.Choice(["own", "torchrun", "srun"]), help="Who starts the ranks.")
 @click.option(
@@ -89,15 +90,13 @@ def COMMAND(  # noqa: N802
     warmup: int,
     isolated: str | None,
     shards: str,
-    split: str | None,
-    filter_backward: Literal["all-reduce", "reduce-scatter"],
-    spatial_until: str | None,
     verify: bool | None,
     launcher: str | None,
     timeout_s: float,
     hang_timeout_s: float,
     output: Path,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Measure forward, backward and weight update of every operation of MODEL (or of MODEL,MODEL,...) on one device.
 
@@ -130,9 +129,7 @@ def COMMAND(  # noqa: N802
         warmup=warmup,
         isolated=isolated or ("none" if compile else "split"),
         shards=tuple(parse_strategy(text) for text in shards.split(",") if text.strip()),
-        split=parse_layers(split, "--split"),
-        filter_backward=filter_backward,
-        spatial_until=spatial_until,
+        axes=read_options(given)[0],
         verify=verify,
     )
     request.check()

@@ -8,28 +8,24 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
-from paradl_bench.core.units import parse_layers, parse_recompute, parse_sample_shape
+from paradl_bench.core.units import parse_recompute, parse_sample_shape
 from paradl_bench.plan.options import (
     accumulate_option,
+    axis_options,
     batch_norm_option,
-    bucket_option,
     dtype_option,
     emulation_options,
-    exchange_options,
     hang_option,
     kernel_options,
     link_option,
     nodes_option,
     recompute_option,
     sample_options,
-    schedule_options,
-    sharing_options,
     verify_option,
 )
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training.request import TrainingRequest
-    from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 
 
 class Limits(NamedTuple):
@@ -57,18 +53,17 @@ class Limits(NamedTuple):
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @accumulate_option
 @recompute_option
-@bucket_option
 @batch_norm_option
-@sharing_options
-@exchange_options("those of a host, as the launcher tells; with --nodes, which it lays them on, all ranks shared out")
+@axis_options(
+    {
+        "ranks_per_node": {
+            "help": "Ranks that count as a node in --exchange. Default: those of a host, as the launcher tells; with"
+            " --nodes, which it lays them on, all ranks shared out."
+        }
+    }
+)
 @nodes_option
 @link_option
-@schedule_options
-@click.option(
-    "--stages",
-    metavar="LAYER[,LAYER...]",
-    help="First layer of every stage of a pipeline but the first. Default: cut so that FLOPs balance.",
-)
 @click.option(
     "--balance",
     metavar="DIR",
@@ -103,18 +98,9 @@ def COMMAND(  # noqa: N802
     optimizer: str,
     accumulate: int,
     recompute: str | None,
-    bucket_cap_mb: float | None,
     batch_norm: Literal["local", "sync"],
-    split: str | None,
-    filter_backward: Literal["all-reduce", "reduce-scatter"],
-    spatial_until: str | None,
-    exchange: str,
-    ranks_per_node: int | None,
     nodes: int | None,
     link_bandwidth: str | None,
-    micro_batches: int | None,
-    schedule: str,
-    stages: str | None,
     balance: str | None,
     device: str,
     dtype: str,
@@ -129,7 +115,7 @@ def COMMAND(  # noqa: N802
     output: Path,
     as_json: bool,
     verify: bool | None,
-    **emulation: Any,
+    **others: Any,
 ) -> None:
     """Train MODEL on synthetic data and time forward, backward, exposed gradient exchange and weight update.
 
@@ -144,12 +130,20 @@ def COMMAND(  # noqa: N802
     With --emulate nothing is computed: layers sleep for their profiled time, and communication is real.
     """
     from paradl_bench.measure.training.request import TrainingRequest
+    from paradl_bench.plan.axes.registry import read_options
     from paradl_bench.plan.strategy import parse_strategy
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
+    from paradl_bench.ranks.rank_place import ranks_of_node
     from paradl_bench.records.kernel_settings import settings_given
 
     parsed = parse_strategy(strategy)
-    layout = layout_of_options(nodes, ranks_per_node, link_bandwidth, ranks=parsed.ranks)
+    layout = layout_of_options(nodes, others["ranks_per_node"], link_bandwidth, ranks=parsed.ranks)
+    # With nodes laid out by it, the option says no more.
+    axes, emulation = read_options(others if layout is None else {**others, "ranks_per_node": None})
+
+    def on_node() -> int | None:
+        return ranks_of_node(launcher, parsed.ranks) if layout is None else layout.ranks_per_node
+
     request = TrainingRequest(
         model=model,
         input_shape=parse_sample_shape(input_shape, sequence),
@@ -163,17 +157,9 @@ def COMMAND(  # noqa: N802
         optimizer=optimizer,
         accumulate=accumulate,
         recompute=parse_recompute(recompute),
-        bucket_cap_mb=bucket_cap_mb,
         batch_norm=batch_norm,
-        split=parse_layers(split, "--split"),
-        filter_backward=filter_backward,
-        spatial_until=spatial_until,
-        exchange=exchange,
-        ranks_per_node=_ranks_per_node(exchange, ranks_per_node, layout, launcher, parsed.ranks),
+        axes=tuple(own.placed(on_node) for own in axes),
         layout=layout,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        stages=tuple(stages.split(",")) if stages else (),
         balance=balance,
         iterations=iterations,
         warmup=warmup,
@@ -187,19 +173,6 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.training.summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
-
-
-def _ranks_per_node(
-    exchange: str, given: int | None, layout: NodeLayout | None, launcher: str | None, ranks: int
-) -> int | None:
-    """What the exchange of gradients knows of nodes: of emulated ones, or what the user or the launcher says."""
-    from paradl_bench.plan import settings
-    from paradl_bench.ranks.rank_place import ranks_of_node
-
-    if layout is not None:
-        return settings.ranks_per_node(exchange, None, layout.ranks_per_node)
-    told = None if exchange == "flat" else ranks_of_node(launcher, ranks)
-    return settings.ranks_per_node(exchange, given, told)
 
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:

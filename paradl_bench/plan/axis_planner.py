@@ -8,11 +8,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.registry import option_types
 from paradl_bench.plan.compute import LayerShard
-from paradl_bench.plan.mesh import REPLICATING
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import Limit, PlanSettings
-from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
-from paradl_bench.plan.tasks import Communication
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.plan.tasks import Communication, Plan, Role, RoleBuilder
 
 T = TypeVar("T")
 
@@ -85,6 +87,18 @@ class AxisPlanner(Protocol):
         """The largest degree of the axis on this network, and what sets it."""
 
 
+PartsHeld = dict[str, tuple[slice | list[int], ...]]
+"""Per parameter that is not whole on a rank, what the rank holds of it along its first dims."""
+
+
+@runtime_checkable
+class DimsPlanner(AxisPlanner, Protocol):
+    """An axis that may cut several dims."""
+
+    def most_parts(self, network: ModelGraph, settings: PlanSettings) -> tuple[tuple[int, ...], str] | None:
+        """The most parts along each dim, and the layer that sets them; None where nothing can be cut."""
+
+
 @runtime_checkable
 class SharingPlanner(AxisPlanner, Protocol):
     """An axis whose ranks share layers."""
@@ -100,23 +114,14 @@ class SharingPlanner(AxisPlanner, Protocol):
     ) -> ShardedLayers:
         """What the rank at ``position`` along the axis runs of each layer on ``local_batch`` samples."""
 
-
-SHARD_OPTIONS: dict[AxisKind, tuple[str, ...]] = {
-    "filter": ("split", "filter_backward"),
-    "channel": ("split",),
-    "tensor": ("split",),
-    "spatial": ("spatial_until",),
-}
-"""Settings that decide what the ranks of an axis run of shared layers, by its kind."""
-
-
-PIPELINE_OPTIONS = ("micro_batches", "schedule")
-"""Settings that decide the order of a pipeline's actions."""
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """What the rank at ``position`` along the axis holds of parameters that are not whole on it."""
 
 
 def shard_label(axis: Axis, settings: PlanSettings) -> str:
     """What a rank runs of a model, as measurements and plans call it: ``f2``, ``f2[split=fc1,fc2]``."""
-    options = [f"{name}={text}" for name, text in settings.options.items() if name in SHARD_OPTIONS.get(axis.kind, ())]
+    shards = (settings.of(kind) for kind in axis.declared.options if kind.of_shards)
+    options = [f"{name}={text}" for own in shards for name, text in own.words.items()]
     return f"{axis}[{' '.join(options)}]" if options else str(axis)
 
 
@@ -130,13 +135,91 @@ def refuse_unused(settings: PlanSettings, strategies: Sequence[Strategy], *given
         UserError: names the option, and the kinds of axes that it is for.
     """
     present = {axis.kind for strategy in strategies for axis in strategy.axes}
-    for name in dict.fromkeys((*settings.options, *given)):
-        kinds = [kind for kind, names in SHARD_OPTIONS.items() if name in names]
-        kinds += REPLICATING if name == "exchange" else ()
-        kinds += ("pipeline",) if name in PIPELINE_OPTIONS else ()
-        if kinds and not present.intersection(kinds):
+    for options, kinds in option_types().items():
+        of_kinds = [kind.name for kind in kinds]
+        words = settings.of(options).words
+        used = [shown for shown in options.shown if shown.name in words or shown.name in given]
+        if used and not present.intersection(of_kinds):
             found = ",".join(map(str, strategies)) or "no strategy"
-            raise UserError(f"--{name.replace('_', '-')} is for {', '.join(kinds)} parallelism, not for {found}")
+            raise UserError(f"{used[0].flag} is for {', '.join(of_kinds)} parallelism, not for {found}")
+
+
+Setup = tuple[tuple[str, str, int, int], ...]
+"""Collectives before the steady state, as ``Role.setup`` has them."""
+
+
+@runtime_checkable
+class StagingPlanner(AxisPlanner, Protocol):
+    """An axis that parts layers into stages."""
+
+    def micro_batches(self, settings: PlanSettings, ranks: int) -> int:
+        """Into how many micro-batches the samples of a rank are split, of so many along the axis."""
+
+    def plan_stages(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
+        """The tasks of one iteration on every rank.
+
+        Args:
+            shares: what ranks run of the whole network's layers, on a micro-batch.
+        """
+
+
+@runtime_checkable
+class UpdatingPlanner(AxisPlanner, Protocol):
+    """An axis that may have ranks hold or update parts of what replicas else hold alike."""
+
+    def own_role(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, builder: RoleBuilder
+    ) -> Role | None:
+        """The whole role of a rank, where the axis has it gather what it computes with; else None."""
+
+    def add_update(
+        self,
+        builder: RoleBuilder,
+        network: ModelGraph,
+        strategy: Strategy,
+        settings: PlanSettings,
+        done: tuple[int, ...],
+    ) -> Setup | None:
+        """Add the weight update behind the tasks ``done``, where it is not all of it on each rank; else None."""
+
+
+def staging_axis(strategy: Strategy) -> int | None:
+    """Index of the axis that parts layers into stages, if it has several."""
+    return next((i for i, axis in enumerate(strategy.axes) if axis.has(Trait.STAGES) and axis.degree > 1), None)
+
+
+def staging_planner(kind: AxisKind) -> StagingPlanner:
+    """The planner of a kind of axis that parts layers into stages."""
+    planner = axis_planner(kind)
+    assert isinstance(planner, StagingPlanner)
+    return planner
+
+
+def steps_of(strategy: Strategy, settings: PlanSettings) -> int:
+    """Micro-batches that a replica computes one after the other."""
+    index = staging_axis(strategy)
+    if index is None:
+        return settings.accumulate
+    axis = strategy.axes[index]
+    return staging_planner(axis.declared).micro_batches(settings, axis.degree)
+
+
+def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
+    """Samples that a rank computes at a time: its share of the mini-batch, or a micro-batch of that."""
+    return settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH) // steps_of(strategy, settings)
+
+
+def axis_planner(kind: AxisKind) -> AxisPlanner:
+    """The planner of a kind of axis: ``PLANNER`` of the ``plan.py`` in its folder.
+
+    Raises:
+        TypeError: there is none, or it lacks what the kind's traits ask for.
+    """
+    sharing = kind.has(Trait.SHARES_LAYERS)
+    planner = kind.beside("plan", "PLANNER", SharingPlanner if sharing else AxisPlanner)  # type: ignore[type-abstract]
+    if planner is None:
+        raise TypeError(f"{kind.package}.plan declares no PLANNER")
+    return planner
 
 
 @dataclass(slots=True)

@@ -6,11 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from paradl_bench.plan.strategy import AxisKind, Strategy
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Communication
-
-REPLICATING: tuple[AxisKind, ...] = ("data", "spatial")
-"""Axes whose ranks hold the same parameters and see different samples, or parts of them: they exchange gradients."""
 
 
 def rank_at(strategy: Strategy, position: Sequence[int]) -> int:
@@ -51,26 +49,36 @@ def all_groups(strategy: Strategy, axes: Sequence[int]) -> tuple[tuple[int, ...]
     return tuple(sorted(group_of(strategy, axes, rank) for rank in first_ranks))
 
 
-def group_axes(strategy: Strategy, *kinds: AxisKind) -> tuple[int, ...]:
-    """Indices of the axes of these kinds."""
-    return tuple(i for i, axis in enumerate(strategy.axes) if axis.kind in kinds)
+def group_axes(strategy: Strategy, *traits: Trait) -> tuple[int, ...]:
+    """Indices of the axes that have one of these traits."""
+    return tuple(i for i, axis in enumerate(strategy.axes) if any(map(axis.has, traits)))
 
 
 def place_of(strategy: Strategy, rank: int) -> int:
     """Index of a rank's place in its replica, in :func:`positions`."""
     place = 0
     for axis, coordinate in zip(strategy.axes, strategy.coordinates(rank), strict=True):
-        if axis.kind != "data":
+        if not axis.has(Trait.DIVIDES_BATCH):
             place = place * axis.degree + coordinate
     return place
 
 
 def positions(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """Coordinates of one replica's ranks: all those along the axes other than data, in order; 0 along data."""
-    choices = [range(1 if axis.kind == "data" else axis.degree) for axis in strategy.axes]
+    choices = [range(1 if axis.has(Trait.DIVIDES_BATCH) else axis.degree) for axis in strategy.axes]
     return tuple(itertools.product(*choices))
 
 
-def degree_of(strategy: Strategy, *kinds: AxisKind) -> int:
-    """PEs along the axes of these kinds together."""
-    return math.prod(axis.degree for axis in strategy.axes if axis.kind in kinds)
+def degree_of(strategy: Strategy, *traits: Trait) -> int:
+    """PEs along the axes that have one of these traits, together."""
+    return math.prod(axis.degree for axis in strategy.axes if any(map(axis.has, traits)))
+
+
+def divides_batch_alone(strategy: Strategy) -> bool:
+    """Whether ranks each compute the whole model, on samples of their own; so of serial."""
+    return all(axis.has(Trait.DIVIDES_BATCH) for axis in strategy.axes)
+
+
+def zero_stage(strategy: Strategy) -> int:
+    """The stage of ZeRO, which stands in front of the axis that divides the batch: 0 for none."""
+    return max((axis.prefix for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), default=0)

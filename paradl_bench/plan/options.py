@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
+from paradl_bench.plan.axes.options import Shown
+from paradl_bench.plan.axes.registry import option_types
 
 if TYPE_CHECKING:
     from paradl_bench.plan.slow_rank import SlowRank
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_AS_DECLARED: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 def together(*options: Decorator) -> Decorator:
@@ -102,10 +107,6 @@ ranks_per_node_option = click.option(
 )
 """Nodes that are emulated."""
 
-bucket_option = click.option(
-    "--bucket-cap-mb", type=float, help="DDP's bucket size in MiB. Default: torch's (25, the first 1)."
-)
-
 batch_norm_option = click.option(
     "--batch-norm",
     type=click.Choice(["local", "sync"]),
@@ -131,65 +132,34 @@ recompute_option = click.option(
     " (layer1.*) or run of a sequence (features.3:8). Default: none.",
 )
 
-sharing_options = together(
-    click.option(
-        "--split",
-        metavar="all|LAYER[,LAYER...]",
-        help="Layers that filter, channel, tensor axes split, by name or pattern (features.*). Default: all that can"
-        " be.",
-    ),
-    click.option(
-        "--filter-backward",
-        type=click.Choice(["all-reduce", "reduce-scatter"]),
-        default="all-reduce",
-        show_default=True,
-        help="How filter parallelism sums input gradients; reduce-scatter where each rank needs its filters' part"
-        " alone.",
-    ),
-    click.option(
-        "--spatial-until",
-        metavar="LAYER",
-        help="Layer before which spatial parallelism gathers its blocks. Default: the first that needs all positions.",
-    ),
-)
-"""How layers are shared out."""
 
-
-def exchange_options(node: str) -> Decorator:
-    """How gradients are exchanged.
+def axis_options(texts: Mapping[str, Mapping[str, str]] = _AS_DECLARED, *, of_shards: bool = False) -> Decorator:
+    """Options of all kinds of axes, as these declare them.
 
     Args:
-        node: which ranks count as a node where nobody says.
+        texts: by the name of an option, what a command says otherwise of it: ``help``, ``metavar``.
+        of_shards: only those that decide what ranks run of layers that they share.
     """
     return together(
-        click.option(
-            "--exchange",
-            default="flat",
-            show_default=True,
-            metavar="flat|leader|leaders:K|segmented",
-            help="How gradients are exchanged: among all ranks at once; by a leader, or K, of each node; in a segment a"
-            " rank.",
-        ),
-        click.option(
-            "--ranks-per-node",
-            metavar="R",
-            type=click.IntRange(1),
-            help=f"Ranks that count as a node in --exchange. Default: {node}.",
-        ),
+        *(
+            _axis_option(shown, texts.get(shown.name, {}))
+            for options in option_types()
+            if options.of_shards or not of_shards
+            for shown in options.shown
+        )
     )
 
 
-schedule_options = together(
-    click.option(
-        "--micro-batches",
-        type=click.IntRange(1, MOST_MICRO_BATCHES),
-        help="Of a pipeline. Default: as many as it has ranks.",
-    ),
-    click.option(
-        "--schedule", default="gpipe", show_default=True, help="Of a pipeline: gpipe, 1f1b, interleaved or zb."
-    ),
-)
-"""How a pipeline takes turns."""
+def _axis_option(shown: Shown, texts: Mapping[str, str]) -> Decorator:
+    kind: Any = shown.value
+    if shown.choices:
+        kind = click.Choice(shown.choices)
+    elif shown.least is not None or shown.most is not None:
+        kind = click.IntRange(shown.least, shown.most)
+    said: dict[str, Any] = {"help": shown.help, "metavar": shown.metavar, **texts}
+    if shown.default is not None:
+        said |= {"default": shown.default, "show_default": True}
+    return click.option(shown.flag, shown.name, type=kind, **said)
 
 
 def _read_slow_rank(_context: click.Context, _option: click.Parameter, text: str | None) -> SlowRank | None:

@@ -1,62 +1,66 @@
 """Strategy strings: ``d4``, ``f8``, ``s2x2``, ``d4f4``, ``z3d8``, ``2M4P1D``, read from the outermost to the innermost.
 
-The grammar is the whole vocabulary of the project; which kinds can be planned or run is for the registry of
-strategies to say, not for the parser.
+Letters, prefixes and numbers of extents are what the kinds of axes declare.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from functools import cache
 
 import msgspec
 
 from paradl_bench.core.bounds import Index, Ranks
 from paradl_bench.core.errors import UserError
-
-AxisKind = Literal["data", "spatial", "filter", "channel", "pipeline", "tensor"]
-
-LETTER_OF_KIND: dict[AxisKind, str] = {
-    "data": "d",
-    "spatial": "s",
-    "filter": "f",
-    "channel": "c",
-    "pipeline": "p",
-    "tensor": "t",
-}
-KIND_OF_LETTER: dict[str, AxisKind] = {letter: kind for kind, letter in LETTER_OF_KIND.items()}
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.registry import axis_kind, axis_kinds
 
 MAX_DEGREE = 10**9 - 1
 """Of an axis, as strategies are written."""
-_AXIS = re.compile(r"(?:z([0-3]))?([dsfcpt])([0-9]{1,9}(?:x[0-9]{1,9}){0,2})")
+_EXTENT = "[0-9]{1,9}"
 _DISTSIM = re.compile(r"^([0-9]{1,9})M([0-9]{1,9})P([0-9]{1,9})D$", re.IGNORECASE)
-_EXPECTED = "write d4, f8, c4, s2x2, p4, t4, nested from the outermost as d4f4, z3d8 for ZeRO stage 3, or serial"
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One axis of the mesh: what is split, and into how many parts (per dim for spatial).
 
     Attributes:
-        kind: what the axis splits.
-        extents: parts along each dim; one number but for spatial.
-        zero_stage: ZeRO stage of a data axis, 0 to 3.
+        kind: by its name.
+        extents: parts along each dim; one number where the kind cuts one.
+        prefix: the number in front, as the stage of ZeRO in ``z3d8``; 0 for none.
     """
 
-    kind: AxisKind
+    kind: str
     extents: tuple[Ranks, ...]
-    zero_stage: Index = 0
+    prefix: Index = 0
 
     def __post_init__(self) -> None:
         if not self.extents or any(extent < 1 for extent in self.extents):
             written = "x".join(map(str, self.extents)) or "none"
             raise ValueError(f"degrees of a {self.kind} axis have to be at least 1, not {written}")
-        if len(self.extents) > 1 and self.kind != "spatial":
-            raise ValueError(f"only spatial splits several dims; {self.kind} takes one degree")
-        if self.zero_stage and self.kind != "data":
-            raise ValueError("ZeRO stages belong to data parallelism: write z3d8")
-        if self.zero_stage not in (0, 1, 2, 3):
-            raise ValueError(f"ZeRO stage {self.zero_stage} is not 0, 1, 2 or 3")
+        kind, known = self.declared, axis_kinds().values()
+        if len(self.extents) > kind.dims:
+            several = " and ".join(each.name for each in known if each.dims > 1)
+            takes = "one degree" if kind.dims == 1 else f"at most {kind.dims}"
+            raise ValueError(f"only {several} splits several dims; {self.kind} takes {takes}")
+        if self.prefix and kind.prefix is None:
+            of, prefix = next((each, each.prefix) for each in known if each.prefix)
+            raise ValueError(
+                f"{prefix.what}s belong to {of.name} parallelism: write {prefix.letter}{prefix.most}{of.letter}8"
+            )
+        if kind.prefix is not None and not 0 <= self.prefix <= kind.prefix.most:
+            known_numbers = f"{', '.join(map(str, range(kind.prefix.most)))} or {kind.prefix.most}"
+            raise ValueError(f"{kind.prefix.what} {self.prefix} is not {known_numbers}")
+
+    @property
+    def declared(self) -> AxisKind:
+        """What the axis' kind declares."""
+        return axis_kind(self.kind)
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the axis' kind has a trait."""
+        return trait in axis_kind(self.kind).traits
 
     @property
     def degree(self) -> int:
@@ -64,8 +68,9 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return math.prod(self.extents)
 
     def __str__(self) -> str:
-        zero = f"z{self.zero_stage}" if self.zero_stage else ""
-        return f"{zero}{LETTER_OF_KIND[self.kind]}{'x'.join(map(str, self.extents))}"
+        kind = self.declared
+        front = f"{kind.prefix.letter}{self.prefix}" if kind.prefix and self.prefix else ""
+        return f"{front}{kind.letter}{'x'.join(map(str, self.extents))}"
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +105,38 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "".join(map(str, self.axes)) or "serial"
 
 
+@cache
+def _grammar(most_dims: int | None = None) -> re.Pattern[str]:
+    """One axis: a prefix, a letter, as many extents as its kind takes, or as many as ``most_dims``."""
+    kinds = axis_kinds().values()
+    fronts = "|".join(f"{kind.prefix.letter}[0-{kind.prefix.most}]" for kind in kinds if kind.prefix)
+    axes = "|".join(f"{kind.letter}{_EXTENT}(?:x{_EXTENT}){{0,{(most_dims or kind.dims) - 1}}}" for kind in kinds)
+    return re.compile(f"({fronts})?({axes})")
+
+
+def _axes_of(text: str) -> list[tuple[str, str]]:
+    """Prefixes and axes of a string; empty where it is none."""
+    most = max(kind.dims for kind in axis_kinds().values())
+    # The second finds several extents where a kind takes one, so that the axis can say so.
+    for grammar in (_grammar(), _grammar(most)):
+        matches = list(grammar.finditer(text))
+        if "".join(match.group(0) for match in matches) == text:
+            return [(match.group(1) or "", match.group(2)) for match in matches]
+    return []
+
+
+def _expected() -> str:
+    prefixed = [(kind, kind.prefix) for kind in axis_kinds().values() if kind.prefix]
+    examples = ", ".join(kind.example for kind in axis_kinds().values())
+    fronts = "".join(f"{of.letter}{of.most}{kind.letter}8 for {of.what} {of.most}, " for kind, of in prefixed)
+    return f"write {examples}, nested from the outermost as d4f4, {fronts}or serial"
+
+
+@cache
+def _kinds_by_letter() -> dict[str, AxisKind]:
+    return {kind.letter: kind for kind in axis_kinds().values()}
+
+
 def parse_strategy(text: str) -> Strategy:
     """Parse a strategy string.
 
@@ -112,29 +149,29 @@ def parse_strategy(text: str) -> Strategy:
     distsim = _DISTSIM.match(text)
     if distsim:
         tensor, pipeline, data = map(int, distsim.groups())
-        degrees: list[tuple[AxisKind, int]] = [("data", data), ("pipeline", pipeline), ("tensor", tensor)]
-        return _build([(kind, (degree,), 0) for kind, degree in degrees if degree != 1], text)
-    matches = list(_AXIS.finditer(text))
-    if not matches or "".join(match.group(0) for match in matches) != text:
-        raise UserError(f"strategy {text!r} does not parse: {_EXPECTED}")
-    return _build(
-        [
-            (KIND_OF_LETTER[match.group(2)], tuple(map(int, match.group(3).split("x"))), int(match.group(1) or 0))
-            for match in matches
-        ],
-        text,
-    )
+        degrees = {"D": data, "P": pipeline, "M": tensor}
+        known = {kind.distsim: kind.name for kind in axis_kinds().values()}
+        return _build([(known[mark], (degree,), 0) for mark, degree in degrees.items() if degree != 1], text)
+    found = _axes_of(text)
+    if not found:
+        raise UserError(f"strategy {text!r} does not parse: {_expected()}")
+    parts = []
+    for front, axis in found:
+        kind = _kinds_by_letter()[axis[0]]
+        if front and kind.prefix and front[0] != kind.prefix.letter:
+            raise UserError(f"strategy {text!r}: {front} stands in front of no {kind.name} axis")
+        parts.append((kind.name, tuple(map(int, axis[1:].split("x"))), int(front[1:]) if front else 0))
+    return _build(parts, text)
 
 
-def _build(parts: list[tuple[AxisKind, tuple[int, ...], int]], text: str) -> Strategy:
+def _build(parts: list[tuple[str, tuple[int, ...], int]], text: str) -> Strategy:
     try:
-        axes = tuple(Axis(kind=kind, extents=extents, zero_stage=zero) for kind, extents, zero in parts)
-        return Strategy(axes=axes)
+        return Strategy(axes=tuple(Axis(kind=kind, extents=extents, prefix=front) for kind, extents, front in parts))
     except ValueError as error:
         raise UserError(f"strategy {text!r}: {error}") from None
 
 
-def parse_strategy_kinds(text: str) -> tuple[AxisKind, ...] | None:
+def parse_strategy_kinds(text: str) -> tuple[str, ...] | None:
     """Kinds of ``data``, ``d``, ``d+f`` or ``data+filter``, outermost first; ``()`` for serial.
 
     None where the text is something else: a strategy of fixed degrees, or no strategy at all.
@@ -144,12 +181,12 @@ def parse_strategy_kinds(text: str) -> tuple[AxisKind, ...] | None:
     """
     if text.strip().lower() == "serial":
         return ()
-    kinds: list[AxisKind] = []
+    kinds: list[str] = []
     for part in text.strip().lower().split("+"):
-        if part in LETTER_OF_KIND:
+        if part in axis_kinds():
             kinds.append(part)
-        elif part in KIND_OF_LETTER:
-            kinds.append(KIND_OF_LETTER[part])
+        elif part in _kinds_by_letter():
+            kinds.append(_kinds_by_letter()[part].name)
         else:
             return None
     if len(set(kinds)) != len(kinds):

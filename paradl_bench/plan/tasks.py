@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.network.graph import Layer
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.works.communication import Collective, HaloExchange, Reach, Transfer
 from paradl_bench.plan.works.computing import Compute, ComputePhase, FrameworkOverhead, WeightUpdate
@@ -175,7 +176,7 @@ class Plan:
         """Index of the role that a rank plays."""
         place = exchanging = 0
         for index, (axis, at) in enumerate(zip(self.strategy.axes, self.strategy.coordinates(rank), strict=True)):
-            if axis.kind != "data":
+            if not axis.has(Trait.DIVIDES_BATCH):
                 place = place * axis.degree + at
             if index in self.exchange_axes:
                 exchanging = exchanging * axis.degree + at

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.slurm.estimate import Estimate
 from paradl_bench.slurm.jobs.job import Below, Job, Task, Word
@@ -23,8 +25,6 @@ _FURTHER = 8
 """Predictions go on, in powers of two, to so many times the ranks that were measured."""
 _BY_TOOL = "sweeps/nccl-tests"
 NODES = "nodes"
-_WHOLE = frozenset({"data", "pipeline"})
-"""Axes that leave layers whole; of the others the parts of layers are measured."""
 
 
 def chain_of(request: CalibrationRequest, site: Site, estimate: Estimate) -> tuple[Job, ...]:
@@ -59,7 +59,7 @@ def _layers_job(
         str(axis)
         for each in configurations
         for axis in parse_strategy(each.strategy).axes
-        if axis.kind not in _WHOLE and axis.degree > 1
+        if axis.has(Trait.SHARES_LAYERS) and axis.degree > 1
     )
     # Cores of one node share its memory; GPUs have their own, and a node full of them is dear.
     counts = dict.fromkeys((1, site.on_node)) if site.device == "cpu" else {1: None}
@@ -261,8 +261,8 @@ def _predict_job(request: CalibrationRequest, site: Site, configurations: tuple[
         counts = [ranks * 2**power for power in range(_FURTHER.bit_length()) if ranks > 1]
         if counts:
             listed = ",".join(map(str, counts))
-            first_batch = str(request.batch * ranks)
-            scaled = ("--strategy", "data", "--ranks", listed, "--scaling", "weak", "--batch", first_batch)
+            first_batch, replicas = str(request.batch * ranks), kinds_with(Trait.DIVIDES_BATCH)[0].name
+            scaled = ("--strategy", replicas, "--ranks", listed, "--scaling", "weak", "--batch", first_batch)
             tasks.append(_prediction(f"{path_of(model)}-scaling", model, scaled))
     return Job(
         name="predict",

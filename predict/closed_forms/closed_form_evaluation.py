@@ -8,8 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.mesh import divides_batch_alone, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.iteration import ClosedForm, gradient_exchange
 from predict.costs.cost_model import CostModel
@@ -18,12 +20,10 @@ from predict.costs.sourced import Floats, Remark, Remarks
 from predict.costs.spread.assembly import join
 from predict.workload import Configuration, PreparedEvaluation, Timing
 
-KINDS = ("serial", "data")
-
 
 def has_closed_form(strategy: Strategy) -> bool:
     """Serial and data, without ZeRO stages."""
-    return strategy.name in KINDS and not any(axis.zero_stage for axis in strategy.axes)
+    return divides_batch_alone(strategy) and not zero_stage(strategy)
 
 
 def has_closed_settings(settings: PlanSettings) -> bool:
@@ -50,7 +50,7 @@ def prepare_closed_form(
         UserError: the strategy is neither serial nor data.
     """
     if not has_closed_form(point.strategy):
-        raise UserError(f"{name} has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+        raise UserError(f"{name} has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated(name, point.settings)
     sums = model.sums(model.place(point.strategy, point.local_batch))
     exchange, exchange_remarks = model.collective(
@@ -77,9 +77,10 @@ def prepare_closed_form(
 
 def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:
     """That closed forms know one exchange, where the settings ask for another."""
-    if settings.exchange == "flat":
+    exchange = settings.of(ExchangeOptions).exchange
+    if exchange == "flat":
         return ()
-    return (Remark(f"the closed form exchanges gradients flat, and stands for {settings.exchange}", True),)
+    return (Remark(f"the closed form exchanges gradients flat, and stands for {exchange}", True),)
 
 
 def _used(form: ClosedForm, parts: int) -> Floats:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,20 +28,25 @@ from numpy.typing import ArrayLike
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import DTYPE_BYTES, Layer
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.registry import axis_kind, axis_kinds, kinds_with
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.splitting.channel_shards import splittable
+from paradl_bench.strategies.splitting.options import SplitOptions
 from predict.closed_forms.pipeline_closed_form import LockStep, PipelineClosedForm, lock_step_settings
-from predict.closed_forms.shared_closed_form import split_layers
+from predict.closed_forms.shared_closed_form import SHARING, split_layers
 from predict.costs.communication.communication_tables import CommunicationTables, across_groups, all_ranks, inside_group
 from predict.costs.cost_model import CostModel
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Floats, Ints
 
-Kind = Literal["data", "filter", "channel", "spatial", "pipeline"]
-KINDS: tuple[str, ...] = get_args(Kind)
+_ROWS = (Trait.DIVIDES_BATCH, *SHARING, Trait.STAGES)
+"""What an axis does that the paper has a row for."""
 Operations = Counter[tuple[str, PhaseName]]
 _CHUNK = 1 << 14
 """Points at a time: what they need stays in the processor's caches."""
@@ -85,13 +90,17 @@ class ClosedFormTables:
         self._settings = settings or PlanSettings(batch=1, optimizer=model.optimizer)
         if self._settings.accumulate > 1 or self._settings.recompute:
             raise UserError("closed forms know no accumulation of gradients and nothing computed again: simulate it")
-        layers, until = [layer.name for layer in model.network.layers], self._settings.spatial_until
+        layers, until = [layer.name for layer in model.network.layers], self._settings.of(SpatialOptions).spatial_until
         if until is not None and until not in layers:
             raise unknown_choice(f"layer of {model.network.name} to end spatial parallelism before", until, layers)
         self._element_bytes = DTYPE_BYTES[model.dtype]
         self._communication = CommunicationTables(model.communication)
         self._ranks_per_node = model.communication.cluster.ranks_per_node
-        self._forms = {kind: self._form(kind) for kind in ("data", "filter", "channel", "spatial")}
+        self._forms = {
+            kind.name: self._form(kind)
+            for kind in axis_kinds().values()
+            if any(map(kind.has, (Trait.DIVIDES_BATCH, *SHARING)))
+        }
         self._compute: dict[tuple[int, int], tuple[dict[tuple[str, PhaseName], float], float]] = {}
         self._rows: dict[tuple[str, int, int], tuple[float, float, float]] = {}
         self._stages: dict[tuple[int, int], LockStep] = {}
@@ -117,9 +126,11 @@ class ClosedFormTables:
             UserError: a kind that has no row, numbers that are not whole or not positive, shapes that do not fit, a
                 batch that does not part, a stage count that is not possible, or a profile that lacks a part.
         """
-        if kind not in KINDS:
-            raise unknown_choice("closed form", kind, KINDS)
-        if micro_batches is not None and kind != "pipeline":
+        known = [name for name, each in axis_kinds().items() if any(map(each.has, _ROWS))]
+        if kind not in known:
+            raise unknown_choice("closed form", kind, known)
+        row = axis_kind(kind)
+        if micro_batches is not None and not row.has(Trait.STAGES):
             raise UserError(f"micro_batches are of pipelines, not of {kind}")
         cut = ranks if isinstance(ranks, tuple) else (ranks,)
         if not cut:
@@ -127,26 +138,28 @@ class ClosedFormTables:
         given = [("batch", batch), ("groups", groups), ("micro_batches", 1 if micro_batches is None else micro_batches)]
         arrays = _broadcast([_whole(name, value) for name, value in (*given, *(("ranks", own) for own in cut))])
         samples, of_groups, of_micro_batches, *parts = (np.ravel(array) for array in arrays)
-        _refuse(kind, samples, of_groups, of_micro_batches, parts)
-        if kind == "pipeline":
+        _refuse(row, samples, of_groups, of_micro_batches, parts)
+        if row.has(Trait.STAGES):
             shared = parts[0]
             found = self._pipelined(samples, shared, shared if micro_batches is None else of_micro_batches)
         else:
             found = np.empty(len(samples))
             for start in range(0, len(samples), _CHUNK):
                 at = slice(start, start + _CHUNK)
-                found[at] = self._shared(kind, samples[at] // of_groups[at], of_groups[at], [own[at] for own in parts])
+                found[at] = self._shared(row, samples[at] // of_groups[at], of_groups[at], [own[at] for own in parts])
         return found.reshape(arrays[0].shape)
 
-    def _shared(self, kind: str, samples: Ints, groups: Ints, parts: Sequence[Ints]) -> Floats:
+    def _shared(self, kind: AxisKind, samples: Ints, groups: Ints, parts: Sequence[Ints]) -> Floats:
         ranks = np.prod(parts, axis=0) if len(parts) > 1 else parts[0]
-        split, rest, update = self._compute_seconds(kind, samples, np.minimum(groups * ranks, self._ranks_per_node))
+        split, rest, update = self._compute_seconds(
+            kind.name, samples, np.minimum(groups * ranks, self._ranks_per_node)
+        )
         seconds = split / ranks + rest
-        if kind in ("filter", "channel"):
-            return seconds + update / ranks + self._channels(kind, samples, groups, ranks)
+        if kind.has(Trait.SPLITS_OUTPUTS) or kind.has(Trait.SPLITS_INPUTS):
+            return seconds + update / ranks + self._channels(kind.name, samples, groups, ranks)
         seconds = seconds + update
-        if kind == "spatial":
-            seconds = seconds + self._halos(samples, groups, ranks, parts)
+        if kind.has(Trait.CUTS_POSITIONS):
+            seconds = seconds + self._halos(self._forms[kind.name], samples, groups, ranks, parts)
         everyone = all_ranks(groups * ranks, self._ranks_per_node)
         weights = np.full((1, len(samples)), float(self._model.network.parameter_bytes))
         return seconds + self._communication.seconds("all_reduce", everyone, weights)
@@ -182,10 +195,10 @@ class ClosedFormTables:
         across = across_groups(groups, ranks, self._ranks_per_node)
         return gathered + reduced + self._communication.seconds("all_reduce", across, weights)
 
-    def _halos(self, samples: Ints, groups: Ints, ranks: Ints, parts: Sequence[Ints]) -> Floats:
+    def _halos(self, form: _Form, samples: Ints, groups: Ints, ranks: Ints, parts: Sequence[Ints]) -> Floats:
         """Messages of two neighbours along each dim that is cut, and the gather where the region was ended."""
         inside = inside_group(groups, ranks, self._ranks_per_node)
-        slabs = [(slab, count) for slab, count in self._forms["spatial"].slabs.items() if slab.dim < len(parts)]
+        slabs = [(slab, count) for slab, count in form.slabs.items() if slab.dim < len(parts)]
         of_pair = np.full_like(ranks, min(2, self._ranks_per_node))
         pair = inside._replace(ranks=np.where(ranks > 1, 2, 1), per_node=of_pair)
         found = np.zeros(len(samples))
@@ -193,7 +206,7 @@ class ClosedFormTables:
             sizes = np.array([self._slab_bytes(slab, samples, parts) for slab, _ in slabs])
             counts = np.array([2.0 * count * (parts[slab.dim] > 1) for slab, count in slabs])
             found += self._communication.seconds("send_recv", pair, sizes, counts)
-        whole = self._forms["spatial"].sizes.elements(samples) * self._element_bytes
+        whole = form.sizes.elements(samples) * self._element_bytes
         return found + self._communication.seconds("all_gather", inside, np.rint(whole / ranks))
 
     def _slab_bytes(self, slab: Slab, samples: Ints, parts: Sequence[Ints]) -> Floats:
@@ -217,26 +230,27 @@ class ClosedFormTables:
     def _lock_step(self, ranks: int, samples: int) -> LockStep:
         """The largest stage's forward and backward, transfer and update, of one micro-batch."""
         if (ranks, samples) not in self._stages:
-            strategy = Strategy(axes=(Axis(kind="pipeline", extents=(ranks,)),))
+            strategy = Strategy(axes=(Axis(kind=kinds_with(Trait.STAGES)[0].name, extents=(ranks,)),))
             planner = planner_for(strategy)
             own = lock_step_settings(self._settings)
-            settings = msgspec.structs.replace(own, batch=samples, micro_batches=1)
+            settings = msgspec.structs.replace(own.changed(PipelineOptions, micro_batches=1), batch=samples)
             planner.check(self._model.network, strategy, settings)
             plan = planner.plan(self._model.network, strategy, settings)
             form = PipelineClosedForm(plan)
             self._stages[ranks, samples] = form.of_micro_batch(self._model.price(plan, as_swept=True).costs.seconds)
         return self._stages[ranks, samples]
 
-    def _form(self, kind: str) -> _Form:
+    def _form(self, kind: AxisKind) -> _Form:
         network, settings = self._model.network, self._settings
-        if kind == "data":
+        if kind.has(Trait.DIVIDES_BATCH):
             return _Form(Counter(), Counter(self._model.operations), _sizes([]), Counter())
         communicating = split_layers(network, kind, settings)
-        if kind == "spatial":
-            until = [layer for layer in network.layers if layer.name == settings.spatial_until]
+        if kind.has(Trait.CUTS_POSITIONS):
+            until = [layer for layer in network.layers if layer.name == settings.of(SpatialOptions).spatial_until]
             gathered = _sizes([(layer.input_elements_of(0), layer.input_elements_of(1)) for layer in until])
             return _Form(*_operations(network.layers, communicating), gathered, _slabs(communicating))
-        shared = splittable(network, settings.split) if settings.split else network.layers
+        patterns = settings.of(SplitOptions).split
+        shared = splittable(network, patterns) if patterns else network.layers
         outputs = [(layer.output_elements_of(0), layer.output_elements_of(1)) for layer in communicating]
         return _Form(*_operations(network.layers, shared), _sizes(outputs), Counter())
 
@@ -281,14 +295,15 @@ def _broadcast(arrays: Sequence[Ints]) -> Sequence[Ints]:
         raise UserError(f"arrays of the shapes {shapes} do not broadcast against each other") from error
 
 
-def _refuse(kind: str, batch: Ints, groups: Ints, micro_batches: Ints, parts: Sequence[Ints]) -> None:
+def _refuse(kind: AxisKind, batch: Ints, groups: Ints, micro_batches: Ints, parts: Sequence[Ints]) -> None:
     if min(int(own.min(initial=1)) for own in (batch, groups, micro_batches, *parts)) < 1:
         raise UserError("batches, groups, ranks and micro-batches have to be at least 1")
-    if len(parts) > 1 and kind != "spatial":
-        raise UserError(f"spatial parallelism alone parts several dims, not {kind}")
-    if kind == "pipeline" and (groups > 1).any():
+    if len(parts) > kind.dims:
+        several = " and ".join(each.name for each in axis_kinds().values() if each.dims > 1)
+        raise UserError(f"{several} parallelism alone parts several dims, not {kind.name}")
+    if kind.has(Trait.STAGES) and (groups > 1).any():
         raise UserError("paradl has closed forms of pipelines alone, not of several groups of one: take simulate")
-    if kind == "data" and (parts[0] > 1).any():
+    if kind.has(Trait.DIVIDES_BATCH) and (parts[0] > 1).any():
         raise UserError("ranks of data parallelism are groups: give groups, and ranks where they share layers")
     if (batch % groups).any():
         at = int(np.flatnonzero(batch % groups)[0])

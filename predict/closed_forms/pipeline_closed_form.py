@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Compute, Plan, Transfer, Work
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.sourced import Floats
 
 
@@ -36,8 +36,9 @@ class LockStep(NamedTuple):
 
 def lock_step_settings(settings: PlanSettings) -> PlanSettings:
     """Of the plan that the closed form reads: GPipe's, with the stages that are given where each is a rank's own."""
-    stages = settings.stages if schedule_of(settings.schedule).stages_per_rank == 1 else ()
-    return msgspec.structs.replace(settings, schedule="gpipe", stages=stages)
+    options = settings.of(PipelineOptions)
+    stages = options.stages if schedule_of(options.schedule).stages_per_rank == 1 else ()
+    return settings.changed(PipelineOptions, schedule="gpipe", stages=stages)
 
 
 class PipelineClosedForm:

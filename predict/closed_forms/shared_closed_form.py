@@ -25,14 +25,18 @@ from typing import Literal, NamedTuple
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axes.kind import AxisKind, Trait
 from paradl_bench.plan.compute import weight_update
-from paradl_bench.plan.mesh import degree_of, group_axes
+from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, WeightUpdate, Work
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.splitting.channel_shards import splittable
+from paradl_bench.strategies.splitting.options import SplitOptions
 
-SHARING = ("filter", "channel", "spatial")
+SHARING = (Trait.SPLITS_OUTPUTS, Trait.SPLITS_INPUTS, Trait.CUTS_POSITIONS)
+"""Of axes that share layers, the traits that the paper has a row for."""
 
 
 class Term(NamedTuple):
@@ -43,26 +47,28 @@ class Term(NamedTuple):
     times: float
 
 
-def sharing_kind(strategy: Strategy) -> str | None:
-    """The kind of axis that shares layers in a strategy that the paper has a row for; None for other strategies."""
-    kinds = [axis.kind for axis in strategy.axes if axis.degree > 1]
-    others = [kind for kind in kinds if kind != "data"]
-    known = len(others) == 1 and others[0] in SHARING and len(kinds) - len(others) <= 1
-    return others[0] if known and not any(axis.zero_stage for axis in strategy.axes) else None
+def sharing_axis(strategy: Strategy) -> int | None:
+    """Index of the axis that shares layers in a strategy that the paper has a row for; None for other strategies."""
+    others = [
+        index for index, axis in enumerate(strategy.axes) if axis.degree > 1 and not axis.has(Trait.DIVIDES_BATCH)
+    ]
+    known = len(others) == 1 and any(map(strategy.axes[others[0]].has, SHARING))
+    return others[0] if known and not zero_stage(strategy) else None
 
 
-def split_layers(network: ModelGraph, kind: str, settings: PlanSettings) -> list[Layer]:
-    """Layers that communicate: those that are split, but for the last one of filter and channel parallelism."""
-    if kind == "spatial":
+def split_layers(network: ModelGraph, kind: AxisKind, settings: PlanSettings) -> list[Layer]:
+    """Layers that communicate: those that are split, but for the last one where outputs or inputs are."""
+    if kind.has(Trait.CUTS_POSITIONS):
         return _before_end(network, settings)
     candidates = splittable(network)
-    chosen = {layer.name for layer in splittable(network, settings.split)}
+    chosen = {layer.name for layer in splittable(network, settings.of(SplitOptions).split)}
     return [layer for layer in candidates[:-1] if layer.name in chosen]
 
 
 def _before_end(network: ModelGraph, settings: PlanSettings) -> list[Layer]:
     names = [layer.name for layer in network.layers]
-    end = names.index(settings.spatial_until) if settings.spatial_until in names else len(names)
+    until = settings.of(SpatialOptions).spatial_until
+    end = names.index(until) if until in names else len(names)
     return list(network.layers[:end])
 
 
@@ -70,12 +76,12 @@ def terms(network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dt
     """The closed form as a sum over works; layers' seconds are of a group's samples, whole.
 
     Args:
-        strategy: for which :func:`sharing_kind` is not None.
+        strategy: for which :func:`sharing_axis` is not None.
     """
-    kind = sharing_kind(strategy)
-    assert kind is not None
-    form = _Form(network, strategy, settings, kind, DTYPE_BYTES[dtype])
-    communication = form.spatial() if kind == "spatial" else form.channels()
+    axis = sharing_axis(strategy)
+    assert axis is not None
+    form = _Form(network, strategy, settings, axis, DTYPE_BYTES[dtype])
+    communication = form.spatial() if form.cuts_positions else form.channels()
     return [*form.compute(), *communication, *form.exchange()]
 
 
@@ -83,14 +89,15 @@ class _Form:
     """The parts of one closed form."""
 
     def __init__(
-        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, kind: str, element_bytes: int
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, axis: int, element_bytes: int
     ) -> None:
-        self._network, self._settings, self._kind = network, settings, kind
+        self._network, self._settings, self._kind = network, settings, strategy.axes[axis].declared
+        self.cuts_positions = self._kind.has(Trait.CUTS_POSITIONS)
         self._element_bytes = element_bytes
-        self._groups, self._ranks = degree_of(strategy, "data"), degree_of(strategy, kind)  # type: ignore[arg-type]
+        self._groups, self._ranks = degree_of(strategy, Trait.DIVIDES_BATCH), strategy.axes[axis].degree
         self._samples = settings.batch // self._groups
-        self._inside, self._between = group_axes(strategy, kind), group_axes(strategy, "data")  # type: ignore[arg-type]
-        self._extents = strategy.axes[self._inside[0]].extents
+        self._inside, self._between = (axis,), group_axes(strategy, Trait.DIVIDES_BATCH)
+        self._extents = strategy.axes[axis].extents
 
     def compute(self) -> Iterator[Term]:
         """Layers and weight update."""
@@ -100,17 +107,18 @@ class _Form:
             yield Term(Compute(layer=layer.name, operation=layer.operation, phase="FW"), "FW", share)
             yield Term(Compute(layer=layer.name, operation=layer.operation, phase="BW"), "BW", share)
         update: WeightUpdate = weight_update(self._network, self._settings)
-        yield Term(update, "WU", 1.0 if self._kind == "spatial" else 1 / self._ranks)
+        yield Term(update, "WU", 1.0 if self.cuts_positions else 1 / self._ranks)
 
     def _shared(self) -> Sequence[Layer]:
         """Layers whose time is taken as 1/p: all of them unless told."""
-        if self._kind == "spatial":
+        if self.cuts_positions:
             return _before_end(self._network, self._settings)
-        return splittable(self._network, self._settings.split) if self._settings.split else self._network.layers
+        patterns = self._settings.of(SplitOptions).split
+        return splittable(self._network, patterns) if patterns else self._network.layers
 
     def channels(self) -> Iterator[Term]:
         """An all-gather and an all-reduce a layer."""
-        gather, reduce = ("FW", "BW") if self._kind == "filter" else ("BW", "FW")
+        gather, reduce = ("FW", "BW") if self._kind.has(Trait.SPLITS_OUTPUTS) else ("BW", "FW")
         for layer in split_layers(self._network, self._kind, self._settings):
             whole = layer.output_elements_of(self._samples) * self._element_bytes
             yield Term(self._collective("all_gather", whole / self._ranks), gather, 1.0)  # type: ignore[arg-type]
@@ -125,7 +133,9 @@ class _Form:
             for size_x, size_dy in self._halos(layer):
                 yield Term(self._halo(size_x), "FW", 1.0)
                 yield Term(self._halo(size_dy), "BW", 1.0)
-        until = next((x for x in self._network.layers if x.name == self._settings.spatial_until), None)
+        until = next(
+            (x for x in self._network.layers if x.name == self._settings.of(SpatialOptions).spatial_until), None
+        )
         if until is not None:
             whole = until.input_elements_of(self._samples) * self._element_bytes
             yield Term(self._collective("all_gather", whole / self._ranks), "FW", 1.0)
@@ -155,7 +165,7 @@ class _Form:
     def exchange(self) -> Iterator[Term]:
         """One all-reduce of what ranks hold alike."""
         weights = self._network.parameter_bytes
-        if self._kind == "spatial":
+        if self.cuts_positions:
             ranks, size, axes = self._groups * self._ranks, weights, tuple(sorted((*self._between, *self._inside)))
         else:
             ranks, size, axes = self._groups, math.ceil(weights / self._ranks), self._between

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from calibrate.profile.profile import Profile
@@ -23,6 +22,7 @@ from paradl_bench.records.measurement import PhaseName
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused, fused_as_ddp, ready_seconds
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.data.fusion.rules import Fusion
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.of_plan import memory_of_plan, paradl_memory_of_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.communication.communication_costs import CommunicationCosts
@@ -109,7 +109,7 @@ class CostModel:
         """What the rank that needs most holds at its peak, on the device that was measured."""
         # A search asks whether a candidate fits, and predicts it later, with several sizes of buckets, which are of as
         # many bytes together: the walk takes as long as the rest of that.
-        key = strategy, msgspec.structs.replace(settings, first_bucket_bytes=0, bucket_cap_bytes=0)
+        key = strategy, settings.changed(ExchangeOptions, first_bucket_bytes=0, bucket_cap_bytes=0)
         if key not in self._memories:
             use = memory_of_plan(self.network, strategy, settings, dtype=self.dtype, device=self.device_kind)
             self._memories[key] = with_factor(self.profile, use)

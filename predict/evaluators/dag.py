@@ -14,7 +14,6 @@ from paradl_bench.plan.tasks import Phase, Plan
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.closed_forms.closed_form_evaluation import (
-    KINDS,
     flat_exchange,
     has_closed_form,
     has_closed_settings,
@@ -36,7 +35,7 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         UserError: the strategy is neither serial nor data, or the preset is none.
     """
     if not has_closed_form(point.strategy):
-        raise UserError(f"dag has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+        raise UserError(f"dag has closed forms of serial and data, not of {point.strategy}: take simulate")
     refuse_what_is_simulated("dag", point.settings)
     options = model.input_options
     planner = planner_for(point.strategy)

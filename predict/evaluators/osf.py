@@ -9,7 +9,7 @@ from __future__ import annotations
 from paradl_bench.core.errors import UserError
 from paradl_bench.strategies.data.fusion.buffers import Buffers, describe
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.closed_form_evaluation import KINDS, has_closed_form, has_closed_settings
+from predict.closed_forms.closed_form_evaluation import has_closed_form, has_closed_settings
 from predict.closed_forms.iteration import gradient_exchange
 from predict.closed_forms.osf import scaling_factor
 from predict.closed_forms.osf_evaluation import fusion_of, workload_of
@@ -25,7 +25,7 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         UserError: the strategy is neither serial nor data, or a limit is exceeded.
     """
     if not has_closed_form(point.strategy):
-        raise UserError(f"osf has closed forms of {' and '.join(KINDS)}, not of {point.strategy}: take simulate")
+        raise UserError(f"osf has closed forms of serial and data, not of {point.strategy}: take simulate")
     planner_for(point.strategy).check(model.network, point.strategy, point.settings)
     buffers = model.buffers(fusion_of(model), point.strategy, point.settings)
     workload = workload_of(model, point, buffers)

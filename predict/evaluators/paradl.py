@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan, RoleBuilder, Stream
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.closed_forms.closed_form_evaluation import (
     flat_exchange,
     has_closed_form,
@@ -22,7 +25,7 @@ from predict.closed_forms.closed_form_evaluation import (
 )
 from predict.closed_forms.iteration import paradl
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
-from predict.closed_forms.shared_closed_form import sharing_kind, terms
+from predict.closed_forms.shared_closed_form import sharing_axis, terms
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Floats, Remark
@@ -45,17 +48,17 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
     memory = model.paradl_memory(point.strategy, point.settings)
     if _is_pipeline(point.strategy):
         return _pipelined(model, point, memory)
-    if sharing_kind(point.strategy) is not None:
+    if sharing_axis(point.strategy) is not None:
         return _shared(model, point, memory)
     return prepare_closed_form("paradl", paradl, model, point, lambda: memory)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:
-    return strategy.name == "pipeline" and strategy.ranks > 1
+    return len(strategy.axes) == 1 and degree_of(strategy, Trait.STAGES) > 1
 
 
 def _covers(strategy: Strategy) -> bool:
-    return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_kind(strategy) is not None
+    return has_closed_form(strategy) or _is_pipeline(strategy) or sharing_axis(strategy) is not None
 
 
 def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
@@ -115,7 +118,7 @@ def _add_up(times: Mapping[str, Floats], names: NDArray[np.str_], seconds: Float
 
 def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) -> PreparedEvaluation:
     """Stages in lock-step; what is neither forward nor backward of the largest stage is idle time."""
-    planner, schedule = planner_for(point.strategy), schedule_of(point.settings.schedule)
+    planner, schedule = planner_for(point.strategy), schedule_of(point.settings.of(PipelineOptions).schedule)
     settings = lock_step_settings(point.settings)
     plan = planner.plan(model.network, point.strategy, settings)
     priced, form = model.price(plan, as_swept=True), PipelineClosedForm(plan)
@@ -127,7 +130,7 @@ def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) 
         idle = step.iteration_s - forward - backward - step.wu_s
         return Timing(forward, backward, 0.0, step.wu_s, step.transfers_s, 0.0, idle_s=idle)
 
-    if schedule.name != settings.schedule:
+    if schedule.name != settings.of(PipelineOptions).schedule:
         priced.remarks.add(
             Remark(f"the closed form knows GPipe's schedule alone, and stands for {schedule.name}", True)
         )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.nesting.catalog import axis_planners
 from predict.costs.cost_model import CostModel
 from predict.simulation import prepared
 from predict.workload import Configuration, Evaluator, PreparedEvaluation
@@ -22,8 +22,7 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
 
 
 def _shares_layers(strategy: Strategy) -> bool:
-    planners = axis_planners()
-    return any(axis.degree > 1 and isinstance(planners.get(axis.kind), SharingPlanner) for axis in strategy.axes)
+    return degree_of(strategy, Trait.SHARES_LAYERS) > 1
 
 
 EVALUATOR = Evaluator(

@@ -11,9 +11,9 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.units import format_around, format_bytes, format_difference, format_seconds
-from paradl_bench.plan.settings import bucket_limits
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused_as_ddp
 from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
+from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from predict.closed_forms.osf_evaluation import workload_of
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
@@ -128,7 +128,7 @@ def _of_cap(
 ) -> tuple[BucketAdvice, Timed]:
     if cap_mb is not None:
         first, cap = bucket_limits(cap_mb)
-        of_cap = msgspec.structs.replace(point.settings, first_bucket_bytes=first, bucket_cap_bytes=cap)
+        of_cap = point.settings.changed(ExchangeOptions, first_bucket_bytes=first, bucket_cap_bytes=cap)
         point = dataclasses.replace(point, settings=of_cap)
     buffers = fused_as_ddp(as_ddp.network, point.settings)
     overlapped = workload_of(as_ddp, point, buffers)

@@ -10,14 +10,11 @@ import click
 
 from paradl_bench.plan.options import (
     accumulate_option,
+    axis_options,
     batch_norm_option,
-    bucket_option,
-    exchange_options,
     input_options,
     kernel_options,
     recompute_option,
-    schedule_options,
-    sharing_options,
     together,
 )
 
@@ -61,15 +58,18 @@ point_options = together(
     click.option("--backend", help="gloo, nccl, ... Default: the one that suits the device."),
     accumulate_option,
     recompute_option,
-    bucket_option,
     batch_norm_option,
-    sharing_options,
-    exchange_options("those of the cluster's innermost level"),
-    schedule_options,
-    click.option(
-        "--stages",
-        metavar="measured|LAYER[,...]",
-        help="Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that FLOPs do.",
+    axis_options(
+        {
+            "ranks_per_node": {
+                "help": "Ranks that count as a node in --exchange. Default: those of the cluster's innermost level."
+            },
+            "stages": {
+                "metavar": "measured|LAYER[,...]",
+                "help": "Cut a pipeline so that the profile's seconds balance, or before these layers. Default: so that"
+                " FLOPs do.",
+            },
+        }
     ),
     input_options,
     fusion_options,

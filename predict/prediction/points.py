@@ -10,7 +10,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_ranks
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
+from paradl_bench.plan.strategy import Axis, Strategy, parse_strategy, parse_strategy_kinds
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.workload import Configuration
 
@@ -90,7 +90,7 @@ def _configurations(text: str, batch: int, counts: Sequence[int], scaling: Scali
     return [(_grown(kinds, count), batch * count // counts[0] if scaling == "weak" else batch) for count in counts]
 
 
-def _grown(kinds: tuple[AxisKind, ...], ranks: int) -> Strategy:
+def _grown(kinds: tuple[str, ...], ranks: int) -> Strategy:
     strategy = Strategy(axes=tuple(Axis(kind=kind, extents=(ranks if i == 0 else 1,)) for i, kind in enumerate(kinds)))
     planner_for(strategy)
     if len(kinds) > 1:

@@ -17,6 +17,7 @@ from paradl_bench.core.units import format_bytes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.emulation import kind_of_emulation, simulated_messages
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
@@ -199,7 +200,7 @@ class Predictor:
             "kernel_settings": self.model.kernel_settings,
             "optimizer": self.model.optimizer,
             "backend": self.model.communication.backend,
-            "bucket_cap_bytes": point.settings.bucket_cap_bytes,
+            "bucket_cap_bytes": point.settings.of(ExchangeOptions).bucket_cap_bytes,
             "options": point.settings.options,
         }
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import Profile, read_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.units import parse_layers, parse_recompute
+from paradl_bench.core.units import parse_recompute
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.axis_planner import refuse_unused
-from paradl_bench.plan.settings import PlanSettings, bucket_limits, library_blocks, ranks_per_node
+from paradl_bench.plan.settings import PlanSettings, library_blocks
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.records.kernel_settings import KernelSettings, choose_label
 from predict.costs.communication.fusion import fusion_options
@@ -135,28 +136,19 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
 
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:
     """A plan's settings for a global mini-batch."""
-    first_bucket, bucket_cap = bucket_limits(options["bucket_cap_mb"])
     known = model.communication.cluster.ranks_per_node
-    on_node = ranks_per_node(options["exchange"], options["ranks_per_node"], known)
+    given = {**options, "stages": None} if options["stages"] == _MEASURED else options
+    axes = tuple(own.placed(lambda: known) for own in read_options(given)[0])
 
     def settings(batch: int) -> PlanSettings:
         return PlanSettings(
             batch=batch,
             optimizer=model.optimizer,
-            first_bucket_bytes=first_bucket,
-            bucket_cap_bytes=bucket_cap,
             batch_norm=options["batch_norm"],
             accumulate=options["accumulate"],
             recompute=parse_recompute(options["recompute"]),
-            split=parse_layers(options["split"], "--split"),
-            filter_backward=options["filter_backward"],
-            spatial_until=options["spatial_until"],
-            exchange=options["exchange"],
-            ranks_per_node=on_node,
-            micro_batches=options["micro_batches"],
-            schedule=options["schedule"],
-            stages=() if options["stages"] in (None, _MEASURED) else tuple(options["stages"].split(",")),
             blocking=library_blocks(model.communication.backend),
+            axes=axes,
         )
 
     return settings

@@ -99,7 +99,7 @@ def _growing(strategy: Strategy) -> str:
     if not strategy.axes:
         return strategy.name
     outer, *inner = strategy.axes
-    zero = f" with ZeRO stage {outer.zero_stage}" if outer.zero_stage else ""
+    zero = f" with {outer.declared.prefix.what} {outer.prefix}" if outer.declared.prefix and outer.prefix else ""
     return "+".join([outer.kind, *map(str, inner)]) + zero
 
 

@@ -7,12 +7,12 @@ of its shards; what is communicated for layers does not count.
 
 from __future__ import annotations
 
-import msgspec
-
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import balanced_stages
 from predict.costs.cost_model import CostModel
 from predict.workload import Configuration
@@ -26,10 +26,10 @@ def with_balanced_stages(model: CostModel, point: Configuration) -> Configuratio
     Raises:
         UserError: the profile lacks a part, or the network can't be cut.
     """
-    if degree_of(point.strategy, "pipeline") == 1:
+    if degree_of(point.strategy, Trait.STAGES) == 1:
         return point
     stages = balanced_stages(model.network, point.strategy, point.settings, layer_seconds(model, point))
-    settings = msgspec.structs.replace(point.settings, stages=stages, cut_by=CUT_BY)
+    settings = point.settings.changed(PipelineOptions, stages=stages, cut_by=CUT_BY)
     return Configuration(strategy=point.strategy, settings=settings)
 
 
@@ -37,7 +37,7 @@ def layer_seconds(model: CostModel, point: Configuration) -> tuple[float, ...]:
     """Seconds of every layer of the network, as a stage computes it on a micro-batch."""
     # Which seconds a layer takes does not depend on the stage that it is in, nor on the parts that backward runs in:
     # any cut prices them all, and GPipe's has as few stages as any.
-    settings = msgspec.structs.replace(point.settings, schedule="gpipe")
+    settings = point.settings.changed(PipelineOptions, schedule="gpipe")
     plan = planner_for(point.strategy).plan(model.network, point.strategy, settings)
     seconds = model.price(plan).costs.seconds.tolist()
     between = {work.phase: seconds[index] for index, work in plan.of_kind(FrameworkOverhead).items()}
@@ -54,5 +54,5 @@ def refuse_without_pipeline(stages: str | None, points: tuple[Configuration, ...
     Raises:
         UserError: no point has a pipeline.
     """
-    if stages and not any(degree_of(point.strategy, "pipeline") > 1 for point in points):
+    if stages and not any(degree_of(point.strategy, Trait.STAGES) > 1 for point in points):
         raise UserError("--stages is for the stages of a pipeline; none of the strategies has one")

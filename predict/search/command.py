@@ -7,15 +7,19 @@ from typing import Any
 
 import click
 
+from paradl_bench.plan.axes.registry import option_types
 from predict.prediction.command_options import point_options, refuse_missing
 
 _SEARCHED = {
-    **dict.fromkeys(("strategy", "micro_batches", "schedule", "accumulate"), "predict search tries all there are"),
-    "bucket_cap_mb": "predict search tries several; give values by --caps",
+    **dict.fromkeys(("strategy", "accumulate"), "predict search tries all there are"),
+    **{
+        shown.name: f"predict search {shown.searched}"
+        for kind in option_types()
+        for shown in kind.shown
+        if shown.searched
+    },
     "evaluator": "predict search simulates what may be the best",
     "scaling": "predict search keeps --batch at every number of ranks",
-    "stages": "predict search cuts pipelines so that FLOPs balance",
-    **dict.fromkeys(("exchange", "ranks_per_node"), "predict search exchanges gradients flat"),
     **dict.fromkeys(("fusion", "fusion_buffer", "fusion_timeout"), "this is for --evaluator osf"),
 }
 """Options of a point that a search chooses itself, or has no use for, and why."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from paradl_bench.core.terminal.command_line import open_console
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
-from paradl_bench.plan.settings import bucket_limits
+from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
 from predict.search.search import Answer, Row, Searched
 

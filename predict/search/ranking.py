@@ -304,9 +304,7 @@ class Ranker:
 
 def _described(point: Configuration) -> str:
     """A strategy and what of its settings decides memory."""
-    options = point.settings.options
-    names = ("micro_batches", "schedule", "accumulate", "recompute")
-    said = (f"--{name.replace('_', '-')} {options[name]}" for name in names if name in options)
+    said = (f"--{name.replace('_', '-')} {text}" for name, text in point.settings.options.items())
     return " ".join([str(point.strategy), *said])
 
 

@@ -10,9 +10,11 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_counts, parse_memory, parse_ranks
-from paradl_bench.plan.settings import bucket_limits
-from paradl_bench.plan.strategy import MAX_DEGREE
+from paradl_bench.plan.axes.registry import option_types
+from paradl_bench.plan.strategy import MAX_DEGREE, parse_strategy
 from paradl_bench.records.kernel_settings import KernelSettings, flag_of
+from paradl_bench.strategies.exchange.options import bucket_limits
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 from predict.costs.cost_model import CostModel
 from predict.prediction.bucket_advice import parse_caps
 from predict.prediction.prediction import Prediction, Predictor
@@ -23,10 +25,7 @@ from predict.search.chances import chances_of_best, pareto
 from predict.search.ranking import Exact, Ranker, Ranking
 from predict.workload import evaluator_named
 
-_PASSED_ON = (
-    *("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price"),
-    *("split", "spatial_until"),
-)
+_PASSED_ON = ("network", "cluster", "optimizer", "dtype", "backend", "dataset_samples", "price")
 """Options of the search that both hold for predicting one of its strategies, where they were given."""
 _INPUT_SIDE = {
     "preset": "preset",
@@ -130,7 +129,7 @@ def search(options: Mapping[str, Any], advance: Callable[[], None] = lambda: Non
     settings = settings_of(model, options)(batches[0])
     caps = parse_caps(options["caps"])
     recomputed = KEPT_OR_AGAIN if options["recompute"] is None else (settings.recompute,)
-    like = mirrored_dims(model.profile, model.network, settings.spatial_until)
+    like = mirrored_dims(model.profile, model.network, settings.of(SpatialOptions).spatial_until)
     rankings: list[Ranking] = []
     refused: list[UserError] = []
     for ranks in parse_ranks(options["ranks"]):
@@ -245,13 +244,14 @@ def _command(program: str, prediction: Prediction, options: Mapping[str, Any]) -
         shape = "x".join(map(str, prediction.input_shape))
         words = ["paradl-bench", "train", prediction.model, flag, shape]
     words += ["--strategy", prediction.strategy, "--batch", str(prediction.batch)]
-    for name in ("micro_batches", "schedule", "accumulate", "recompute"):
-        if name in prediction.options:
-            words += [f"--{name.replace('_', '-')}", prediction.options[name]]
+    strategy = parse_strategy(prediction.strategy)
+    axes = {shown.name for axis in strategy.axes for kind in axis.declared.options for shown in kind.shown}
+    of_others = {shown.name for kind in option_types() for shown in kind.shown} - axes
+    for name, text in prediction.options.items():
+        words += [f"--{name.replace('_', '-')}", text] if name not in of_others else []
     if prediction.bucket_cap_bytes != bucket_limits(None)[1]:
         words += ["--bucket-cap-mb", f"{prediction.bucket_cap_bytes / 1024**2:.12g}"]
     given: dict[str, object] = {name: options[name] for name in _PASSED_ON if options[name] is not None}
-    given |= {name: options[name] for name in ("batch_norm", "filter_backward") if name in prediction.options}
     if program == "train":
         given = {name: value for name, value in given.items() if name not in _NOT_OF_RUNS}
         given |= {"optimizer": prediction.optimizer, "dtype": prediction.dtype}

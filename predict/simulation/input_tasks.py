@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan, Role, Stream
@@ -154,10 +155,10 @@ def _joined(before: Sequence[int], own: NDArray[np.integer]) -> NDArray[np.int32
 
 def _reading_roles(plan: Plan) -> list[bool]:
     """Per role, whether its ranks read: in a pipeline those that receive no activations do."""
-    if degree_of(plan.strategy, "pipeline") <= 1:
+    if degree_of(plan.strategy, Trait.STAGES) <= 1:
         return [True] * len(plan.roles)
-    axes = [axis for axis in plan.strategy.axes if axis.kind != "data"]
-    along = next(index for index, axis in enumerate(axes) if axis.kind == "pipeline")
+    axes = [axis for axis in plan.strategy.axes if not axis.has(Trait.DIVIDES_BATCH)]
+    along = next(index for index, axis in enumerate(axes) if axis.has(Trait.STAGES))
     places = np.array(plan.positions).reshape([-1, *(axis.degree for axis in axes)])
     first = set(np.take(places, 0, axis=along + 1).ravel().tolist())
     return [index in first for index in range(len(plan.roles))]
@@ -165,12 +166,12 @@ def _reading_roles(plan: Plan) -> list[bool]:
 
 def _readers_on_host(strategy: Strategy, ranks_on_host: int) -> int:
     """The most ranks that read on one host, hosts being filled in order."""
-    degree = degree_of(strategy, "pipeline")
+    degree = degree_of(strategy, Trait.STAGES)
     if degree <= 1:
         return ranks_on_host
     inside = 1
     for axis in reversed(strategy.axes):
-        if axis.kind == "pipeline":
+        if axis.has(Trait.STAGES):
             break
         inside *= axis.degree
     ranks = np.arange(strategy.ranks)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Communication, Plan, Role, Sort, Stream
@@ -117,7 +118,7 @@ def copies_beside_compute(plan: Plan, role: Role) -> NDArray[np.integer]:
 
 def ranks_level(strategy: Strategy, axes: tuple[int, ...]) -> int:
     """Ranks that a collective along axes levels: those that its axes and the axes inside span, stages apart."""
-    return math.prod(axis.degree for axis in strategy.axes[min(axes) :] if axis.kind != "pipeline")
+    return math.prod(axis.degree for axis in strategy.axes[min(axes) :] if not axis.has(Trait.STAGES))
 
 
 def _meetings(plan: Plan, role: Role, computing: NDArray[np.integer], end_s: Floats) -> list[_Meeting]:
@@ -179,7 +180,7 @@ def _waits_for_communication(role: Role) -> tuple[list[int], list[int]]:
 def late_tasks(priced: PricedPlan) -> list[Floats]:
     """Per role, seconds of its tasks as the last rank is expected to take for them."""
     plan, seconds = priced.plan, priced.costs.seconds
-    if degree_of(plan.strategy, "pipeline") > 1:
+    if degree_of(plan.strategy, Trait.STAGES) > 1:
         late = seconds * lag_of_works(priced)
         return [late[role.work] for role in plan.roles]
     return [late_tasks_of(priced, role) for role in plan.roles]

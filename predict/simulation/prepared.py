@@ -16,6 +16,7 @@ import dataclasses
 
 import numpy as np
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Plan, Sort
 from paradl_bench.strategies.data.fusion.buffers import describe
@@ -60,7 +61,7 @@ def _priced(model: CostModel, point: Configuration) -> PricedPlan:
         if model.slow_rank.factor > 1:
             slower = tuple(model.slow_rank.factor if index == role else 1.0 for index in range(len(plan.roles)))
             priced = dataclasses.replace(priced, slower=slower)
-    if degree_of(point.strategy, "pipeline") <= 1:
+    if degree_of(point.strategy, Trait.STAGES) <= 1:
         return priced
     priced = on_shared_host(model, priced)
     return dataclasses.replace(priced, lag=pipeline_lag(priced))
@@ -87,7 +88,7 @@ def _planned(model: CostModel, point: Configuration) -> tuple[Plan, tuple[Remark
 def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> PreparedEvaluation:
     """A priced plan of the point, condensed for repeated simulation."""
     plan = priced.plan
-    if degree_of(point.strategy, "pipeline") > 1:
+    if degree_of(point.strategy, Trait.STAGES) > 1:
         return _pipelined(plan, priced, model, point)
     # The other ranks of a slow one's role keep their pace, but wait for it.
     slow = [(role, by) for role, by in zip(plan.roles, priced.slower, strict=False) if by > 1]

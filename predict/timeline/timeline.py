@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
@@ -123,7 +124,7 @@ class IterationTimeline:
     @property
     def is_pipeline(self) -> bool:
         """Whether stages take turns."""
-        return degree_of(self.plan.strategy, "pipeline") > 1
+        return degree_of(self.plan.strategy, Trait.STAGES) > 1
 
 
 def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None) -> IterationTimeline:
@@ -141,7 +142,7 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
         slow = None
     if slow is not None:
         check_drawn(plan, slow)
-    if degree_of(plan.strategy, "pipeline") > 1:
+    if degree_of(plan.strategy, Trait.STAGES) > 1:
         simulation = PipelineSimulation(
             plan, lag_of(priced), merge=False, slower=priced.slower, slow_copies=priced.slow_copies
         )

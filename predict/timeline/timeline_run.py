@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import write_output, write_pieces
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.evaluators import simulate
 from predict.prediction.prediction import Prediction, Predictor
@@ -48,7 +49,8 @@ def predict_timeline(
 
     evaluator = dataclasses.replace(simulate.EVALUATOR, prepare=prepare)
     predictor = Predictor(model, evaluator, dataset_samples=dataset_samples, strong_scaling=strong_scaling)
-    return PredictedTimeline(timeline_of(priced, point.settings.schedule, model.slow_rank), predictor.predict(point))
+    schedule = point.settings.of(PipelineOptions).schedule
+    return PredictedTimeline(timeline_of(priced, schedule, model.slow_rank), predictor.predict(point))
 
 
 def show_timeline(options: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import rank_at
 from paradl_bench.plan.tasks import Plan, Stream
 from predict.simulation.simulator import AWAITED
@@ -141,7 +142,7 @@ def ranks_of_each_kind(plan: Plan) -> Iterator[int]:
     Replicas do the same but for their place on a node, which comes again after ``per_node`` of them at the latest.
     """
     axes = plan.strategy.axes
-    shown = (range(min(axis.degree, plan.per_node) if axis.kind == "data" else axis.degree) for axis in axes)
+    shown = (range(min(axis.degree, plan.per_node) if axis.has(Trait.DIVIDES_BATCH) else axis.degree) for axis in axes)
     return (rank_at(plan.strategy, place) for place in itertools.product(*shown))
 
 

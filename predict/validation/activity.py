@@ -31,6 +31,7 @@ from paradl_bench.records.hosts.host_clocks import HostClocks
 from paradl_bench.records.hosts.host_record import read_host_records
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.costs.sourced import Floats
 from predict.simulation.phases import phase_ends
@@ -91,17 +92,17 @@ def activity_of(run: Run, model: CostModel) -> Activity | str:
     """
     about = run.description
     point = Configuration(strategy=parse_strategy(about.strategy), settings=about.settings)
-    priced = price(model, point)
+    priced, schedule = price(model, point), about.settings.of(PipelineOptions).schedule
     try:
-        timeline = timeline_of(priced, about.settings.schedule, model.slow_rank)
+        timeline = timeline_of(priced, schedule, model.slow_rank)
     except UserError as error:
         return str(error)
     records = read_records(run.path, TRAINING_FILE, TrainingIterations)
     measured = {rank: _of_rank(records, rank) for rank in range(about.ranks)}
     roles = [_role_of(timeline, rank) for rank in measured]
-    predicted = [simulated_units(timeline, role, about.settings.schedule) for role in roles]
+    predicted = [simulated_units(timeline, role, schedule) for role in roles]
     found = {
-        rank: _as_predicted(measured_units(own), units, _losses(timeline, role, about.settings.schedule))
+        rank: _as_predicted(measured_units(own), units, _losses(timeline, role, schedule))
         for (rank, own), units, role in zip(measured.items(), predicted, roles, strict=True)
     }
     if any(units is None for units in found.values()):

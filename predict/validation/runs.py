@@ -16,6 +16,8 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import training_pace
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.emulation import kind_of_emulation
 from paradl_bench.records.hosts.host_record import read_host_records
@@ -94,7 +96,7 @@ class Run:
         strategy, ranks = parse_strategy(self.description.strategy), range(self.rank_times_s.shape[1])
         if stage is None:
             return list(ranks)
-        along = [axis.kind for axis in strategy.axes].index("pipeline")
+        (along,) = group_axes(strategy, Trait.STAGES)
         return [rank for rank in ranks if strategy.coordinates(rank)[along] == stage]
 
 

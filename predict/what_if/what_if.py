@@ -11,6 +11,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.request import Request
@@ -144,7 +145,8 @@ def _varied_point(request: Request, point: Configuration, setting: Setting, *, s
     planner_for(strategy).check(request.model.network, strategy, settings)
     varied = Configuration(strategy=strategy, settings=settings)
     # Stages that nobody named were balanced by measured seconds, which other ranks and batches balance anew.
-    return with_balanced_stages(request.model, varied) if settings.stages != point.settings.stages else varied
+    before, after = (own.of(PipelineOptions).stages for own in (point.settings, settings))
+    return with_balanced_stages(request.model, varied) if after != before else varied
 
 
 def _with_ranks(strategy: Strategy, ranks: int) -> Strategy:

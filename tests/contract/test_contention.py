@@ -7,7 +7,7 @@ from profile_factory import make_network, make_profile, ring_fit
 
 from calibrate.profile.collectives.contention import Contention
 from calibrate.profile.profile import Profile
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from predict.costs.cost_model import CostModel
@@ -52,7 +52,7 @@ def predicted(profile: Profile, text: str, evaluator: str, *, stated: float | No
     levels = (Level(name="node", ranks=4), Level(name="system", ranks=4096, contention=stated))
     cluster = None if stated is None else Cluster(name="given", levels=levels, memory_bytes_per_rank=8e9)
     model = CostModel(profile=profile, network=NETWORK, cluster=cluster)
-    point = Configuration(strategy=parse_strategy(text), settings=PlanSettings(**wanted))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(text), settings=plan_settings(**wanted))  # type: ignore[arg-type]
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 

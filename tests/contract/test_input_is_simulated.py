@@ -25,7 +25,7 @@ from calibrate.profile.input_side import HostCopy, InputSide, LoaderRate
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Stream
@@ -94,7 +94,7 @@ def predicted(
         slow_rank=slow_rank,
         input_options=InputOptions(**options),  # type: ignore[arg-type]
     )
-    settings = PlanSettings(
+    settings = plan_settings(
         batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes, schedule=schedule
     )
     return Predictor(model, evaluator_named(evaluator)).predict(
@@ -320,7 +320,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
 def test_the_timeline_has_a_lane_of_each(strategy: str, preset: str) -> None:
     options = InputOptions(io_s=0.01, h2d_s=2e-3, preset=preset)
     model = CostModel(profile=LATE, network=CNN, input_options=options)
-    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=16, schedule="1f1b"))
+    point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=16, schedule="1f1b"))
     priced = price(model, point)
     drawn = timeline_of(priced, "1f1b")
     iteration_s = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s

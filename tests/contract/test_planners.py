@@ -11,14 +11,16 @@ from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.axis_planner import AxisPlanner
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import axis_kinds
+from paradl_bench.plan.axis_planner import AxisPlanner, axis_planner, staging_axis
 from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy, parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, HaloExchange, Phase, Plan, Role, Transfer, WeightUpdate, Work
-from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
+from paradl_bench.strategies.nesting.catalog import planner_for
 
-PLANNERS = axis_planners()
+PLANNERS = {name: axis_planner(kind) for name, kind in axis_kinds().items()}
 SETTINGS = PlanSettings(batch=8)
 NESTED = (
     "d2f2",
@@ -150,7 +152,7 @@ def test_roles_are_all_ranks_and_every_work_is_done(strategy: Strategy) -> None:
 
 @every_strategy
 def test_the_mini_batch_is_computed_once(strategy: Strategy) -> None:
-    data = math.prod(axis.degree for axis in strategy.axes if axis.kind == "data")
+    data = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH))
     assert plan(strategy).local_batch * data == SETTINGS.batch
 
 
@@ -171,7 +173,7 @@ def test_a_layer_waits_for_what_it_reads(strategy: Strategy) -> None:
             for source in set(reader.inputs) - {"input"}:
                 if (source, "FW") not in tasks or (reader.name, "FW") not in tasks:
                     # On different stages: what is sent from one to the other orders them.
-                    assert "pipeline" in strategy.name
+                    assert staging_axis(strategy) is not None
                     continue
                 assert tasks[source, "FW"] in before[tasks[reader.name, "FW"]]
                 if (source, "BW") in tasks:
@@ -238,7 +240,7 @@ def test_work_is_conserved_where_it_is_split(strategy: Strategy) -> None:
     serial = plan(Strategy())
     alone = flops_of(serial, serial.roles[0], NETWORK)
     found = plan(strategy)
-    sharing = math.prod(axis.degree for axis in strategy.axes if axis.kind not in ("data", "pipeline"))
+    sharing = math.prod(axis.degree for axis in strategy.axes if axis.has(Trait.SHARES_LAYERS))
     of_ranks = [flops_of(found, found.roles[index], NETWORK) for index in found.positions]
     split = {work.layer for work in found.works if isinstance(work, Compute) and work.shard}
     assert bool(split) == (sharing > 1)
@@ -259,7 +261,7 @@ def test_parameters_are_updated_as_often_as_ranks_hold_them(strategy: Strategy) 
         for work in works_of(found, role)
         if isinstance(work, WeightUpdate)
     )
-    replicas = [axis.degree for axis in strategy.axes if axis.kind in ("data", "spatial") and not axis.zero_stage]
+    replicas = [axis.degree for axis in strategy.axes if axis.has(Trait.REPLICATES) and not axis.prefix]
     assert held >= NETWORK.parameter_elements * math.prod(replicas)
     assert held <= NETWORK.parameter_elements * strategy.ranks
 

@@ -21,7 +21,7 @@ from profile_factory import (
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
@@ -37,7 +37,7 @@ rank_counts = st.integers(1, 64)
 def predict(
     profile: Profile, network: ModelGraph, strategy: str, batch: int, evaluator: str, *, bucket_bytes: int = ONE_BUCKET
 ) -> Prediction:
-    settings = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
+    settings = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(CostModel(profile=profile, network=network), evaluator_named(evaluator)).predict(point)
 

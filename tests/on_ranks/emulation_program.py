@@ -12,6 +12,7 @@ from typing import Any
 
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.run import measure_training
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
@@ -29,6 +30,7 @@ def run(case: str, where: Path, context: RankContext) -> None:
         options["spread"] = options["spread"] == "drawn"
     if "slow_rank" in options:
         options["slow_rank"] = parse_slow_rank(options["slow_rank"])
+    axes, others = read_options(options)
     request = TrainingRequest(
         model="networks_of_emulation:Small",
         input_shape=None,
@@ -39,7 +41,8 @@ def run(case: str, where: Path, context: RankContext) -> None:
         warmup=3,
         emulate=str(where / "profile.json"),
         dilate=float(dilate),
-        **options,
+        axes=axes,
+        **others,
     )
     request.check()
     measure_training(request, context, where / name, ("paradl-bench", "train"), make_table=make_table)

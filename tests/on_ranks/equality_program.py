@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import equality_networks
-import msgspec
 import torch
 
 from paradl_bench.core.errors import UserError
@@ -26,7 +25,8 @@ from paradl_bench.measure.proof.proving import Case, StrategyProof
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
@@ -62,10 +62,17 @@ class Comparison:
         self.model, serial = load(case), load(case)
         self.network = trace_network(self.model)
         places = zip(self.strategy.axes, self.strategy.coordinates(context.rank), strict=True)
-        self.replicas, replica = next(((axis.degree, at) for axis, at in places if axis.kind == "data"), (1, 0))
+        self.replicas, replica = next(
+            ((axis.degree, at) for axis, at in places if axis.has(Trait.DIVIDES_BATCH)), (1, 0)
+        )
         self.own = slice(replica * SAMPLES, (replica + 1) * SAMPLES)
         chosen = {"first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **case.get("options", {})}
-        self.settings = msgspec.convert({"batch": SAMPLES * self.replicas, **chosen}, PlanSettings)
+        self.settings = plan_settings(
+            **{
+                name: tuple(own) if isinstance(own, list) else own
+                for name, own in {"batch": SAMPLES * self.replicas, **chosen}.items()
+            }
+        )
         planner_for(self.strategy).plan(self.network, self.strategy, self.settings)
         self.model.module.double()
         serial.module.double()
@@ -103,7 +110,7 @@ class Comparison:
         inputs, targets = self.model.make_batch(SAMPLES * self.replicas, seed=7)
         inputs, targets = inputs.double()[self.own], targets[self.own]
         optimizer = torch.optim.SGD(self.model.module.parameters(), lr=0.05, momentum=0.9)
-        parts = own_parts(self.network, self.strategy, self.context.rank, self.settings.split)
+        parts = own_parts(self.network, self.strategy, self.context.rank, self.settings)
         torch.manual_seed(self.own.start)
         previous = None
         for _ in range(3):

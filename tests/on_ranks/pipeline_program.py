@@ -25,7 +25,8 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import CollectiveRecorder, When, differences, planned_collectives
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
@@ -48,11 +49,11 @@ class Case(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        return next((axis.degree for axis in self.strategy.axes if axis.kind == "data"), 1)
+        return next((axis.degree for axis in self.strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
 
     @property
     def settings(self) -> PlanSettings:
-        return PlanSettings(
+        return plan_settings(
             batch=SAMPLES * self.count * self.replicas,
             first_bucket_bytes=1000,
             bucket_cap_bytes=1000,

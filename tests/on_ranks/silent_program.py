@@ -15,7 +15,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_group import end_groups, is_silent, silent_groups
 from paradl_bench.ranks.groups.process_groups import join_ranks
-from paradl_bench.strategies.data.module import exchange_gradients
+from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
 from paradl_bench.strategies.nesting.process_mesh import ProcessMesh
 
 

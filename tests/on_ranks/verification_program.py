@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from paradl_bench.measure.proof import proving
-from paradl_bench.measure.proof.parts import steps_of
 from paradl_bench.measure.proof.prove import Subject, prove
 from paradl_bench.measure.proof.reference import JoinedRanks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import LoadedModel, load_model
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import steps_of
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
 from paradl_bench.strategies.channel import module as channel
@@ -181,8 +182,10 @@ def run(text: str, context: RankContext) -> dict[str, Any]:
     chosen = {key: int(value) if value.isdigit() else value for key, value in (o.split("=") for o in options)}
     if "recompute" in chosen:
         chosen["recompute"] = (chosen["recompute"],)
-    settings = msgspec.convert({"batch": 1, **chosen}, PlanSettings)
-    parts = degree_of(strategy, "data") * steps_of(strategy, settings)
+    settings = plan_settings(
+        **{name: tuple(own) if isinstance(own, list) else own for name, own in {"batch": 1, **chosen}.items()}
+    )
+    parts = degree_of(strategy, Trait.DIVIDES_BATCH) * steps_of(strategy, settings)
     settings = msgspec.structs.replace(settings, batch=2 * parts)
 
     def build(copied: LoadedModel) -> parallel.ParallelModule:

@@ -11,6 +11,8 @@ import msgspec
 
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.strategy import parse_strategy
 from random_modules.described import Description
@@ -78,18 +80,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         if self.cut and network is not None:
             own = [layer.name for layer in network.layers if not layer.name.startswith("loss")]
             at = sorted({max(1, min(len(own) - 1, int(share * len(own)))) for share in self.cut})
-            options["stages"] = tuple(own[index] for index in at)
+            options["stages"] = ",".join(own[index] for index in at)
         if self.split:
-            options["split"] = tuple(
-                [f"{step['name']}*" for step in self.description["steps"] if step["do"] in SPLIT][::2]
-            )
+            names = [f"{step['name']}*" for step in self.description["steps"] if step["do"] in SPLIT]
+            options["split"] = ",".join(names[::2])
+        axes, others = read_options(options)
         return TrainingRequest(
+            axes=axes,
             model=self.model,
             input_shape=None,
             strategy=parse_strategy(self.strategy),
             batch=self.samples * self.replicas,
             device="cpu",
-            **options,
+            **others,
         )
 
     @property
@@ -117,7 +120,7 @@ def case_of(number: int) -> Case:
     cut: tuple[float, ...] = ()
     split = strategy[0] in "fc" and len(names & SPLIT) > 1 and rng.random() < 0.2
     if "p" in strategy:
-        stages = degree_of(parse_strategy(strategy), "pipeline")
+        stages = degree_of(parse_strategy(strategy), Trait.STAGES)
         schedule = rng.choice(SCHEDULES if len(names & LAYERS) > 2 * stages else ("gpipe", "1f1b"))
         options |= {"schedule": schedule, "micro_batches": rng.choice([stages, stages, stages + 1, 2 * stages])}
         if rng.random() < 0.2 and schedule in ("gpipe", "1f1b"):
@@ -165,7 +168,7 @@ def _fits(strategy: str, steps: list[Description]) -> float:
     if "t" in strategy:
         return 1.0 if names & {"mlp", "encoder_layer", "separate_attention"} else 0.05
     if "p" in strategy:
-        stages = degree_of(parse_strategy(strategy), "pipeline")
+        stages = degree_of(parse_strategy(strategy), Trait.STAGES)
         return 1.0 if len([s for s in every_step(steps) if s["do"] in LAYERS]) >= stages else 0.05
     if "f" in strategy or "c" in strategy:
         return 1.0 if names & SPLIT else 0.05

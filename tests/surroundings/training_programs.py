@@ -149,19 +149,22 @@ from paradl_bench.measure.training.recorder import differences, planned_collecti
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 
 def compare(case, context):
     name, text, cap_mb, batch_norm, *words = case.split()
-    listed = ("split", "recompute")
-    options = {name: tuple(value.split("+")) if name in listed else int(value) if value.isdigit() else value
-        for name, value in (word.split("=") for word in words)}
+    axes, options = read_options({name: int(value) if value.isdigit() else value
+        for name, value in (word.replace("+", ",").split("=") for word in words)}
+        | {"bucket_cap_mb": None if cap_mb == "-" else float(cap_mb)})
+    if "recompute" in options:
+        options["recompute"] = tuple(options["recompute"].split(","))
     strategy = parse_strategy(text)
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=4 * context.ranks,
         device="cpu", verify=False,
-        bucket_cap_mb=None if cap_mb == "-" else float(cap_mb), batch_norm=batch_norm, **options)
+        axes=axes, batch_norm=batch_norm, **options)
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
@@ -198,7 +201,7 @@ import torch
 from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.parallel import build_parallel
 
@@ -213,7 +216,7 @@ def check(name, context, batch_norm):
     model.module.double(), serial.module.double()
     inputs, targets = model.make_batch(4 * context.ranks, seed=7)
     inputs = inputs.double()
-    settings = PlanSettings(batch=4 * context.ranks, first_bucket_bytes=1000, bucket_cap_bytes=1000)
+    settings = plan_settings(batch=4 * context.ranks, first_bucket_bytes=1000, bucket_cap_bytes=1000)
     parallel = build_parallel(model.module, network, parse_strategy("d2"), settings, context.device).module
     parts = list(zip(inputs.chunk(context.ranks), targets.chunk(context.ranks)))
     for _ in range(3):

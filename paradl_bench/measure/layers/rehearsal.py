@@ -20,15 +20,17 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.probes import OperationProbe
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
+from paradl_bench.plan.axis_planner import SharingPlanner, axis_planner
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Plan
 from paradl_bench.ranks.clocks import Clock, clock_for
-from paradl_bench.strategies.nesting.catalog import axis_planners, planner_for
-from paradl_bench.strategies.nesting.parallel import axis_runners
+from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.running.group_functions import Group, Spans
-from paradl_bench.strategies.running.sharded_module import ShardedModule
+from paradl_bench.strategies.running.sharded_module import ShardedModule, sharing_runner
 
 
 class PausingClock:
@@ -94,11 +96,10 @@ def sharing_axis(strategy: Strategy) -> int:
     Raises:
         UserError: no axis does.
     """
-    planners = axis_planners()
-    for index, axis in enumerate(strategy.axes):
-        if isinstance(planners.get(axis.kind), SharingPlanner) and axis.degree > 1:
+    for index in group_axes(strategy, Trait.SHARES_LAYERS):
+        if strategy.axes[index].degree > 1:
             return index
-    kinds = ", ".join(name for name, planner in planners.items() if isinstance(planner, SharingPlanner))
+    kinds = ", ".join(kind.name for kind in kinds_with(Trait.SHARES_LAYERS))
     raise UserError(f"--shards {strategy}: none of its axes shares layers; those of {kinds} do, as f2")
 
 
@@ -149,7 +150,7 @@ class RehearsedModel:
             spans=Spans(),
             pause=clock.pause if device.type == "cpu" else contextlib.nullcontext,
         )
-        sharding = axis_runners()[axis.kind].shard(model.module, network, axis, group, settings)
+        sharding = sharing_runner(axis.declared).shard(model.module, network, axis, group, settings)
         self._model = model
         self._module = ShardedModule(model.module, sharding)
         self._probe: OperationProbe | None = None
@@ -173,7 +174,7 @@ class RehearsedModel:
 def _sharded_layers(
     network: ModelGraph, axis: Axis, position: int, settings: PlanSettings
 ) -> dict[int, tuple[Layer, str]]:
-    planner = axis_planners()[axis.kind]
+    planner = axis_planner(axis.declared)
     assert isinstance(planner, SharingPlanner)
     strategy = Strategy(axes=(axis,))
     planner.check(network, strategy, 0, settings)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
+from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
@@ -26,7 +25,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
             the two parts of backward of the operations that have them, ``all`` every operation alone, ``none`` neither.
         shards: strategies whose ranks' parts of the model are measured as well.
         verify: whether these parts are proved to make up the model first; None for where that is quick.
-        split, filter_backward, spatial_until: of these, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
+        axes: options of these, as in :class:`~paradl_bench.plan.settings.PlanSettings`.
     """
 
     models: tuple[str, ...]
@@ -42,9 +41,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int
     isolated: str
     shards: tuple[Strategy, ...] = ()
-    split: tuple[str, ...] = ()
-    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
-    spatial_until: str | None = None
+    axes: tuple[AxisOptions, ...] = ()
     seed: int = 0
     verify: bool | None = None
 
@@ -68,13 +65,7 @@ class LayersRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self, batch: int) -> PlanSettings:
         """What decides the shards on a local batch."""
-        return PlanSettings(
-            batch=batch,
-            optimizer=self.optimizer,
-            split=self.split,
-            filter_backward=self.filter_backward,
-            spatial_until=self.spatial_until,
-        )
+        return PlanSettings(batch=batch, optimizer=self.optimizer, axes=self.axes)
 
     @property
     def ranks(self) -> int:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.network.partition import shard_channels, shard_filters
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import PartsHeld, SharingPlanner, axis_planner, steps_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.spatial.region import region_of
-from paradl_bench.strategies.splitting.channel_shards import split_layers
-from paradl_bench.strategies.tensor.pairs import find_pairs
-from paradl_bench.strategies.tensor.plan import parameter_ranges
-
-_CUTS = {"filter": shard_filters, "channel": shard_channels}
 
 AtOnce = Literal["own", "replicas", "all"]
 """What one forward of the serial model reads: a micro-batch of this rank's replica, those of all replicas together, as
@@ -59,16 +52,10 @@ def place_of(strategy: Strategy, settings: PlanSettings, rank: int) -> Place:
     """The place of a rank's samples; its mini-batch is the settings'."""
     replicas, replica = 1, 0
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
-        if axis.kind == "data":
+        if axis.has(Trait.DIVIDES_BATCH):
             replicas, replica = axis.degree, position
     steps = steps_of(strategy, settings)
     return Place(replica, replicas, steps, settings.batch // (replicas * steps))
-
-
-def steps_of(strategy: Strategy, settings: PlanSettings) -> int:
-    """Micro-batches that a replica computes one after the other."""
-    stages = degree_of(strategy, "pipeline")
-    return micro_batches(settings, stages) if stages > 1 else settings.accumulate
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,24 +63,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_parts(
-    network: ModelGraph, strategy: Strategy, rank: int, patterns: Sequence[str]
-) -> dict[str, tuple[Any, ...]]:
+def own_parts(network: ModelGraph, strategy: Strategy, rank: int, settings: PlanSettings) -> PartsHeld:
     """Per parameter that is split, the slices or positions of it that this rank holds."""
-    parts: dict[str, tuple[Any, ...]] = {}
+    parts: PartsHeld = {}
     for axis, position in zip(strategy.axes, strategy.coordinates(rank), strict=True):
-        if axis.kind == "tensor":
-            held = parameter_ranges(network, find_pairs(network, patterns), axis.degree, position)
-            for name, (dim, ranges) in held.items():
-                own = [at for interval in ranges for at in range(*interval)]
-                parts[name] = (*(slice(None),) * dim, own)
-        if axis.kind not in _CUTS:
-            continue
-        for index, shards in split_layers(network, axis.degree, _CUTS[axis.kind], patterns).shards.items():
-            names, own_shard = network.layers[index].parameters, shards[position]
-            parts[names[0]] = (slice(*own_shard.filters), slice(*own_shard.group_channels))
-            if axis.kind == "filter":
-                parts |= {name: (slice(*own_shard.filters),) for name in names[1:]}
+        planner = axis_planner(axis.declared)
+        if isinstance(planner, SharingPlanner):
+            parts |= planner.parts_held(network, axis, position, settings)
     return parts
 
 
@@ -111,7 +87,7 @@ def norm_cuts(
     count = counts.get(at_once, place.steps * (place.replicas if local else 1))
     of_samples: NormCuts = ((0, count),) if count > 1 else ()
     axes = strategy.axes if local else ()
-    spatial = next((axis for axis in axes if axis.kind == "spatial" and axis.degree > 1), None)
+    spatial = next((axis for axis in axes if axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1), None)
     blocks = set(region_of(network, spatial, settings).layers) if spatial else set()
     of_blocks: NormCuts = tuple((2 + dim, parts) for dim, parts in enumerate(spatial.extents)) if spatial else ()
     found = {}

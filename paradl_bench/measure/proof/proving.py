@@ -15,12 +15,14 @@ from paradl_bench.measure.proof.reference import Ranks, SerialReference, SerialS
 from paradl_bench.measure.proof.watching import Key, Passage, tensors_of, watch_forward
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.nesting.parallel import ParallelModule
-from paradl_bench.strategies.normalisation.norm_statistics import statistics_axes
+from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.running.sharded_module import as_it_stands
+from paradl_bench.strategies.splitting.options import FilterOptions
 
 _LEARNING_RATE, _MOMENTUM = 0.05, 0.9
 
@@ -102,12 +104,12 @@ class StrategyProof:
         self._own_loss = at_once == "own" or self._place.replicas == 1
         cuts = norm_cuts(network, strategy, settings, self._place, at_once)
         self._reference = SerialReference(serial, self._place, ranks, cuts=cuts, at_once=at_once, hold=case.hold)
-        self._parts = own_parts(network, strategy, ranks.rank, settings.split)
+        self._parts = own_parts(network, strategy, ranks.rank, settings)
         self._built = build(parallel)
         self._watched = watch_forward(parallel.module, hold=case.hold)
         # Statistics apart leave no running ones, and replicas take the first one's before each forward.
         self._compares_buffers = not cuts and not (at_once == "own" and self._place.replica)
-        self._averages = not self._built.groups and bool(group_axes(strategy, *REPLICATING))
+        self._averages = not self._built.groups and bool(group_axes(strategy, Trait.REPLICATES))
         self._optimizers: tuple[torch.optim.Optimizer, ...] | None = None
 
     @property
@@ -223,7 +225,10 @@ class StrategyProof:
 
     def _asks_input(self, inputs: torch.Tensor) -> bool:
         # Parts of gradients go to what training differentiates, and the input is none of that.
-        parts = self._case.settings.filter_backward == "reduce-scatter" and degree_of(self._case.strategy, "filter") > 1
+        parts = (
+            self._case.settings.of(FilterOptions).filter_backward == "reduce-scatter"
+            and degree_of(self._case.strategy, Trait.SPLITS_OUTPUTS) > 1
+        )
         asked = self._case.with_input and inputs.is_floating_point()
         return asked and not parts and self._built.pipeline is None
 
@@ -318,7 +323,7 @@ def synchronises(network: ModelGraph, strategy: Strategy, settings: PlanSettings
     """Whether batch norms take statistics over the samples of several replicas."""
     if settings.batch_norm != "sync":
         return False
-    of_data = set(group_axes(strategy, "data"))
+    of_data = set(group_axes(strategy, Trait.DIVIDES_BATCH))
     axes = statistics_axes(network, strategy, settings)
     return any(of_data.intersection(of) for of in axes.values())
 

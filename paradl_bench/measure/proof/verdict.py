@@ -17,16 +17,6 @@ from paradl_bench.records.training.verification import Verification
 
 DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
 
-_LEFT_OUT = {
-    "spatial": "cut fewer layers by --spatial-until",
-    "filter": "leave layers whole by --split",
-    "channel": "leave layers whole by --split",
-    "tensor": "leave layers whole by --split",
-    "pipeline": "give other --stages",
-}
-"""By kind of axis, how to have it share less."""
-
-
 VARIES = "the serial model itself gives something else each time"
 
 
@@ -88,7 +78,7 @@ def end_if_differs(proved: Proved, model: str, strategy: Strategy) -> None:
     if first is None:
         return
     by = "in shape, or is no number" if first.relative >= NO_NUMBER else f"by {first.relative:.2g} of its largest value"
-    remedies = [_LEFT_OUT[axis.kind] for axis in strategy.axes if axis.kind in _LEFT_OUT and axis.degree > 1]
+    remedies = [axis.declared.share_less for axis in strategy.axes if axis.declared.share_less and axis.degree > 1]
     raise WorkError(
         f"{NOT_AS_SERIAL}: {model} as {strategy}; first {first.what} differs {by} (rank {first.rank},"
         f" {counted(verification.samples, 'sample')} in {verification.dtype}). Nothing was timed. Take another strategy"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paradl_bench.core.registry import lookup
 from paradl_bench.core.units import format_seconds
 from paradl_bench.measure.stragglers.arrivals import Arrival, arrivals_behind_compute, arrivals_in_training
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.collectives.catalog import operations
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.contexts.behind import BehindComputeSamples
@@ -181,7 +182,7 @@ def _peers(run: TrainingRun, ranks: Sequence[int]) -> dict[int, list[int]]:
 
     def stage(rank: int) -> tuple[int, ...]:
         along = zip(strategy.axes, strategy.coordinates(rank), strict=True)
-        return tuple(coordinate for axis, coordinate in along if axis.kind == "pipeline")
+        return tuple(coordinate for axis, coordinate in along if axis.has(Trait.STAGES))
 
     return {rank: [other for other in ranks if other != rank and stage(other) == stage(rank)] for rank in ranks}
 

@@ -18,6 +18,7 @@ from paradl_bench.measure.execution.micro_steps import MicroSteps, Row, by_turn
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -130,7 +131,7 @@ def measure_host_time(
     found = HostTime({}, {}, {})
     if context.rank == 0:
         recompute_segments(model.module, network, request.settings)
-        stages = degree_of(request.strategy, "pipeline")
+        stages = degree_of(request.strategy, Trait.STAGES)
         count = request.accumulate if stages == 1 else micro_batches(request.settings, stages)
         found = _host_time(twin, model, network, batch, count)
         found = found._replace(framework_s={phase: spent / stages for phase, spent in found.framework_s.items()})

@@ -10,7 +10,6 @@ import msgspec
 from paradl_bench.core.errors import WorkError
 from paradl_bench.core.terminal.command_line import say
 from paradl_bench.measure.proof.cost import cost_of, what_forbids
-from paradl_bench.measure.proof.parts import steps_of
 from paradl_bench.measure.proof.prove import Subject, prove
 from paradl_bench.measure.proof.proving import synchronises
 from paradl_bench.measure.proof.reference import JoinedRanks
@@ -18,6 +17,8 @@ from paradl_bench.measure.proof.verdict import end_if_differs
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import steps_of
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -87,7 +88,7 @@ def _is_parallel(request: TrainingRequest) -> bool:
 
 def _small(request: TrainingRequest) -> PlanSettings:
     """Of the run, with the mini-batch of the proof: as many parts, of few samples."""
-    parts = degree_of(request.strategy, "data") * steps_of(request.strategy, request.settings)
+    parts = degree_of(request.strategy, Trait.DIVIDES_BATCH) * steps_of(request.strategy, request.settings)
     samples = max(1, min(_SAMPLES, request.batch // parts))
     return msgspec.structs.replace(request.settings, batch=parts * samples)
 

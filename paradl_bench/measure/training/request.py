@@ -11,17 +11,20 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.execution.compiler import refuse_without_compiler
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axis_planner import refuse_unused
-from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.settings import PlanSettings, bucket_limits
+from paradl_bench.plan.mesh import degree_of, zero_stage
+from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
-from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
 RECORDED: tuple[Literal["first", "rebuild", "iteration"], ...] = ("first", "rebuild", "iteration")
 """What the first iterations of a run are (IssuedCollective.when), which are recorded and not timed."""
@@ -34,10 +37,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         batch: global mini-batch.
         dtype: ``fp32``, or ``bf16`` by autocast (:mod:`~paradl_bench.network.kinds.autocast`).
         iterations: timed ones. warmup: untimed ones before them, the recorded ones included.
-        bucket_cap_mb: MiB; None for torch's default.
-        batch_norm, accumulate, recompute, micro_batches, schedule, stages, cut_by, split, filter_backward,
-            spatial_until, exchange, ranks_per_node: as in
-            :class:`~paradl_bench.plan.settings.PlanSettings`.
+        batch_norm, accumulate, recompute, axes: as in :class:`~paradl_bench.plan.settings.PlanSettings`.
         layout: emulated nodes that the ranks lie on; None for real ones.
         balance: directory of ``paradl-bench layers`` whose seconds stages are to balance; see
             :mod:`paradl_bench.measure.training.stage_balance`.
@@ -57,20 +57,11 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "fp32"
     kernel_settings: KernelSettings = NO_SETTINGS
     optimizer: str = "sgd"
-    bucket_cap_mb: float | None = None
     batch_norm: Literal["local", "sync"] = "local"
     accumulate: int = 1
     recompute: tuple[str, ...] = ()
-    micro_batches: int | None = None
-    schedule: str = "gpipe"
-    stages: tuple[str, ...] = ()
-    cut_by: str = ""
     balance: str | None = None
-    split: tuple[str, ...] = ()
-    filter_backward: Literal["all-reduce", "reduce-scatter"] = "all-reduce"
-    spatial_until: str | None = None
-    exchange: str = "flat"
-    ranks_per_node: int | None = None
+    axes: tuple[AxisOptions, ...] = ()
     layout: NodeLayout | None = None
     iterations: int = 30
     warmup: int = 5
@@ -84,31 +75,20 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
-        first, cap = bucket_limits(self.bucket_cap_mb)
         return PlanSettings(
             batch=self.batch,
             optimizer=self.optimizer,
-            first_bucket_bytes=first,
-            bucket_cap_bytes=cap,
             batch_norm=self.batch_norm,
             accumulate=self.accumulate,
             recompute=self.recompute,
-            micro_batches=self.micro_batches,
-            schedule=self.schedule,
-            stages=self.stages,
-            cut_by=self.cut_by,
-            split=self.split,
-            filter_backward=self.filter_backward,
-            spatial_until=self.spatial_until,
-            exchange=self.exchange,
-            ranks_per_node=self.ranks_per_node,
             blocking=self.device != "cuda",
+            axes=self.axes,
         )
 
     @property
     def shares_layers(self) -> bool:
         """Whether the model's layers or parameters limit the strategy, beside its mini-batch."""
-        shares = any(axis.kind != "data" and axis.degree > 1 for axis in self.strategy.axes)
+        shares = any(not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1 for axis in self.strategy.axes)
         return shares or zero_stage(self.strategy) > 1
 
     def check(self) -> None:
@@ -134,10 +114,9 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
         refuse_without_compiler(self.kernel_settings, self.device)
 
     def _check_balance(self) -> None:
-        given = "--balance" if self.balance is not None else "--stages" if self.stages else ""
-        if given and degree_of(self.strategy, "pipeline") == 1:
-            raise UserError(f"{given} is for the stages of a pipeline; strategy {self.strategy} has none")
-        if self.balance is not None and self.stages:
+        if self.balance is not None and degree_of(self.strategy, Trait.STAGES) == 1:
+            raise UserError(f"--balance is for the stages of a pipeline; strategy {self.strategy} has none")
+        if self.balance is not None and self.settings.of(PipelineOptions).stages:
             raise UserError("--balance finds the stages that --stages gives: give one of them")
 
     def _check_emulation(self) -> None:
@@ -189,25 +168,29 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
             "optimizer": self.optimizer,
             "backend": context.backend,
             "launcher": context.launcher,
-            "bucket_cap_mb": "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}",
+            "bucket_cap_mb": self._bucket_cap,
             **({"kernel_settings": self.kernel_settings.label} if self.kernel_settings.label else {}),
             "iterations": str(self.iterations),
             "warmup": str(self.warmup),
             # The stages themselves have to be the same, not what found them.
             **{name: text for name, text in self.settings.options.items() if name != "cut_by"},
-            **self._of_pipeline,
+            **self._settled,
             **({"emulated_nodes": str(self.layout)} if self.layout else {}),
             **({"slow_rank": str(self.slow_rank)} if self.slow_rank else {}),
             **({"spread": f"seed {self.seed or 0}"} if self.spread else {}),
         }
 
     @property
-    def _of_pipeline(self) -> dict[str, str]:
-        count = degree_of(self.strategy, "pipeline")
-        if count == 1:
-            return {}
-        return {
-            "micro_batches": str(self.micro_batches or count),
-            "schedule": self.schedule,
-            "stages": ",".join(self.stages) or "balanced",
-        }
+    def _bucket_cap(self) -> str:
+        options = self.settings.of(ExchangeOptions)
+        return "default" if options.has_default_limits else f"{options.bucket_cap_bytes / 1024**2:g}"
+
+    @property
+    def _settled(self) -> dict[str, str]:
+        """What the axes of the strategy make of their options."""
+        settings = self.settings
+        found: dict[str, str] = {}
+        for axis in self.strategy.axes:
+            for options in axis.declared.options if axis.degree > 1 else ():
+                found |= settings.of(options).settled(axis.degree)
+        return found

@@ -19,9 +19,10 @@ import numpy as np
 from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_manifest, read_records
 from paradl_bench.records.samples import IterationSamples, LayerSamples
-from paradl_bench.strategies.pipeline.plan import samples_at_once
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import balanced_stages
 
 Samples = TypeVar("Samples", LayerSamples, IterationSamples)
@@ -44,8 +45,11 @@ def with_measured_stages(request: TrainingRequest, network: ModelGraph) -> Train
     at = f"{request.balance}, batch {records[0].batch}, {_ranks(records[0].ranks_on_host)} on the host"
     return msgspec.structs.replace(
         request,
-        stages=balanced_stages(network, strategy, request.settings, seconds),
-        cut_by=f"measured seconds of {at}",
+        axes=request.settings.changed(
+            PipelineOptions,
+            stages=balanced_stages(network, strategy, request.settings, seconds),
+            cut_by=f"measured seconds of {at}",
+        ).axes,
         balance=None,
     )
 

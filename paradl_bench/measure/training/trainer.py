@@ -28,7 +28,8 @@ from paradl_bench.measure.training.request import RECORDED, TrainingRequest
 from paradl_bench.measure.training.stamps import Arrival, Stamps
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
-from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of, group_axes, zero_stage
 from paradl_bench.ranks.clocks import Clock, CpuClock, clock_for
 from paradl_bench.ranks.groups.process_group import end_groups
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -37,11 +38,10 @@ from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
 from paradl_bench.records.training.training_record import IssuedCollective, MemoryPeak, TrainingIterations, Turn
-from paradl_bench.strategies.data.zero.plan import zero_stage
 from paradl_bench.strategies.nesting.parallel import build_parallel
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.pipeline.module import RankPipeline
 from paradl_bench.strategies.running.group_functions import Spans
+from paradl_bench.strategies.running.sharded_module import StagedModule
 
 
 class Trainer:
@@ -79,7 +79,7 @@ class Trainer:
         replica = place_of(request.strategy, request.settings, context.rank).replica
         torch.manual_seed(replica)
         # Replicas have their own samples, the same ones in every run; reading input is not part of the iteration.
-        local = request.batch // degree_of(request.strategy, "data")
+        local = request.batch // degree_of(request.strategy, Trait.DIVIDES_BATCH)
         self._inputs, self._targets = (tensor.to(context.device) for tensor in model.make_batch(local, seed=replica))
         self._inputs = laid_out(self._inputs, request.kernel_settings)
         self._parallel = model.module
@@ -88,7 +88,7 @@ class Trainer:
         self._groups: tuple[dist.ProcessGroup, ...] = ()
         self._counter = SequenceCounter()
         self._spans = Spans()
-        self._pipeline: RankPipeline | None = None
+        self._pipeline: StagedModule | None = None
         self._last_gradient = Arrival()
         self._watches_gradients = False
         self._shards_parameters = zero_stage(request.strategy) > 1
@@ -159,7 +159,7 @@ class Trainer:
                 f"model {self._request.model} has no parameter that gets a gradient: there is nothing to train"
             )
         # Where no gradients are exchanged nothing is waited for after the last one.
-        if group_axes(self._request.strategy, *REPLICATING):
+        if group_axes(self._request.strategy, Trait.REPLICATES):
             self._watch(last)
         return issued
 

@@ -15,7 +15,7 @@ from paradl_bench.core.units import counted
 from paradl_bench.measure.execution.compiler import compiler_settings
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.ranks.directories.directory import MeasurementDirectory, write_network
 from paradl_bench.ranks.environment import capture_environment
 from paradl_bench.ranks.groups.process_groups import RankContext
@@ -30,9 +30,11 @@ from paradl_bench.records.training.training_record import (
     MemoryShortage,
     TrainingIterations,
     TrainingRun,
+    fields_of_plan,
     read_run,
 )
 from paradl_bench.records.training.verification import Verification
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.plan import cut_by
 from paradl_bench.strategies.pipeline.stages import cut_names
 
@@ -122,6 +124,9 @@ class TrainingWriter:
         """Set what is known of the run before its timed iterations, and keep its network beside it."""
         write_network(self.directory.path, network)
         request, settings = self.request, self.request.settings
+        by = cut_by(settings) if staging_axis(request.strategy) is not None else ""
+        # Stages as they were cut, whatever by.
+        cut = settings.changed(PipelineOptions, stages=cut_names(network, request.strategy, settings), cut_by=by)
         self.run = TrainingRun(
             model=request.model,
             input_shape=network.input_shape,
@@ -134,20 +139,7 @@ class TrainingWriter:
             launcher=context.launcher,
             iterations=request.iterations,
             warmup=request.warmup,
-            bucket_cap_bytes=settings.bucket_cap_bytes,
-            first_bucket_bytes=settings.first_bucket_bytes,
-            batch_norm=settings.batch_norm,
-            accumulate=settings.accumulate,
-            recompute=settings.recompute,
-            micro_batches=settings.micro_batches,
-            schedule=settings.schedule,
-            stages=cut_names(network, request.strategy, settings),
-            cut_by=cut_by(settings) if degree_of(request.strategy, "pipeline") > 1 else "",
-            split=settings.split,
-            filter_backward=settings.filter_backward,
-            spatial_until=settings.spatial_until,
-            exchange=settings.exchange,
-            ranks_per_node=settings.ranks_per_node,
+            **fields_of_plan(cut),
             network_digest=network.digest,
             cores=cores,
             issued=issued,

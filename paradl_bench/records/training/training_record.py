@@ -6,7 +6,7 @@ The format's version and history are those of :mod:`paradl_bench.records.measure
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ from paradl_bench.core.bounds import (
 )
 from paradl_bench.core.checks import check_aligned, check_counts, check_finite, check_samples
 from paradl_bench.core.files.storage import read_json
-from paradl_bench.plan.settings import PlanSettings, library_blocks
+from paradl_bench.plan.settings import PlanSettings, library_blocks, plan_settings
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.training.compile_record import CompileRecord
 from paradl_bench.records.training.ghost_record import GhostRun
@@ -161,6 +161,13 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     had_bytes: Bytes
 
 
+_OF_PLAN = (
+    *("batch_norm", "accumulate", "recompute", "bucket_cap_bytes", "first_bucket_bytes", "exchange", "ranks_per_node"),
+    *("micro_batches", "schedule", "stages", "cut_by", "split", "filter_backward", "spatial_until"),
+)
+"""Fields of a run that decide its plan, as files have had them from the first version on."""
+
+
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of a run (file ``run.json``), everything that a prediction of it needs.
 
@@ -178,6 +185,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         accumulate: micro-batches between two updates. recompute: what was computed again in backward. As there.
         split, filter_backward, spatial_until: of layers that are shared out, as there.
         exchange, ranks_per_node: of gradients, as there.
+        axis_options: further fields of axes' options that are not the default, by name.
         losses: of the first rank that computes them, one a timed iteration.
         memory: of every rank, in an iteration that was not timed.
         ghost: of an emulated run, whose layers slept; None where they computed. Its losses and memory mean nothing, and
@@ -215,6 +223,7 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     spatial_until: str | None = None
     exchange: str = "flat"
     ranks_per_node: Ranks | None = None
+    axis_options: dict[str, Any] = {}
     cores: tuple[Index, ...] = ()
     issued: tuple[IssuedCollective, ...] = ()
     planned: tuple[IssuedCollective, ...] = ()
@@ -236,25 +245,17 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def settings(self) -> PlanSettings:
         """What a plan of this run needs."""
-        return PlanSettings(
-            batch=self.batch,
-            optimizer=self.optimizer,
-            first_bucket_bytes=self.first_bucket_bytes,
-            bucket_cap_bytes=self.bucket_cap_bytes,
-            batch_norm=self.batch_norm,
-            micro_batches=self.micro_batches,
-            schedule=self.schedule,
-            stages=self.stages,
-            cut_by=self.cut_by,
-            accumulate=self.accumulate,
-            recompute=self.recompute,
-            blocking=library_blocks(self.backend),
-            split=self.split,
-            filter_backward=self.filter_backward,
-            spatial_until=self.spatial_until,
-            exchange=self.exchange,
-            ranks_per_node=self.ranks_per_node,
-        )
+        whole = {"batch": self.batch, "optimizer": self.optimizer, "blocking": library_blocks(self.backend)}
+        fields = {name: value for name in _OF_PLAN if (value := getattr(self, name)) is not None}
+        return plan_settings(**whole, **fields, **self.axis_options)
+
+
+def fields_of_plan(settings: PlanSettings) -> dict[str, Any]:
+    """What a :class:`TrainingRun` holds of a plan's settings, by its fields."""
+    known = {name: value for name, value in settings.fields.items() if name in _OF_PLAN}
+    others = {name: value for own in settings.axes for name, value in msgspec.structs.asdict(own).items()}
+    whole = {name: getattr(settings, name) for name in ("batch_norm", "accumulate", "recompute")}
+    return {**whole, **known, "axis_options": {name: value for name, value in others.items() if name not in _OF_PLAN}}
 
 
 def read_run(directory: Path) -> TrainingRun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -11,8 +10,11 @@ import msgspec
 from paradl_bench.core.bounds import Count, PositiveCount, PositiveSeconds, Ranks
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import parse_size_sweep
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import axis_kind
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Axis, AxisKind, Strategy, parse_strategy, parse_strategy_kinds
+from paradl_bench.plan.strategy import Axis, Strategy, parse_strategy, parse_strategy_kinds
 from paradl_bench.records.kernel_settings import flags_of_label, settings_of_label
 from paradl_bench.slurm.jobs.site import Site
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
@@ -24,11 +26,14 @@ HALOS = "exchange"
 
 def operations_of(strategies: Iterable[str]) -> str:
     """Operations of sweeps by which strategies are predicted; texts that do not parse ask for nothing."""
-    kinds = {kind for text in strategies for kind in _kinds_of(text)}
-    return ",".join((*OPERATIONS, HALOS) if "spatial" in kinds else OPERATIONS)
+    found = dict.fromkeys(OPERATIONS)
+    for text in strategies:
+        for kind in _kinds_of(text):
+            found |= dict.fromkeys(axis_kind(kind).operations)
+    return ",".join(found)
 
 
-def _kinds_of(text: str) -> Iterable[AxisKind]:
+def _kinds_of(text: str) -> Iterable[str]:
     kinds = parse_strategy_kinds(text)
     if kinds is not None:
         return kinds
@@ -48,11 +53,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waits_beside_exchange(self) -> bool:
         """Whether layers wait for communication while gradients are exchanged beside backward."""
-        degrees = Counter[str]()
-        for axis in parse_strategy(self.strategy).axes:
-            degrees[axis.kind] += axis.degree - 1
-        of_layers = any(degrees[kind] for kind in ("filter", "channel", "tensor"))
-        return not degrees["pipeline"] and bool(degrees["spatial"] or (degrees["data"] and of_layers))
+        strategy = parse_strategy(self.strategy)
+        exchanges, shares = (degree_of(strategy, trait) > 1 for trait in (Trait.REPLICATES, Trait.SHARES_LAYERS))
+        return exchanges and shares and degree_of(strategy, Trait.STAGES) == 1
 
 
 class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +145,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return self._placed(strategy, nodes)
 
     def _placed(self, strategy: Strategy, nodes: int) -> Configuration:
-        replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+        replicas = next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
         return Configuration(strategy=str(strategy), ranks=strategy.ranks, nodes=nodes, batch=self.batch * replicas)
 
     @property
@@ -153,7 +156,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return ("--sequence", str(self.sequence)) if self.sequence else ()
 
 
-def _grown(kinds: tuple[AxisKind, ...], text: str, ranks: int) -> Strategy:
+def _grown(kinds: tuple[str, ...], text: str, ranks: int) -> Strategy:
     if len(kinds) > 1:
         raise UserError(f"--strategies {text}: the nodes set one axis; write the degrees of both, as d{ranks // 2}f2")
     return Strategy(axes=(Axis(kind=kinds[0], extents=(ranks,)),))

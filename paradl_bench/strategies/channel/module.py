@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from paradl_bench.network.graph import Layer
+from paradl_bench.strategies.channel.plan import CHANNELS
 from paradl_bench.strategies.running.group_functions import Group, axis_slices, reduce, take
 from paradl_bench.strategies.running.sharded_module import Call, beside, bind
-from paradl_bench.strategies.splitting.channel_shards import CHANNELS, Shards, channels_of
+from paradl_bench.strategies.splitting.channel_shards import Shards, channels_of
 from paradl_bench.strategies.splitting.gradient_parts import Parts, channel_dim
 from paradl_bench.strategies.splitting.split_runner import SplitRunner
 

@@ -9,11 +9,15 @@ import math
 from collections.abc import Sequence
 
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.partition import shard_channels
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.tasks import Collective
-from paradl_bench.strategies.splitting.channel_shards import CHANNELS, Shards, channels_of
+from paradl_bench.strategies.channel.axis import AXIS
+from paradl_bench.strategies.splitting.channel_shards import Shards, Splitting, channels_of
 from paradl_bench.strategies.splitting.gradient_parts import Parts
 from paradl_bench.strategies.splitting.split_planner import Exchange, SplitPlanner
+
+CHANNELS = Splitting(name=AXIS.name, what="channels", cut=shard_channels, splits_outputs=False)
 
 
 class ChannelPlanner(SplitPlanner):

@@ -1,67 +1,24 @@
-"""Gradient exchange between replicas: torch's DistributedDataParallel over the ranks that hold the same parameters."""
+"""Replicas as they run: torch's DistributedDataParallel exchanges gradients, or ZeRO shards the parameters."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.ranks.groups.process_group import is_silent
-from paradl_bench.strategies.data.node_exchange import NodeExchange
-from paradl_bench.strategies.data.plan import GradientBuckets
-
-_MIB = 1024 * 1024
+from paradl_bench.plan.strategy import Axis
+from paradl_bench.strategies.data.zero.module import shard_parameters
+from paradl_bench.strategies.running.group_functions import Group
 
 
-def exchange_gradients(
-    module: torch.nn.Module,
-    network: ModelGraph,
-    settings: PlanSettings,
-    device: torch.device,
-    process_group: dist.ProcessGroup,
-    over_nodes: NodeExchange | None = None,
-) -> torch.nn.Module:
-    """The module with its gradients averaged over the group; collective over it.
+class DataRunner:
+    """What ranks do beside the exchange of gradients."""
 
-    Batch norm's statistics are each rank's own, its buffers the first rank's.
-
-    Args:
-        network: with the parameters that this rank holds of it.
-        over_nodes: what sends the buckets, where the exchange knows nodes.
-
-    Raises:
-        UserError: bucket limits that torch cannot be given.
-    """
-    exchanging = DistributedDataParallel(
-        module,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        process_group=process_group,
-        bucket_cap_mb=_bucket_cap_mb(settings),
-        find_unused_parameters=bool(GradientBuckets(network, settings).unused),
-    )
-    if over_nodes is not None:
-        over_nodes.register(exchanging)
-    elif is_silent(process_group):
-        # torch's own exchange reads what the group's call gives back, and such a call gives nothing back.
-        exchanging.register_comm_hook(None, lambda _, bucket: _as_it_is(bucket.buffer()))
-    return exchanging
+    def shard_parameters(
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, device: torch.device, group: Group
+    ) -> None:
+        """See :class:`~paradl_bench.strategies.running.sharded_module.ParameterRunner`."""
+        if axis.prefix > 1:
+            shard_parameters(module, network, axis.prefix, device, group)
 
 
-def _as_it_is(gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(gradients)
-    return done
-
-
-def _bucket_cap_mb(settings: PlanSettings) -> float | None:
-    limits = (settings.first_bucket_bytes, settings.bucket_cap_bytes)
-    if limits == (PlanSettings(batch=1).first_bucket_bytes, PlanSettings(batch=1).bucket_cap_bytes):
-        return None
-    if settings.first_bucket_bytes != settings.bucket_cap_bytes:
-        raise UserError(
-            f"bucket limits {limits} bytes: torch's first bucket is smaller only under its default cap of 25 MiB"
-        )
-    return settings.bucket_cap_bytes / _MIB
+RUNNER = DataRunner()

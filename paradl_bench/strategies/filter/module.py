@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paradl_bench.network.graph import Layer
+from paradl_bench.strategies.filter.plan import FILTERS
 from paradl_bench.strategies.running.group_functions import (
     Group,
     axis_slices,
@@ -15,7 +16,7 @@ from paradl_bench.strategies.running.group_functions import (
     reduce_scatter_gradient,
 )
 from paradl_bench.strategies.running.sharded_module import Call, bind
-from paradl_bench.strategies.splitting.channel_shards import FILTERS, Shards
+from paradl_bench.strategies.splitting.channel_shards import Shards
 from paradl_bench.strategies.splitting.gradient_parts import Parts, channel_dim
 from paradl_bench.strategies.splitting.split_runner import SplitRunner
 

@@ -10,10 +10,14 @@ import math
 from collections.abc import Sequence
 
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.network.partition import shard_filters
 from paradl_bench.plan.tasks import Collective
-from paradl_bench.strategies.splitting.channel_shards import FILTERS, Shards, channels_of
+from paradl_bench.strategies.filter.axis import AXIS
+from paradl_bench.strategies.splitting.channel_shards import Shards, Splitting, channels_of
 from paradl_bench.strategies.splitting.gradient_parts import Parts
 from paradl_bench.strategies.splitting.split_planner import Exchange, SplitPlanner
+
+FILTERS = Splitting(name=AXIS.name, what="filters", cut=shard_filters, splits_outputs=True)
 
 
 class FilterPlanner(SplitPlanner):

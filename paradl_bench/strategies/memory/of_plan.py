@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Protocol, runtime_checkable
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.schedules.catalog import schedule_of
+from paradl_bench.plan.axis_planner import staging_axis
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.memory.paradl import paradl_memory, paradl_memory_of
+from paradl_bench.strategies.memory.paradl import paradl_memory_of
 from paradl_bench.strategies.memory.peak import MemoryUse, planned_memory
-from paradl_bench.strategies.memory.pipeline import pipelined_memory
-from paradl_bench.strategies.pipeline.stages import cut_into_stages
+
+
+@runtime_checkable
+class StagesMemory(Protocol):
+    """``MEMORY`` of the ``memory.py`` in the folder of an axis that parts layers into stages."""
+
+    def peak(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, device: str
+    ) -> MemoryUse:
+        """The walk over the tensors of the rank that needs most."""
+
+    def papers_sum(
+        self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float
+    ) -> MemoryUse:
+        """The paper's sum of the stage that needs most."""
 
 
 def memory_of_plan(
@@ -26,7 +38,8 @@ def memory_of_plan(
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
-    walk = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
+    staged = _of_stages(strategy)
+    walk = planned_memory if staged is None else staged.peak
     return walk(network, strategy, settings, dtype=dtype, device=device)
 
 
@@ -39,12 +52,15 @@ def paradl_memory_of_plan(
     Raises:
         UserError: stages that cannot be cut.
     """
-    ranks = degree_of(strategy, "pipeline")
-    if ranks == 1:
-        return paradl_memory_of(network, strategy, settings, dtype=dtype, rho=rho)
-    local_batch = settings.batch // degree_of(strategy, "data")
-    given = settings.stages if schedule_of(settings.schedule).stages_per_rank == 1 else ()
-    settings = msgspec.structs.replace(settings, schedule="gpipe", stages=given)
-    stages = cut_into_stages(network, ranks, settings)
-    uses = [paradl_memory(stage.network, local_batch, dtype=dtype, rho=rho) for stage in stages]
-    return max(uses, key=lambda use: use.peak_bytes)
+    staged = _of_stages(strategy)
+    papers_sum = paradl_memory_of if staged is None else staged.papers_sum
+    return papers_sum(network, strategy, settings, dtype=dtype, rho=rho)
+
+
+def _of_stages(strategy: Strategy) -> StagesMemory | None:
+    index = staging_axis(strategy)
+    if index is None:
+        return None
+    memory = strategy.axes[index].declared.beside("memory", "MEMORY", StagesMemory)  # type: ignore[type-abstract]
+    assert memory is not None
+    return memory

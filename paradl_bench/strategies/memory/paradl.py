@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.memory.peak import MemoryUse, memory_use
 from paradl_bench.strategies.splitting.channel_shards import splittable
+from paradl_bench.strategies.splitting.options import SplitOptions
 
-_SHARING = {"filter", "channel", "spatial"}
+_SHARING = (Trait.SPLITS_OUTPUTS, Trait.SPLITS_INPUTS, Trait.CUTS_POSITIONS)
 
 
 def paradl_memory(
@@ -68,11 +70,12 @@ def _is_bias(name: str) -> bool:
 
 def has_papers_row(strategy: Strategy) -> bool:
     """Whether the paper's table has a row for a strategy: one kind, or data parallelism outside of one that shares."""
-    kinds = [axis.kind for axis in strategy.axes if axis.degree > 1]
-    if any(axis.zero_stage for axis in strategy.axes):
+    axes = [axis for axis in strategy.axes if axis.degree > 1]
+    if zero_stage(strategy):
         return False
-    others = [kind for kind in kinds if kind != "data"]
-    return kinds == ["pipeline"] or (len(others) <= 1 and {*others} <= _SHARING and len(kinds) - len(others) <= 1)
+    others = [axis for axis in axes if not axis.has(Trait.DIVIDES_BATCH)]
+    staged = len(axes) == 1 and axes[0].has(Trait.STAGES)
+    return staged or (len(others) <= 1 and all(any(map(axis.has, _SHARING)) for axis in others))
 
 
 def paradl_memory_of(
@@ -81,10 +84,10 @@ def paradl_memory_of(
     """The formula's row of a strategy without a pipeline."""
     return paradl_memory(
         network,
-        settings.batch // degree_of(strategy, "data"),
+        settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
         dtype=dtype,
-        positions=degree_of(strategy, "spatial"),
-        weights=degree_of(strategy, "filter", "channel"),
-        split=settings.split,
+        positions=degree_of(strategy, Trait.CUTS_POSITIONS),
+        weights=degree_of(strategy, Trait.SPLITS_OUTPUTS, Trait.SPLITS_INPUTS),
+        split=settings.of(SplitOptions).split,
         rho=rho,
     )

@@ -8,33 +8,53 @@ of its own: two of the size of the largest parameter on a CPU, where it goes thr
 size of all of them on a GPU.
 
 Where ranks differ, the one that needs most is the answer. Pipelines are put together in
-:mod:`paradl_bench.strategies.memory.pipeline`.
+``pipeline/memory.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from paradl_bench.core.errors import unknown_choice
-from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph, Tensor
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.network.partition import box_elements, cut_box
-from paradl_bench.plan.compute import LayerShard
-from paradl_bench.plan.mesh import REPLICATING, degree_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.compute import LayerShard, gradient_order
+from paradl_bench.plan.mesh import degree_of, group_axes
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.data.buckets import total_bytes
-from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
-from paradl_bench.strategies.memory.zero import ShardedLiveness, held_network, largest_part_bytes, updated_parameters
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import repeated_by_model, segments_of
 
 STATE_COPIES: Mapping[str, int] = {"sgd": 1, "adam": 2}
 """Tensors of a parameter's size that an optimizer keeps: SGD's momentum; Adam's two moments."""
 _GPU_MASK_BYTES = 1
+
+
+class PartedState(Protocol):
+    """What ranks hold that hold parts of what replicas else hold alike."""
+
+    def held(self, network: ModelGraph) -> ModelGraph | None:
+        """The network as the rank with most of it holds it; None where parameters are whole."""
+
+    def walk(self, ledger: Ledger, network: ModelGraph, samples: int, **rest: Any) -> Liveness:
+        """The walk of a rank, where parameters are not whole."""
+
+    def updated_bytes(self, network: ModelGraph) -> int | None:
+        """Bytes of the parameters whose optimizer state the rank with most keeps; None for all that it holds."""
+
+
+@runtime_checkable
+class AxisMemory(Protocol):
+    """``MEMORY`` of the ``memory.py`` in the folder of an axis along which ranks hold the same parameters."""
+
+    def state(self, axis: Axis, ranks: int) -> PartedState | None:
+        """What ranks hold in parts; None for nothing."""
 
 
 class MemoryUse(NamedTuple):
@@ -59,8 +79,7 @@ def per_phase_memory(
     device: str = "cpu",
     shards: Mapping[int, LayerShard] | None = None,
     block_elements: int = 0,
-    zero_stage: int = 0,
-    ranks: int = 1,
+    parted: PartedState | None = None,
     micro_batches: int = 1,
     recomputed: Sequence[range] = (),
 ) -> MemoryUse:
@@ -72,22 +91,20 @@ def per_phase_memory(
         device: kind of the device: ``cpu`` or ``cuda``.
         shards: what the rank runs of layers, by index; all of those that are missing.
         block_elements: of the rank's block of a sample, a copy of which forward holds; 0 where it reads the input.
-        zero_stage: of data parallelism over as many ``ranks``.
+        parted: what is held in parts.
         micro_batches: that the local batch passes in, one after the other; gradients of the first stay from then on.
         recomputed: as :class:`~paradl_bench.strategies.memory.liveness.Liveness` takes it.
 
     Raises:
         UserError: an optimizer whose state is not known.
     """
-    ledger, held, samples = Ledger(), network, local_batch // micro_batches
-    if zero_stage > 1:
-        exchanged, held, reshard = False, held_network(network, ranks), zero_stage == 3
-        masks = mask_bytes(device)
-        walk: Liveness = ShardedLiveness(
-            ledger, network, samples, ranks, reshard=reshard, dtype=dtype, device=device, mask_bytes=masks
-        )
+    ledger, samples, masks = Ledger(), local_batch // micro_batches, mask_bytes(device)
+    in_parts = parted.held(network) if parted else None
+    held = in_parts or network
+    if parted and in_parts:
+        exchanged = False
+        walk = parted.walk(ledger, network, samples, dtype=dtype, device=device, mask_bytes=masks)
     else:
-        masks = mask_bytes(device)
         walk = Liveness(
             ledger,
             network,
@@ -104,10 +121,13 @@ def per_phase_memory(
         left = walk.forward(received)
         ledger.release(received)
         walk.backward(left)
+    fixed = fixed_parts(held, optimizer, exchanged=exchanged)
+    updated = parted.updated_bytes(network) if parted else None
+    if updated is not None:
+        fixed["optimizer"] = STATE_COPIES[optimizer] * updated
     return memory_use(
         {
-            **fixed_parts(held, optimizer, exchanged=exchanged),
-            **({"optimizer": STATE_COPIES[optimizer] * largest_part_bytes(network, ranks)} if zero_stage == 1 else {}),
+            **fixed,
             "input": network.input_bytes(local_batch, kept_dtype(dtype)),
             **moving_parts(ledger, held, optimizer, device),
         }
@@ -158,15 +178,14 @@ def planned_memory(
     of_ranks = [
         per_phase_memory(
             shared.network,
-            settings.batch // degree_of(strategy, "data"),
+            settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
             settings.optimizer,
-            exchanged=degree_of(strategy, *REPLICATING) > 1,
+            exchanged=degree_of(strategy, Trait.REPLICATES) > 1,
             dtype=dtype,
             device=device,
             shards=shared.shards,
             block_elements=block_of_input(network, strategy),
-            zero_stage=zero_stage(strategy),
-            ranks=strategy.ranks,
+            parted=parted_state(strategy),
             micro_batches=settings.accumulate,
             recomputed=_run_again(shared.network, settings),
         )
@@ -181,9 +200,26 @@ def _run_again(network: ModelGraph, settings: PlanSettings) -> list[range]:
     return sorted((*chosen, *repeated_by_model(network)), key=lambda layers: layers.start)
 
 
+def parted_state(strategy: Strategy) -> PartedState | None:
+    """What some axis has ranks hold in parts; None for nothing."""
+    for index in group_axes(strategy, Trait.REPLICATES):
+        axis = strategy.axes[index]
+        memory = axis.declared.beside("memory", "MEMORY", AxisMemory)  # type: ignore[type-abstract]
+        state = memory.state(axis, strategy.ranks) if memory else None
+        if state is not None:
+            return state
+    return None
+
+
+def updated_parameters(network: ModelGraph) -> tuple[Tensor, ...]:
+    """Those that get a gradient, which alone the optimizer keeps state of."""
+    updated = set(gradient_order(network))
+    return tuple(parameter for parameter in network.parameters if parameter.name in updated)
+
+
 def block_of_input(network: ModelGraph, strategy: Strategy) -> int:
     """Elements of a sample's largest block of positions; 0 where positions are not cut."""
-    parts = next((axis.extents for axis in strategy.axes if axis.kind == "spatial" and axis.degree > 1), None)
+    parts = next((axis.extents for axis in strategy.axes if axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1), None)
     if parts is None:
         return 0
     channels, *extents = network.input_shape

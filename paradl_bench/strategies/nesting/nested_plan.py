@@ -1,71 +1,78 @@
 """The plan of any nesting of axes: who shares layers, and who exchanges gradients with whom.
 
-The rules of the axes are in the folders beside this file; here they are put together, so that no combination is written
-by hand. At most one axis shares layers by filters, channels or positions; the stages of a pipeline take their ranges of
-what comes of it. Data (and spatial, whose ranks hold the same parameters too) exchanges gradients as torch's
-DistributedDataParallel does, over all ranks that hold the same ones. Axes nest in every order, which decides who is
-whose neighbour and nothing else.
+The rules of the axes are in their folders, and here they are put together by their traits, so that no combination is
+written by hand and no axis is known by name. At most one axis shares layers; stages take their ranges of what comes of
+it. Ranks that hold the same parameters exchange gradients as torch's DistributedDataParallel does. Axes nest in every
+order, which decides who is whose neighbour and nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import (
-    AxisPlanner,
     Latest,
     ShardedLayers,
     Shares,
     SharingPlanner,
+    UpdatingPlanner,
+    axis_planner,
+    samples_at_once,
     sharded_layers,
+    staging_axis,
+    staging_planner,
 )
 from paradl_bench.plan.compute import weight_update
-from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, place_of, positions
+from paradl_bench.plan.mesh import degree_of, group_axes, place_of, positions, zero_stage
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Phase, Plan, Role, RoleBuilder, Stream, Work
-from paradl_bench.strategies.data.node_groups import NodeGroups, node_groups, place_roles
-from paradl_bench.strategies.data.plan import (
+from paradl_bench.strategies.exchange.gradients import (
     GradientBuckets,
     GradientExchange,
     add_buffer_broadcasts,
     exchanged_over_nodes,
     issued_before_steady_state,
 )
-from paradl_bench.strategies.data.zero.plan import add_optimizer_broadcasts, build_sharded_role, zero_stage
-from paradl_bench.strategies.normalisation.norm_statistics import synchronise_norms
+from paradl_bench.strategies.exchange.node_groups import NodeGroups, node_groups, place_roles
 from paradl_bench.strategies.passes.accumulation import MicroSteps, check_accumulation
+from paradl_bench.strategies.passes.norm_statistics import synchronise_norms
 from paradl_bench.strategies.passes.recomputation import check_recomputation
-from paradl_bench.strategies.pipeline.plan import plan_pipeline, samples_at_once
 
 _LATEST: Latest[Shares] = Latest()
 """The plan, the memory model and a rank's run ask for the same shares."""
 
 
-class NestedPlanner:
-    """Plans the strategies of one name.
-
-    Args:
-        planners: of the strategy's axes, by kind.
+def check_nesting(strategy: Strategy) -> None:
+    """The rule of which axes nest, over their traits: all do, but for several that share the same layers.
 
     Raises:
         UserError: several axes share layers.
     """
+    sharing = [axis.kind for axis in strategy.axes if axis.has(Trait.SHARES_LAYERS)]
+    if len(sharing) > 1:
+        raise UserError(
+            f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
+            " nest one with data or a pipeline, as d2f2 or d2p2f2"
+        )
 
-    def __init__(self, strategy: Strategy, planners: Mapping[str, AxisPlanner]) -> None:
+
+class NestedPlanner:
+    """Plans the strategies of one name.
+
+    Raises:
+        UserError: axes that do not nest.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        check_nesting(strategy)
         self.name = strategy.name
-        self._planners = [planners[axis.kind] for axis in strategy.axes]
-        self._sharing = [i for i, planner in enumerate(self._planners) if isinstance(planner, SharingPlanner)]
-        sharing = [self._planners[index].name for index in self._sharing]
-        if len(sharing) > 1:
-            raise UserError(
-                f"strategy {strategy}: {' and '.join(sharing)} both share layers out, and one of them can;"
-                " nest one with data or a pipeline, as d2f2 or d2p2f2"
-            )
+        self._planners = [axis_planner(axis.declared) for axis in strategy.axes]
+        self._sharing = group_axes(strategy, Trait.SHARES_LAYERS)
 
     def plan(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> Plan:
         """The tasks of one iteration in the steady state; what is issued before it stands in ``Role.setup``.
@@ -74,10 +81,11 @@ class NestedPlanner:
             UserError: a limit is exceeded; the message names it.
         """
         shares = self.shares(network, strategy, settings)
-        if degree_of(strategy, "pipeline") > 1:
-            return plan_pipeline(network, strategy, settings, shares)
-        replicas = degree_of(strategy, "data")
-        exchange_axes = group_axes(strategy, *REPLICATING)
+        staging = staging_axis(strategy)
+        if staging is not None:
+            return staging_planner(strategy.axes[staging].declared).plan_stages(network, strategy, settings, shares)
+        replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
+        exchange_axes = group_axes(strategy, Trait.REPLICATES)
         works: dict[Work, int] = {}
         roles: list[Role] = []
         notes: dict[str, None] = {}
@@ -92,7 +100,7 @@ class NestedPlanner:
             number = f" {index}" if len(shares.distinct) > 1 else ""
             if nodes is not None and nodes.leaders:
                 number += f", leader {duty}" if duty < nodes.leaders else ", led"
-            roles.append(_build_role(shared, strategy, once, works, number, multiplicity, duty))
+            roles.append(self._build_role(shared, strategy, once, works, number, multiplicity, duty))
         return Plan(
             strategy=strategy,
             network=network.name,
@@ -160,10 +168,52 @@ class NestedPlanner:
         local_batch: int,
         settings: PlanSettings,
     ) -> ShardedLayers:
-        for index, planner in enumerate(self._planners):
+        for index in self._sharing:
+            planner = self._planners[index]
             if isinstance(planner, SharingPlanner) and strategy.axes[index].degree > 1:
                 return planner.share(network, strategy, index, position[index], local_batch, settings)
         return ShardedLayers({}, network)
+
+    def _build_role(
+        self,
+        shared: ShardedLayers,
+        strategy: Strategy,
+        once: _Once,
+        works: dict[Work, int],
+        number: str,
+        multiplicity: int,
+        duty: int,
+    ) -> Role:
+        """What ``multiplicity`` ranks of one duty on their nodes each do."""
+        network, axes = shared.network, group_axes(strategy, Trait.REPLICATES)
+        builder, settings = RoleBuilder(works), once.settings
+        updating = [planner for planner in self._planners if isinstance(planner, UpdatingPlanner)]
+        for planner in updating:
+            role = planner.own_role(network, strategy, settings, builder)
+            if role is not None:
+                return role
+        steps = MicroSteps(builder, shared, settings, once.operations)
+        if not axes:
+            steps.add_but_last()
+            last = tuple(task for _, task in steps.add_last())[-1:]
+            builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
+            return builder.build(f"device{number}", multiplicity)
+        ranks = math.prod(strategy.axes[index].degree for index in axes)
+        buckets, setup = once.exchanged(network)
+        received = add_buffer_broadcasts(builder, network, ranks, axes)
+        steps.add_but_last(received)
+        nodes = None if once.nodes is None else (once.nodes, duty)
+        exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
+        last_task = -1
+        for layer, last_task in steps.add_last(received):
+            exchange.add_ready(layer, last_task)
+        done = exchange.add_finish(last_task)
+        updates = (planner.add_update(builder, network, strategy, settings, done) for planner in updating)
+        update = next((added for added in updates if added is not None), None)
+        if update is None:
+            builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
+        before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
+        return builder.build(f"replica{number}", multiplicity, setup + (update or ()), exchanged_before=before)
 
     def limits(self, network: ModelGraph, settings: PlanSettings) -> tuple[Limit, ...]:
         """The limit of each axis; of a strategy without axes, that it is one device."""
@@ -193,41 +243,3 @@ class _Once:
             return _Exchanged(buckets, issued_before_steady_state(network, buckets, flat=self.nodes is None))
 
         return self._latest.get(network, None, find)
-
-
-def _build_role(
-    shared: ShardedLayers,
-    strategy: Strategy,
-    once: _Once,
-    works: dict[Work, int],
-    number: str,
-    multiplicity: int,
-    duty: int,
-) -> Role:
-    """What ``multiplicity`` ranks of one duty on their nodes each do."""
-    network, axes = shared.network, group_axes(strategy, *REPLICATING)
-    builder, settings, stage = RoleBuilder(works), once.settings, zero_stage(strategy)
-    if stage > 1:
-        return build_sharded_role(network, strategy, settings, builder)
-    steps = MicroSteps(builder, shared, settings, once.operations)
-    if not axes:
-        steps.add_but_last()
-        last = tuple(task for _, task in steps.add_last())[-1:]
-        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, last)
-        return builder.build(f"device{number}", multiplicity)
-    ranks = math.prod(strategy.axes[index].degree for index in axes)
-    buckets, setup = once.exchanged(network)
-    received = add_buffer_broadcasts(builder, network, ranks, axes)
-    steps.add_but_last(received)
-    nodes = None if once.nodes is None else (once.nodes, duty)
-    exchange = GradientExchange(builder, network, buckets, steps.backward_layers, ranks, axes, nodes)
-    last_task = -1
-    for layer, last_task in steps.add_last(received):
-        exchange.add_ready(layer, last_task)
-    done = exchange.add_finish(last_task)
-    if stage:
-        setup += add_optimizer_broadcasts(builder, network, settings, ranks, done)
-    else:
-        builder.add(weight_update(network, settings), Phase.WU, Stream.COMPUTE, done)
-    before = exchanged_over_nodes(buckets, *nodes) if nodes else ()
-    return builder.build(f"replica{number}", multiplicity, setup, exchanged_before=before)

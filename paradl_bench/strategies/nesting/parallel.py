@@ -16,25 +16,32 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paradl_bench.core.registry import discover
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import staging_axis
+from paradl_bench.plan.mesh import group_axes, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
-from paradl_bench.strategies.data.module import exchange_gradients
-from paradl_bench.strategies.data.node_groups import node_groups
-from paradl_bench.strategies.data.zero.module import shard_parameters
-from paradl_bench.strategies.data.zero.plan import zero_stage
+from paradl_bench.strategies.exchange.node_groups import node_groups
+from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.process_mesh import ProcessMesh
-from paradl_bench.strategies.normalisation.norm_statistics import statistics_axes
-from paradl_bench.strategies.normalisation.synchronised_norm import with_synchronised_norms
+from paradl_bench.strategies.passes.norm_statistics import statistics_axes
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments
-from paradl_bench.strategies.pipeline.module import Loss, RankPipeline
-from paradl_bench.strategies.pipeline.plan import samples_at_once
-from paradl_bench.strategies.pipeline.recording import record_calls
+from paradl_bench.strategies.passes.synchronised_norm import with_synchronised_norms
 from paradl_bench.strategies.running.group_functions import Spans
-from paradl_bench.strategies.running.sharded_module import AxisRunner, OwnPart, RunLayer, ShardedModule, Sharding
+from paradl_bench.strategies.running.sharded_module import (
+    Loss,
+    OwnPart,
+    ParameterRunner,
+    RunLayer,
+    ShardedModule,
+    Sharding,
+    StagedModule,
+    StagingRunner,
+    axis_runner,
+    sharing_runner,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class ParallelModule:
     network: ModelGraph
     spans: Spans
     groups: tuple[dist.ProcessGroup, ...] = ()
-    pipeline: RankPipeline | None = None
+    pipeline: StagedModule | None = None
     optimizer_group: dist.ProcessGroup | None = None
     own_part: OwnPart | None = None
 
@@ -65,11 +72,6 @@ class ParallelModule:
         if isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return contextlib.nullcontext()
-
-
-def axis_runners() -> dict[str, AxisRunner]:
-    """What the ranks of each kind of axis that shares layers do, by kind."""
-    return discover("paradl_bench.strategies", "RUNNER", AxisRunner, submodule="module")  # type: ignore[type-abstract]
 
 
 def build_parallel(
@@ -99,14 +101,16 @@ def build_parallel(
             module = ShardedModule(module, Sharding({}, network, run_layer=run_layer))
         return ParallelModule(module, network, Spans())
     mesh = ProcessMesh(strategy)
-    if degree_of(strategy, "pipeline") > 1:
+    if staging_axis(strategy) is not None:
         assert loss is not None
         return _build_pipeline(module, network, mesh, settings, device, loss, run_layer)
     sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    replicating, stage = group_axes(strategy, *REPLICATING), zero_stage(strategy)
-    if stage > 1:
-        # Units are the model's own modules, whatever runs its layers then.
-        shard_parameters(module, network, stage, device, mesh.group(replicating))
+    replicating, stage = group_axes(strategy, Trait.REPLICATES), zero_stage(strategy)
+    for index in replicating:
+        runner = axis_runner(strategy.axes[index].declared)
+        if isinstance(runner, ParameterRunner):
+            # What is sharded are the model's own modules, whatever runs its layers then.
+            runner.shard_parameters(module, network, strategy.axes[index], device, mesh.group(replicating))
     if sharding.rules or run_layer is not None:
         module = ShardedModule(module, sharding)
     optimizer_group: dist.ProcessGroup | None = None
@@ -131,14 +135,13 @@ def _sharding(
     module: torch.nn.Module, network: ModelGraph, strategy: Strategy, settings: PlanSettings, mesh: ProcessMesh
 ) -> Sharding:
     """The rules of the axis that shares layers, if one does, and those of batch norms that several ranks run."""
-    runners = axis_runners()
-    sharing = [i for i, axis in enumerate(strategy.axes) if axis.kind in runners and axis.degree > 1]
+    sharing = [i for i in group_axes(strategy, Trait.SHARES_LAYERS) if strategy.axes[i].degree > 1]
     # Planning has refused more than one.
     assert len(sharing) <= 1
     sharding = Sharding({}, network)
     for index in sharing:
         axis = strategy.axes[index]
-        sharding = runners[axis.kind].shard(module, network, axis, mesh.group((index,)), settings)
+        sharding = sharing_runner(axis.declared).shard(module, network, axis, mesh.group((index,)), settings)
     if settings.batch_norm == "sync":
         axes_of = statistics_axes(network, strategy, settings)
         groups = {index: mesh.group(axes) for index, axes in axes_of.items()}
@@ -156,23 +159,19 @@ def _build_pipeline(
     run_layer: RunLayer | None,
 ) -> ParallelModule:
     strategy = mesh.strategy
-    # The stages know each other's operations by their whole shapes.
-    calls = record_calls(module, network, samples_at_once(strategy, settings))
-    sharding = _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer)
-    replicating = group_axes(strategy, *REPLICATING)
-    pipeline = RankPipeline(
+    index = staging_axis(strategy)
+    runner = None if index is None else axis_runner(strategy.axes[index].declared)
+    assert isinstance(runner, StagingRunner)
+    pipeline, sharding = runner.build_stages(
         module,
         network,
+        strategy,
         settings,
         device,
         loss,
         shared=planner_for(strategy).shared_by(dist.get_rank(), network, strategy, settings),
-        sharding=sharding,
-        calls=calls,
-        # Stages tell each other their shapes once, which has to be heard.
-        group=mesh.group(group_axes(strategy, "pipeline"), heard=True),
-        after_first=mesh.group(group_axes(strategy, "pipeline")).process_group,
-        replicas=mesh.group(replicating) if replicating else None,
+        share=lambda: _sharding(module, network, strategy, settings, mesh)._replace(run_layer=run_layer),
+        group_along=mesh.group,
     )
     return ParallelModule(
         pipeline.module, sharding.network, mesh.spans, mesh.groups, pipeline, own_part=sharding.own_part

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from paradl_bench.plan.mesh import all_groups, group_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.groups.process_group import groups_are_silent, make_group
-from paradl_bench.strategies.data.node_exchange import NodeExchange
-from paradl_bench.strategies.data.node_groups import NodeGroups
+from paradl_bench.strategies.exchange.node_exchange import NodeExchange
+from paradl_bench.strategies.exchange.node_groups import NodeGroups
 from paradl_bench.strategies.running.group_functions import Group, Spans
 
 

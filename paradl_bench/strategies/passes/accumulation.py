@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import NetworkCompute, gradient_order
 from paradl_bench.plan.mesh import degree_of
@@ -34,12 +35,12 @@ def check_accumulation(strategy: Strategy, settings: PlanSettings) -> None:
     count = settings.accumulate
     if count == 1:
         return
-    if degree_of(strategy, "pipeline") > 1:
+    if degree_of(strategy, Trait.STAGES) > 1:
         raise UserError(
             f"strategy {strategy}: a pipeline adds up the gradients of its own micro-batches; give --micro-batches, not"
             " --accumulate"
         )
-    local = settings.batch // degree_of(strategy, "data")
+    local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
     if local % count:
         even = (n for n in range(1, min(local, MOST_MICRO_BATCHES) + 1) if not local % n)
         raise UserError(

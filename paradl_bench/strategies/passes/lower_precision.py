@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.kinds.autocast import is_autocast
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 
 _MIB = 1024 * 1024
 
@@ -56,13 +59,13 @@ def check_kernel_settings(strategy: Strategy, settings: PlanSettings, label: str
 
 def _sharing_kinds(strategy: Strategy) -> list[str]:
     """Kinds of parallelism in which a rank does not run the whole model."""
-    return [axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1]
+    return [axis.kind for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1]
 
 
 def _shared_or_sharded(strategy: Strategy) -> str:
     """What keeps ranks from holding every tensor whole, in words; empty where nothing does."""
     kinds = _sharing_kinds(strategy)
-    stages = [axis.zero_stage for axis in strategy.axes if axis.zero_stage > 1]
+    stages = [zero_stage(strategy)] if zero_stage(strategy) > 1 else []
     return f"{kinds[0]} parallelism" if kinds else f"stage {stages[0]} of ZeRO" if stages else ""
 
 
@@ -77,9 +80,9 @@ def _check_compile(strategy: Strategy, settings: PlanSettings) -> None:
         raise UserError("--compile with --recompute: a compiler chooses itself what it computes again in backward")
     if settings.batch_norm == "sync":
         raise UserError("--compile with --batch-norm sync: normalise over each rank's samples, or leave it uncompiled")
-    least = PlanSettings(batch=1).first_bucket_bytes
-    if settings.bucket_cap_bytes < least and any(axis.degree > 1 for axis in strategy.axes):
+    least, cap = ExchangeOptions().first_bucket_bytes, settings.of(ExchangeOptions).bucket_cap_bytes
+    if cap < least and any(axis.degree > 1 for axis in strategy.axes):
         raise UserError(
-            f"--compile with --bucket-cap-mb {settings.bucket_cap_bytes / _MIB:g}: torch parts a compiled graph at"
+            f"--compile with --bucket-cap-mb {cap / _MIB:g}: torch parts a compiled graph at"
             f" buckets of {least / _MIB:g} MiB or more"
         )

@@ -28,9 +28,10 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import is_whole
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import operations_of_forward
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 
@@ -91,9 +92,9 @@ def check_recomputation(network: ModelGraph, strategy: Strategy, settings: PlanS
     _check_own(network, strategy)
     if not settings.recompute:
         return
-    if degree_of(strategy, "pipeline") > 1:
+    if degree_of(strategy, Trait.STAGES) > 1:
         raise UserError(f"strategy {strategy}: --recompute runs without a pipeline; leave one of them out")
-    stage = max((axis.zero_stage for axis in strategy.axes), default=0)
+    stage = zero_stage(strategy)
     if stage > 1:
         ranks = strategy.ranks
         raise UserError(
@@ -117,16 +118,16 @@ def _check_own(network: ModelGraph, strategy: Strategy) -> None:
     if layer is None:
         return
     where = f"strategy {strategy}: layer {layer.name} runs inside of the model's own torch.utils.checkpoint"
-    sharing = next((axis.kind for axis in strategy.axes if axis.kind != "data" and axis.degree > 1), None)
+    sharing = next((axis for axis in strategy.axes if not axis.has(Trait.DIVIDES_BATCH) and axis.degree > 1), None)
     if sharing is not None:
-        instead = "" if sharing == "pipeline" else ", and give --recompute instead"
-        raise UserError(f"{where}, whose second forward is not {sharing} parallel; leave that out{instead}")
-    if degree_of(strategy, "data") > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
+        instead = "" if sharing.has(Trait.STAGES) else ", and give --recompute instead"
+        raise UserError(f"{where}, whose second forward is not {sharing.kind} parallel; leave that out{instead}")
+    if degree_of(strategy, Trait.DIVIDES_BATCH) > 1 and any(layer.repeats == "reentrant" for layer in network.layers):
         _check_reentrant(network, strategy, where)
 
 
 def _check_reentrant(network: ModelGraph, strategy: Strategy, where: str) -> None:
-    if max(axis.zero_stage for axis in strategy.axes) > 1:
+    if zero_stage(strategy) > 1:
         raise UserError(f"{where}, whose backward would gather parameters once more; give it use_reentrant=False")
     unused = [p.name for p in network.parameters if network.gradient_order and p.name not in network.gradient_order]
     if unused:

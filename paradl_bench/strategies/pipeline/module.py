@@ -20,22 +20,24 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axis_planner import ShardedLayers
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.compute import gradient_order
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.strategies.data.module import exchange_gradients
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.exchange.replicated_module import exchange_gradients
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing
 from paradl_bench.strategies.pipeline.plan import micro_batches
-from paradl_bench.strategies.pipeline.recording import INPUT, Calls, tensors_of, with_tensors
+from paradl_bench.strategies.pipeline.recording import INPUT, Calls, record_calls, tensors_of, with_tensors
 from paradl_bench.strategies.pipeline.stage_shares import CrossingShape, StageShare, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from paradl_bench.strategies.pipeline.timed_stage import TimedStage, own_result
 from paradl_bench.strategies.running.group_functions import Group, Spans
 from paradl_bench.strategies.running.operations import output_of
-from paradl_bench.strategies.running.sharded_module import Sharding, Walk
-
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+from paradl_bench.strategies.running.sharded_module import Loss, Sharding, Walk
 
 
 class RankPipeline:
@@ -73,7 +75,7 @@ class RankPipeline:
         after_first: dist.ProcessGroup,
         replicas: Group | None,
     ) -> None:
-        schedule = schedule_of(settings.schedule)
+        schedule = schedule_of(settings.of(PipelineOptions).schedule)
         everywhere = cut_into_stages(network, group.size, settings)
         self.stages = tuple(stage for stage in everywhere if stage.index % group.size == group.rank)
         self._count = micro_batches(settings, group.size)
@@ -133,6 +135,48 @@ class RankPipeline:
         for stage in self._running:
             stage.group = self._after_first
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
+
+
+class PipelineRunner:
+    """Builds the stages of a rank."""
+
+    def build_stages(
+        self,
+        module: torch.nn.Module,
+        network: ModelGraph,
+        strategy: Strategy,
+        settings: PlanSettings,
+        device: torch.device,
+        loss: Loss,
+        *,
+        shared: ShardedLayers,
+        share: Callable[[], Sharding],
+        group_along: Callable[..., Group],
+    ) -> tuple[RankPipeline, Sharding]:
+        """See :class:`~paradl_bench.strategies.running.sharded_module.StagingRunner`."""
+        # The stages know each other's operations by their whole shapes.
+        calls = record_calls(module, network, samples_at_once(strategy, settings))
+        sharding, axes = share(), group_axes(strategy, Trait.STAGES)
+        replicating = group_axes(strategy, Trait.REPLICATES)
+        # Stages tell each other their shapes once, which has to be heard.
+        heard, after_first = group_along(axes, heard=True), group_along(axes).process_group
+        pipeline = RankPipeline(
+            module,
+            network,
+            settings,
+            device,
+            loss,
+            shared=shared,
+            sharding=sharding,
+            calls=calls,
+            group=heard,
+            after_first=after_first,
+            replicas=group_along(replicating) if replicating else None,
+        )
+        return pipeline, sharding
+
+
+RUNNER = PipelineRunner()
 
 
 def hold_only(module: torch.nn.Module, stages: Sequence[Stage]) -> None:

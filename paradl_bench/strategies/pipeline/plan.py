@@ -29,16 +29,18 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axis_planner import ShardedLayers, Shares, sharded_layers
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import ShardedLayers, Shares, samples_at_once, sharded_layers
 from paradl_bench.plan.compute import NetworkCompute, weight_update
-from paradl_bench.plan.mesh import REPLICATING, degree_of, group_axes, positions
+from paradl_bench.plan.mesh import degree_of, group_axes, positions
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import HaloExchange, Phase, Plan, Role, RoleBuilder, Stream, Transfer, Work
-from paradl_bench.strategies.data.plan import GradientBuckets, GradientExchange, issued_before_steady_state
+from paradl_bench.strategies.exchange.gradients import GradientBuckets, GradientExchange, issued_before_steady_state
 from paradl_bench.strategies.passes.accumulation import added_with
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.repetition import BEFORE, ActionTasks, Repeated, repeat
 from paradl_bench.strategies.pipeline.stage_shares import hold_parameters, message_bytes, share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages, first_layers, most_stages
@@ -65,8 +67,8 @@ class PipelinePlanner:
                 f"strategy {strategy}: batch norm is local to a micro-batch in a pipeline, not synchronised"
             )
         count = micro_batches(settings, ranks)
-        schedule_of(settings.schedule).check(ranks, count)
-        local = settings.batch // degree_of(strategy, "data")
+        schedule_of(settings.of(PipelineOptions).schedule).check(ranks, count)
+        local = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
         if local % count:
             raise UserError(
                 f"strategy {strategy}: {local} samples do not split evenly into {count} micro-batches;"
@@ -77,9 +79,17 @@ class PipelinePlanner:
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """As many stages as the network can be cut into (ParaDL, Table 3: as many as it has layers)."""
-        stages = most_stages(network) // schedule_of(settings.schedule).stages_per_rank
+        stages = most_stages(network) // schedule_of(settings.of(PipelineOptions).schedule).stages_per_rank
         reason = f"places where {network.name} can be cut into stages that each have a parameter"
         return Limit(axis="pipeline", ranks=max(stages, 1), reason=reason)
+
+    def micro_batches(self, settings: PlanSettings, ranks: int) -> int:
+        """As many as the pipeline has ranks, unless given."""
+        return micro_batches(settings, ranks)
+
+    def plan_stages(self, network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
+        """See :class:`~paradl_bench.plan.axis_planner.StagingPlanner`."""
+        return plan_pipeline(network, strategy, settings, shares)
 
 
 PLANNER = PipelinePlanner()
@@ -87,18 +97,12 @@ PLANNER = PipelinePlanner()
 
 def micro_batches(settings: PlanSettings, ranks: int) -> int:
     """Into how many micro-batches a rank's samples are split: as many as the pipeline has ranks, unless given."""
-    return settings.micro_batches or ranks
-
-
-def samples_at_once(strategy: Strategy, settings: PlanSettings) -> int:
-    """Samples that a rank computes at a time: its share of the mini-batch, or a micro-batch of that."""
-    local, ranks = settings.batch // degree_of(strategy, "data"), degree_of(strategy, "pipeline")
-    return local // (micro_batches(settings, ranks) if ranks > 1 else settings.accumulate)
+    return settings.of(PipelineOptions).micro_batches or ranks
 
 
 def cut_by(settings: PlanSettings) -> str:
     """What decided the cut into stages, in words."""
-    return settings.cut_by or ("--stages" if settings.stages else "FLOPs")
+    return settings.of(PipelineOptions).cut_by or ("--stages" if settings.of(PipelineOptions).stages else "FLOPs")
 
 
 def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSettings, shares: Shares) -> Plan:
@@ -107,8 +111,8 @@ def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSetting
     Args:
         shares: what ranks run of the whole network's layers, on a micro-batch.
     """
-    (axis,) = group_axes(strategy, "pipeline")
-    replicas, count = degree_of(strategy, "data"), micro_batches(settings, strategy.axes[axis].degree)
+    (axis,) = group_axes(strategy, Trait.STAGES)
+    replicas, count = degree_of(strategy, Trait.DIVIDES_BATCH), micro_batches(settings, strategy.axes[axis].degree)
     stages = cut_into_stages(network, strategy.axes[axis].degree, settings)
     places = [(position[axis], share) for position, share in zip(positions(strategy), shares.positions, strict=True)]
     works: dict[Work, int] = {}
@@ -118,7 +122,7 @@ def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSetting
         name = f"stage {rank}, part {share}" if len(shares.distinct) > 1 else f"stage {rank}"
         roles[rank, share] = planned.role(name, alike * replicas)
     numbers = {place: number for number, place in enumerate(roles)}
-    exchange_axes = group_axes(strategy, *REPLICATING)
+    exchange_axes = group_axes(strategy, Trait.REPLICATES)
     exchanging = stages if exchange_axes else ()
     exchanged = [note for stage in exchanging for note in GradientBuckets(stage.network, settings).notes]
     return Plan(
@@ -129,7 +133,7 @@ def plan_pipeline(network: ModelGraph, strategy: Strategy, settings: PlanSetting
         works=tuple(works),
         notes=(
             f"stages start at {', '.join(first_layers(network, stages))}, cut by {cut_by(settings)};"
-            f" {count} micro-batches, {settings.schedule}",
+            f" {count} micro-batches, {settings.of(PipelineOptions).schedule}",
             *dict.fromkeys(note for shared in shares.distinct for note in shared.notes),
             *exchanged,
         ),
@@ -161,15 +165,15 @@ class _RankPlan:
         shared: ShardedLayers,
         works: dict[Work, int],
     ) -> None:
-        (self._axis,) = group_axes(strategy, "pipeline")
+        (self._axis,) = group_axes(strategy, Trait.STAGES)
         self._network, self._settings, self._shared = network, settings, shared
         self._rank, self._ranks = rank, strategy.axes[self._axis].degree
         self._last_stage = len(stages) - 1
         own = [stage for stage in stages if stage.index % self._ranks == rank]
         self._own = {stage.index: share_stage(network, stage, shared) for stage in own}
-        self._exchange_axes = group_axes(strategy, *REPLICATING)
+        self._exchange_axes = group_axes(strategy, Trait.REPLICATES)
         self._exchanging = math.prod(strategy.axes[axis].degree for axis in self._exchange_axes)
-        self._schedule: Schedule = schedule_of(settings.schedule)
+        self._schedule: Schedule = schedule_of(settings.of(PipelineOptions).schedule)
         self._count = micro_batches(settings, self._ranks)
         self._micro_batch = samples_at_once(strategy, settings)
         self._works = works

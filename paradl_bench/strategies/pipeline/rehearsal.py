@@ -12,12 +12,12 @@ import torch
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.axis_planner import ShardedLayers
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import ShardedLayers, samples_at_once
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.pipeline.module import StageModule, StageWalk
-from paradl_bench.strategies.pipeline.plan import samples_at_once
 from paradl_bench.strategies.pipeline.recording import Calls, OnMeta, copy_on_meta, record_calls, tensors_of
 from paradl_bench.strategies.pipeline.stage_shares import share_stage
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
@@ -35,7 +35,7 @@ def rehearse(module: torch.nn.Module, network: ModelGraph, strategy: Strategy, s
         UserError: the model asks for values, or a stage reads what it does not get; the message names the operation.
         WorkError: forward calls other operations than when it was traced.
     """
-    ranks = degree_of(strategy, "pipeline")
+    ranks = degree_of(strategy, Trait.STAGES)
     if ranks == 1:
         return
     calls = record_calls(module, network, samples_at_once(strategy, settings))

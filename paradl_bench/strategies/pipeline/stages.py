@@ -17,11 +17,13 @@ from paradl_bench.core.cache_keys import Same
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.network.models.language_sizes import UNTIED, language_model_names
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import gradient_order, operations_of_forward
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import Crossing, data_flow, elements, refusals, shared_spans, users
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 
@@ -62,7 +64,8 @@ def cut_into_stages(network: ModelGraph, ranks: int, settings: PlanSettings) -> 
         UserError: the network can't be cut into so many, or not where the settings ask for.
     """
     # Comparing two networks layer by layer takes longer than to cut one.
-    return _cut(Same(network), schedule_of(settings.schedule).stages(ranks), settings.stages)
+    options = settings.of(PipelineOptions)
+    return _cut(Same(network), schedule_of(options.schedule).stages(ranks), options.stages)
 
 
 # A plan's check, the plan and its memory all ask for the same.
@@ -96,13 +99,13 @@ def balanced_stages(
     Raises:
         UserError: the network can't be cut into so many.
     """
-    count = schedule_of(settings.schedule).stages(degree_of(strategy, "pipeline"))
+    count = schedule_of(settings.of(PipelineOptions).schedule).stages(degree_of(strategy, Trait.STAGES))
     return tuple(network.layers[cut].name for cut in balanced_cuts(network, count, weights))
 
 
 def cut_names(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> tuple[str, ...]:
     """First layers of a pipeline's stages but the first, whatever they were cut by; none without a pipeline."""
-    ranks = degree_of(strategy, "pipeline")
+    ranks = degree_of(strategy, Trait.STAGES)
     return first_layers(network, cut_into_stages(network, ranks, settings)) if ranks > 1 else ()
 
 

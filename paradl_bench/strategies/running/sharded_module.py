@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from paradl_bench.core.errors import WorkError
 from paradl_bench.network.graph import Layer, ModelGraph
+from paradl_bench.plan.axes.kind import AxisKind
+from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.strategy import Axis
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.operations import asks_else, asks_extent, function_name, is_operation
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
@@ -135,6 +137,71 @@ class AxisRunner(Protocol):
         Raises:
             UserError: a limit is exceeded; the message names the layer that sets it.
         """
+
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+"""From a model's output and targets to the mean over samples."""
+
+
+class StagedModule(Protocol):
+    """The stages of one rank, which step through an iteration by themselves.
+
+    Attributes:
+        module: what holds their parameters. stages: what they are.
+    """
+
+    module: torch.nn.Module
+    stages: Sequence[Any]
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Forward and backward of all micro-batches; the mini-batch's loss where the last stage is, else None."""
+
+
+@runtime_checkable
+class StagingRunner(Protocol):
+    """``RUNNER`` of an axis that parts layers into stages."""
+
+    def build_stages(
+        self,
+        module: torch.nn.Module,
+        network: ModelGraph,
+        strategy: Strategy,
+        settings: PlanSettings,
+        device: torch.device,
+        loss: Loss,
+        *,
+        shared: ShardedLayers,
+        share: Callable[[], Sharding],
+        group_along: Callable[..., Group],
+    ) -> tuple[StagedModule, Sharding]:
+        """This rank's stages, and how their layers are shared.
+
+        Args:
+            shared: the layers as this rank shares them, as planned. share: has them run so.
+            group_along: from axes to the group along these; ``heard`` for one that moves what is sent in every case.
+        """
+
+
+@runtime_checkable
+class ParameterRunner(Protocol):
+    """``RUNNER`` of an axis whose ranks may hold parts of what replicas else hold alike."""
+
+    def shard_parameters(
+        self, module: torch.nn.Module, network: ModelGraph, axis: Axis, device: torch.device, group: Group
+    ) -> None:
+        """Have ranks hold parts of parameters, where the axis says so."""
+
+
+def axis_runner(kind: AxisKind) -> object | None:
+    """``RUNNER`` of the ``module.py`` in a kind's folder; None without that."""
+    return kind.beside("module", "RUNNER", object)
+
+
+def sharing_runner(kind: AxisKind) -> AxisRunner:
+    """That of a kind whose ranks share layers."""
+    runner = axis_runner(kind)
+    assert isinstance(runner, AxisRunner)
+    return runner
 
 
 class ShardedModule(torch.nn.Module):

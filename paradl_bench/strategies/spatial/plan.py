@@ -14,11 +14,12 @@ import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Box, Transfer, box_elements
-from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective, Communication, HaloExchange
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import BlockLayer, Region, gathered_bytes, most_parts, region_of
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
@@ -55,12 +56,20 @@ class SpatialPlanner:
         The paper's limit, the fewest positions of any layer, is that of networks that are cut to their end; here the
         region ends before the first layer that has too few.
         """
-        most = most_parts(network, until=settings.spatial_until)
+        most = self.most_parts(network, settings)
         if most is None:
             return Limit(axis="spatial", ranks=1, reason=f"no layer of {network.name} has windows over positions")
         extents, name = most
         text = "x".join(map(str, extents))
         return Limit(axis="spatial", ranks=math.prod(extents), reason=f"at most {text} parts, layer {name}")
+
+    def most_parts(self, network: ModelGraph, settings: PlanSettings) -> tuple[tuple[int, ...], str] | None:
+        """See :class:`~paradl_bench.plan.axis_planner.DimsPlanner`."""
+        return most_parts(network, until=settings.of(SpatialOptions).spatial_until)
+
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """Every parameter is whole on every rank."""
+        return {}
 
     def share(
         self,

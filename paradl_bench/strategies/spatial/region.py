@@ -24,6 +24,7 @@ from paradl_bench.plan.axis_planner import Latest
 from paradl_bench.plan.compute import INPUT, operations_of_forward
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 
 _GIVEN = "so it was asked"
 _BY_CHANNEL = ("batch_norm", "activation")
@@ -102,7 +103,7 @@ def region_of(network: ModelGraph, axis: Axis, settings: PlanSettings) -> Region
     Raises:
         UserError: as :func:`spatial_region`.
     """
-    parts, until = axis.extents, settings.spatial_until
+    parts, until = axis.extents, settings.of(SpatialOptions).spatial_until
     return _LATEST.get(network, (parts, until), lambda: spatial_region(network, parts, until=until))
 
 

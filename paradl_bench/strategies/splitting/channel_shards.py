@@ -17,10 +17,11 @@ import msgspec
 
 from paradl_bench.core.errors import UserError, unknown_choice
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.network.partition import ChannelShard, Interval, shard_channels, shard_filters
+from paradl_bench.network.partition import ChannelShard, Interval
 from paradl_bench.plan.settings import Limit, PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.splitting.gradient_parts import GradientParts, channel_dim, gradient_parts
+from paradl_bench.strategies.splitting.options import FilterOptions, SplitOptions
 
 SPLIT_KINDS = ("conv", "linear")
 NOT_CHOSEN = "it was not chosen"
@@ -52,8 +53,8 @@ class Splitting:
         Raises:
             UserError: as :func:`split_layers`.
         """
-        split = split_layers(network, ranks, self.cut, settings.split)
-        if not self.splits_outputs or settings.filter_backward == "all-reduce":
+        split = split_layers(network, ranks, self.cut, settings.of(SplitOptions).split)
+        if not self.splits_outputs or settings.of(FilterOptions).filter_backward == "all-reduce":
             return split
         return split._replace(gradients=gradient_parts(network, split.shards))
 
@@ -62,10 +63,6 @@ class Splitting:
         weight, *bias = layer.parameters
         of_bias = dict.fromkeys(bias, (shard.filters,)) if self.splits_outputs else {}
         return {weight: (shard.filters, shard.group_channels), **of_bias}
-
-
-FILTERS = Splitting(name="filter", what="filters", cut=shard_filters, splits_outputs=True)
-CHANNELS = Splitting(name="channel", what="channels", cut=shard_channels, splits_outputs=False)
 
 
 class SplitLayers(NamedTuple):
@@ -100,7 +97,7 @@ def _number(value: object) -> int:
 
 
 def split_layers(network: ModelGraph, parts: int, cut: Cut, patterns: Sequence[str] = ()) -> SplitLayers:
-    """What is split over ``parts`` ranks, by ``cut``: :func:`shard_filters` or :func:`shard_channels`.
+    """What is split over ``parts`` ranks, by ``cut``.
 
     Args:
         patterns: as in :func:`choose_layers`.

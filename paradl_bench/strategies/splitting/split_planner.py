@@ -14,10 +14,10 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
-from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import (
     Shards,
@@ -31,6 +31,7 @@ from paradl_bench.strategies.splitting.channel_shards import (
     with_parameter_shapes,
 )
 from paradl_bench.strategies.splitting.gradient_parts import Parts
+from paradl_bench.strategies.splitting.options import FilterOptions, SplitOptions
 
 _ELEMENT_BYTES = DTYPE_BYTES["fp32"]
 
@@ -100,12 +101,20 @@ class SplitPlanner(ABC):
 
     def limit(self, network: ModelGraph, settings: PlanSettings) -> Limit:
         """The fewest filters or channels of any layer that counts (ParaDL, Table 3)."""
-        extents = self.extents(network, splittable(network, settings.split))
+        extents = self.extents(network, splittable(network, settings.of(SplitOptions).split))
         return fewest(network, self.name, self._splitting.what, extents)
 
     def _split(self, network: ModelGraph, ranks: int, settings: PlanSettings) -> SplitLayers:
-        key = ranks, settings.split, settings.filter_backward
+        key = ranks, settings.of(SplitOptions).split, settings.of(FilterOptions).filter_backward
         return self._latest.get(network, key, lambda: self._splitting.layers(network, ranks, settings))
+
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
+        found: PartsHeld = {}
+        for index, of_ranks in self._split(network, axis.degree, settings).shards.items():
+            held = self._splitting.parameter_parts(network.layers[index], of_ranks[position])
+            found |= {name: tuple(slice(*interval) for interval in own) for name, own in held.items()}
+        return found
 
     def share(
         self,

@@ -22,6 +22,7 @@ from paradl_bench.strategies.running.group_functions import Group, reduce, reduc
 from paradl_bench.strategies.running.own_randomness import OwnRandomness
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Sharding, beside, instead, replace_parameter
 from paradl_bench.strategies.splitting.channel_shards import with_parameter_shapes
+from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut
 from paradl_bench.strategies.tensor.linear import function_of
 from paradl_bench.strategies.tensor.pairs import Piece, find_pairs
@@ -42,7 +43,7 @@ class TensorRunner:
         self, module: torch.nn.Module, network: ModelGraph, axis: Axis, group: Group, settings: PlanSettings
     ) -> Sharding:
         """See :class:`~paradl_bench.strategies.running.sharded_module.AxisRunner`."""
-        pairs = find_pairs(network, settings.split)
+        pairs = find_pairs(network, settings.of(SplitOptions).split)
         shapes = {}
         for name, (dim, ranges) in parameter_ranges(network, pairs, group.size, group.rank).items():
             held = _take(module.get_parameter(name), dim, ranges)

@@ -17,12 +17,13 @@ import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.partition import Interval, cut
-from paradl_bench.plan.axis_planner import Latest, ShardedLayers, shard_label
+from paradl_bench.plan.axis_planner import Latest, PartsHeld, ShardedLayers, shard_label
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
 from paradl_bench.plan.settings import Limit, PlanSettings
-from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.strategies.splitting.channel_shards import check_extent, with_parameter_shapes
+from paradl_bench.strategies.splitting.options import SplitOptions
 from paradl_bench.strategies.tensor.cuts import Cut, is_view
 from paradl_bench.strategies.tensor.linear import Linear
 from paradl_bench.strategies.tensor.pairs import Pairs, Piece, find_pairs
@@ -59,6 +60,14 @@ class TensorPlanner:
         layer = network.layers[index]
         what = "features" if pairs.pieces[index].cut.extent(layer.output_shape) == atoms else "heads"
         return Limit(axis="tensor", ranks=atoms, reason=f"fewest {what}, layer {layer.name}")
+
+    def parts_held(self, network: ModelGraph, axis: Axis, position: int, settings: PlanSettings) -> PartsHeld:
+        """See :class:`~paradl_bench.plan.axis_planner.SharingPlanner`."""
+        held = parameter_ranges(network, self._pairs(network, settings), axis.degree, position)
+        return {
+            name: (*(slice(None),) * dim, [at for interval in ranges for at in range(*interval)])
+            for name, (dim, ranges) in held.items()
+        }
 
     def share(
         self,
@@ -113,7 +122,8 @@ class TensorPlanner:
         return ShardedLayers(shards, with_parameter_shapes(network, shapes), pairs.notes)
 
     def _pairs(self, network: ModelGraph, settings: PlanSettings) -> Pairs:
-        return self._latest.get(network, settings.split, lambda: find_pairs(network, settings.split))
+        patterns = settings.of(SplitOptions).split
+        return self._latest.get(network, patterns, lambda: find_pairs(network, patterns))
 
 
 PLANNER = TensorPlanner()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.mesh import degree_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.tasks import Collective, Phase, Plan, Role, Stream, Transfer, Work
 from predict.costs.communication.communication_costs import Call
 
@@ -30,8 +31,8 @@ def works_beside_all_reduces(plan: Plan) -> NDArray[np.bool_]:
     Such a one is waited for where it stands, on the thread that computes. Not of pipelines, whose stages queue what
     they send, nor of ZeRO, whose exchange is no all-reduce.
     """
-    sharded = any(axis.zero_stage for axis in plan.strategy.axes)
-    if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, "pipeline") > 1:
+    sharded = zero_stage(plan.strategy) > 0
+    if not _all_reduces_of_gradients(plan) or sharded or degree_of(plan.strategy, Trait.STAGES) > 1:
         return np.zeros(len(plan.works), bool)
     return np.array([_is_awaited(plan, index) for index in range(len(plan.works))], bool)
 

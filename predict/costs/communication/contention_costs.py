@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from calibrate.profile.collectives.contention import Contention, contention_at
 from calibrate.profile.profile import Profile
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import group_of
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
@@ -84,7 +85,7 @@ class ContentionCosts:
         index = names.index(level.name)
         unit = self._cluster.levels[max(index - 1, 0)].ranks
         along = set(work.axes)
-        apart = [i for i, axis in enumerate(strategy.axes) if i not in along and axis.kind != "pipeline"]
+        apart = [i for i, axis in enumerate(strategy.axes) if i not in along and not axis.has(Trait.STAGES)]
         found: set[tuple[int, ...]] = set()
         for rank in range(min(unit, strategy.ranks)):
             place = strategy.coordinates(rank)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.profile.profile import Profile
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from predict.costs.communication.behind_compute import calls_of
@@ -81,7 +82,7 @@ class WorkCosts:
         counts = np.max(of_roles, axis=0).tolist()
         # A stage of a pipeline has a part of the model's operations, micro-batches go through them one by one, and
         # what is computed again goes through some of them twice.
-        in_parts = degree_of(plan.strategy, "pipeline") > 1 or plan.micro_batches > 1 or plan.recomputes
+        in_parts = degree_of(plan.strategy, Trait.STAGES) > 1 or plan.micro_batches > 1 or plan.recomputes
         context = PlanContext(
             place=place,
             strategy=plan.strategy,
@@ -122,7 +123,7 @@ def _updated_elements(plan: Plan) -> float:
     for index, work in plan.of_kind(WeightUpdate).items():
         elements[index] = work.elements
     of_roles = [role.multiplicity * int(elements[role.work].sum()) for role in plan.roles]
-    return sum(of_roles) * degree_of(plan.strategy, "pipeline") / plan.strategy.ranks
+    return sum(of_roles) * degree_of(plan.strategy, Trait.STAGES) / plan.strategy.ranks
 
 
 def _shard_of(plan: Plan) -> str:

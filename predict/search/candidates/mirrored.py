@@ -8,6 +8,8 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axes.registry import kinds_with
 from paradl_bench.strategies.spatial.region import spatial_region
 
 
@@ -42,7 +44,7 @@ def mirrored_dims(profile: Profile, network: ModelGraph, until: str | None = Non
     """
     oblong = any(_is_oblong(known) for known in profile.network.values())
     shards = {time.shard for time in profile.layer_times} | {time.shard for time in profile.shard_times}
-    of_blocks = any(shard.startswith("s") for shard in shards)
+    of_blocks = any(shard.startswith(kind.letter) for shard in shards for kind in kinds_with(Trait.CUTS_POSITIONS))
     if oblong or of_blocks or profile.kernel_models:
         return tuple(range(len(network.input_shape) - 1))
     return like_dims(network, until)

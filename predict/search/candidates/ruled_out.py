@@ -69,7 +69,7 @@ class RuledOut:
 
 def kinds_of(strategy: Strategy) -> tuple[str, ...]:
     """The kinds of a strategy's axes as a person calls them: ``pipeline``, ``ZeRO 2``."""
-    return tuple(f"ZeRO {axis.zero_stage}" if axis.zero_stage else str(axis.kind) for axis in strategy.axes)
+    return tuple(f"ZeRO {axis.prefix}" if axis.prefix else axis.kind for axis in strategy.axes)
 
 
 def sweep_command(measured: Iterable[str], backend: str) -> str:

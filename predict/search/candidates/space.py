@@ -23,24 +23,24 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.registry import kinds_with
+from paradl_bench.plan.axis_planner import DimsPlanner, axis_planner
 from paradl_bench.plan.schedules.catalog import schedules
-from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings, bucket_limits
-from paradl_bench.plan.strategy import Axis, AxisKind, Strategy
+from paradl_bench.plan.settings import RECOMPUTE_ALL, PlanSettings
+from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.strategies.data.zero.plan import check_zero
-from paradl_bench.strategies.nesting.catalog import axis_planners
+from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from paradl_bench.strategies.passes.recomputation import segments_of
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import most_stages, widest_share
-from paradl_bench.strategies.spatial.region import most_parts
 from predict.costs.sourced import Ints
 from predict.search.candidates.factorings import divisors, factorings, placements
 from predict.search.candidates.mirrored import is_first_written
 from predict.search.candidates.ruled_out import RuledOut, batch_refusal
 
 MOST_TRIED_MICRO_BATCHES = 512
-
-SHARING: tuple[AxisKind, ...] = ("spatial", "filter", "channel", "tensor")
-"""Axes that share layers; a strategy has one of them at most."""
 
 KEPT_OR_AGAIN: tuple[tuple[str, ...], ...] = ((), RECOMPUTE_ALL)
 """``PlanSettings.recompute`` to try: all activations are kept, or those of all blocks are computed again."""
@@ -65,19 +65,28 @@ class Mesh(NamedTuple):
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Those of more than one rank, data first."""
-        found = [Axis(kind="data", extents=(self.replicas,), zero_stage=self.zero)] if self.replicas > 1 else []
-        found += [Axis(kind="pipeline", extents=(self.stages,))] if self.stages > 1 else []
+        found = [_axis(Trait.DIVIDES_BATCH, self.replicas, self.zero)] if self.replicas > 1 else []
+        found += [_axis(Trait.STAGES, self.stages)] if self.stages > 1 else []
         return (*found, *([self.shared] if self.shared else []))
 
     @property
     def exchanges(self) -> bool:
         """Whether ranks hold the same parameters and exchange their gradients."""
-        return self.replicas > 1 or (self.shared is not None and self.shared.kind == "spatial")
+        return self.replicas > 1 or (self.shared is not None and self.shared.has(Trait.REPLICATES))
 
     @property
     def computes_again(self) -> bool:
         """Whether ranks can compute activations again instead of keeping them."""
         return self.stages == 1 and self.zero < 2
+
+
+def _zero_stages() -> range:
+    prefix = kinds_with(Trait.DIVIDES_BATCH)[0].prefix
+    return range(1, prefix.most + 1) if prefix else range(0)
+
+
+def _axis(trait: Trait, degree: int, prefix: int = 0) -> Axis:
+    return Axis(kind=kinds_with(trait)[0].name, extents=(degree,), prefix=prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +124,17 @@ class Space:
         """A plan's settings of a candidate."""
         first, cap = bucket_limits(self.caps_mb[self.cap[candidate]])
         count, pipelined = int(self.micro_batches[candidate]), self.is_pipelined(candidate)
-        return msgspec.structs.replace(
-            self.settings,
-            first_bucket_bytes=first,
-            bucket_cap_bytes=cap,
+        buckets = msgspec.structs.replace(
+            self.settings.of(ExchangeOptions), first_bucket_bytes=first, bucket_cap_bytes=cap
+        )
+        turns = msgspec.structs.replace(
+            self.settings.of(PipelineOptions),
             micro_batches=count if pipelined else None,
-            accumulate=1 if pipelined else count,
             schedule=self.schedules[self.schedule[candidate]],
+        )
+        return msgspec.structs.replace(
+            self.settings.having(buckets, turns),
+            accumulate=1 if pipelined else count,
             recompute=self.recomputed[self.again[candidate]],
         )
 
@@ -241,7 +254,7 @@ class _Finder:
         impossible: RuledOut,
         like: tuple[int, ...],
     ) -> None:
-        self.mirrored: list[tuple[int, ...]] = []
+        self.mirrored: list[Axis] = []
         self._like = like
         self._network, self._settings, self._ranks = network, settings, ranks
         self._names, self._caps, self._recomputed, self._impossible = names, caps, recomputed, impossible
@@ -257,7 +270,7 @@ class _Finder:
                 if self._possible(stages, replicas, 1 + (shared is not None)):
                     yield Mesh(shared, stages, replicas)
         if self._ranks > 1 and not self._settings.batch % self._ranks:
-            yield from (Mesh(None, 1, self._ranks, stage) for stage in (1, 2, 3) if self._can_shard(stage))
+            yield from (Mesh(None, 1, self._ranks, stage) for stage in _zero_stages() if self._can_shard(stage))
 
     def _possible(self, stages: int, replicas: int, axes: int) -> bool:
         """Whether a mesh is, but for the axis that shares layers; else its placements are counted."""
@@ -285,7 +298,7 @@ class _Finder:
         return True
 
     def _can_shard(self, stage: int) -> bool:
-        strategy = Strategy(axes=(Axis(kind="data", extents=(self._ranks,), zero_stage=stage),))
+        strategy = Strategy(axes=(_axis(Trait.DIVIDES_BATCH, self._ranks, stage),))
         try:
             check_zero(self._network, strategy, self._settings)
         except UserError as error:
@@ -295,23 +308,23 @@ class _Finder:
 
     def _shared_axes(self) -> Iterator[Axis]:
         """Axes that share layers, of each degree that divides the ranks."""
-        planners = axis_planners()
-        for kind in SHARING:
-            limit = planners[kind].limit(self._network, self._settings)
+        for kind in kinds_with(Trait.SHARES_LAYERS):
+            planner = axis_planner(kind)
+            limit = planner.limit(self._network, self._settings)
             for degree in divisors(self._ranks)[1:]:
                 beyond = degree > limit.ranks
                 for axis in () if beyond and limit.ranks == 1 else self._axes(kind, degree):
                     try:
                         if beyond:
                             raise UserError(str(limit))
-                        if kind != "spatial":
-                            planners[kind].check(self._network, Strategy(axes=(axis,)), 0, self._settings)
+                        if kind.dims == 1:
+                            planner.check(self._network, Strategy(axes=(axis,)), 0, self._settings)
                         yield axis
                     except UserError as error:
-                        text = f"{kind}: {limit}" if beyond else str(error)
+                        text = f"{kind.name}: {limit}" if beyond else str(error)
                         self._impossible.add(text, self._strategies_with(degree))
                 if beyond and limit.ranks == 1:
-                    self._impossible.add(f"{kind}: {limit}", self._strategies_with(degree))
+                    self._impossible.add(f"{kind.name}: {limit}", self._strategies_with(degree))
 
     def _strategies_with(self, degree: int) -> int:
         """Strategies that have one axis of the degree, which shares layers."""
@@ -319,27 +332,28 @@ class _Finder:
         return sum(placements(stages, rest // stages, 1) for stages in divisors(rest))
 
     def _axes(self, kind: AxisKind, degree: int) -> Iterator[Axis]:
-        """An axis of the degree; of spatial, one for each way to part the dims, none of which ends in a 1."""
-        if kind != "spatial":
-            yield Axis(kind=kind, extents=(degree,))
+        """An axis of the degree; of several dims, one for each way to part these, none of which ends in a 1."""
+        planner = axis_planner(kind)
+        if not isinstance(planner, DimsPlanner):
+            yield Axis(kind=kind.name, extents=(degree,))
             return
-        most = most_parts(self._network, until=self._settings.spatial_until)
+        most = planner.most_parts(self._network, self._settings)
         extents = most[0] if most else ()
-        for parts in factorings(degree, min(len(extents), 3)):
+        for parts in factorings(degree, min(len(extents), kind.dims)):
             kept = parts[: max(i for i, part in enumerate(parts, start=1) if part > 1)]
             if not is_first_written(parts, self._like):
-                self.mirrored.append(kept)
+                self.mirrored.append(Axis(kind=kind.name, extents=kept))
                 continue
             if all(part <= extent for part, extent in zip(kept, extents, strict=False)):
-                yield Axis(kind=kind, extents=kept)
+                yield Axis(kind=kind.name, extents=kept)
             else:
-                text = f"spatial: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
+                text = f"{kind.name}: at most {'x'.join(map(str, extents))} parts, layer {most[1] if most else ''}"
                 self._impossible.add(text, self._strategies_with(degree))
 
     def mirrors(self) -> Iterator[str]:
         """What blocks have no candidates because others are theirs with dims in turn."""
         if self.mirrored:
-            few = [str(Axis(kind="spatial", extents=parts)) for parts in dict.fromkeys(self.mirrored)]
+            few = list(map(str, dict.fromkeys(self.mirrored)))
             yield f"blocks that are another's with like dims in turn ({', '.join(few[:3])})"
 
     def combinations(self, mesh: Mesh) -> Ints:

@@ -30,8 +30,11 @@ import numpy as np
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.crossings import elements
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 from predict.costs.cost_model import CostModel
@@ -218,11 +221,19 @@ class Estimates:
     def _links_of(self, mesh: Mesh, strategy: Strategy, samples: list[int]) -> _Links:
         self._whole.learn(samples, alone=mesh.stages > 1)
         self._numbers.setdefault(mesh.shared, len(self._numbers))
-        group = group_along(strategy, mesh.shared.kind) if mesh.shared else Group(1, 1, 1, 1)
+        group = group_along(strategy, *group_axes(strategy, Trait.SHARES_LAYERS)) if mesh.shared else Group(1, 1, 1, 1)
         waits = self._waits.number(self._shared.of(mesh.shared), group)
-        sent = self._groups.link("send_recv", group_along(strategy, "pipeline")) if mesh.stages > 1 else 0
+        sent = (
+            self._groups.link("send_recv", group_along(strategy, *group_axes(strategy, Trait.STAGES)))
+            if mesh.stages > 1
+            else 0
+        )
         exchanges = mesh.exchanges and mesh.zero < 2
-        reduced = self._groups.link("all_reduce", group_along(strategy, "data", "spatial")) if exchanges else 0
+        reduced = (
+            self._groups.link("all_reduce", group_along(strategy, *group_axes(strategy, Trait.REPLICATES)))
+            if exchanges
+            else 0
+        )
         return _Links(sent, reduced, waits)
 
     def _of_cut(self, cut: Cut, rows: _Rows, chosen: Ints) -> Iterator[tuple[Ints, Floats]]:
@@ -286,7 +297,7 @@ class Estimates:
                 self._cuts[key] = Cut(key, np.array([0, len(network.layers)]), np.zeros(1))
                 return self._cuts[key]
             schedule = next(name for name in self._space.schedules if schedule_of(name).stages_per_rank == key[1])
-            stages = cut_into_stages(network, ranks, msgspec.structs.replace(self._space.settings, schedule=schedule))
+            stages = cut_into_stages(network, ranks, self._space.settings.changed(PipelineOptions, schedule=schedule))
             sent = [sum(elements(network, value) for value in stage.sends) for stage in stages]
             bounds = np.array([*(stage.layers.start for stage in stages), len(network.layers)])
             self._cuts[key] = Cut(key, bounds, np.array(sent, float) * _ELEMENT_BYTES)
@@ -317,7 +328,7 @@ class Estimates:
         """Seconds of ZeRO's collectives, each of one rank's part of all parameters; 0 of those that its stage lacks."""
         wanted = {0: (), 1: ("broadcast",)}.get(mesh.zero, ("reduce_scatter", "all_gather"))
         part = np.floor([self._shared.of(None).gradient_bytes.sum() / self._ranks])
-        group = group_along(strategy, "data")
+        group = group_along(strategy, *group_axes(strategy, Trait.DIVIDES_BATCH))
         names = ("broadcast", "reduce_scatter", "all_gather")
         return tuple(float(self._groups.seconds(name, group, part)[0]) if name in wanted else 0.0 for name in names)
 

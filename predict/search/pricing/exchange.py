@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.plan.settings import bucket_limits
+from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.costs.sourced import Floats, Ints
 from predict.search.pricing.groups import GroupCosts
 

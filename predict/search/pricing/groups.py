@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paradl_bench.plan.strategy import AxisKind, Strategy
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
 from predict.costs.communication.collective_times import CollectiveTimes
 from predict.costs.communication.communication_costs import CommunicationCosts
@@ -27,9 +28,9 @@ class Group(NamedTuple):
     others: int
 
 
-def group_along(strategy: Strategy, *kinds: AxisKind) -> Group:
-    """The ranks along the axes of these kinds; one rank where there are none."""
-    chosen = [index for index, axis in enumerate(strategy.axes) if axis.kind in kinds]
+def group_along(strategy: Strategy, *axes: int) -> Group:
+    """The ranks along these axes; one rank where there are none."""
+    chosen = sorted(axes)
     if not chosen:
         return Group(1, 1, 1, 1)
     span = stride = ranks = others = 1
@@ -37,7 +38,7 @@ def group_along(strategy: Strategy, *kinds: AxisKind) -> Group:
         span *= axis.degree if index >= chosen[0] else 1
         stride *= axis.degree if index > chosen[-1] else 1
         ranks *= axis.degree if index in chosen else 1
-        others *= axis.degree if index >= chosen[0] and index not in chosen and axis.kind != "pipeline" else 1
+        others *= axis.degree if index >= chosen[0] and index not in chosen and not axis.has(Trait.STAGES) else 1
     return Group(ranks, span, stride, others)
 
 

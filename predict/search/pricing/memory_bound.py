@@ -18,10 +18,12 @@ from paradl_bench.core.errors import unknown_choice
 from paradl_bench.network.kinds.autocast import kept_dtype
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.strategy import Axis, Strategy
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.memory.ledger import Ledger
 from paradl_bench.strategies.memory.liveness import Liveness
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.memory.peak import STATE_COPIES, MemoryUse
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import Stage, cut_into_stages
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import with_factor
@@ -81,7 +83,9 @@ class MemoryBounds:
         network, settings = self._model.network, self._space.settings
         peaks = []
         for batch in (1, 2):
-            own = msgspec.structs.replace(settings, batch=batch, exchange="flat", recompute=recompute)
+            own = msgspec.structs.replace(
+                settings.changed(ExchangeOptions, exchange="flat"), batch=batch, recompute=recompute
+            )
             use = memory_of_plan(network, Strategy(), own, dtype=self._model.dtype, device=self._model.device_kind)
             moving = use.parts_bytes["activations"] + use.parts_bytes["gradients"]
             peaks.append(float(moving - network.parameter_bytes))
@@ -124,7 +128,7 @@ class MemoryBounds:
             return np.zeros(1, np.int64), 0.0
         key = ranks, stages_per_rank
         if key not in self._kept:
-            settings = msgspec.structs.replace(self._space.settings, schedule=schedule)
+            settings = self._space.settings.changed(PipelineOptions, schedule=schedule)
             stages = cut_into_stages(self._model.network, ranks, settings)
             self._kept[key] = np.array([stage.layers.start for stage in stages]), self._kept_by(stages[0])
         return self._kept[key]

@@ -16,12 +16,13 @@ import numpy as np
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
 from paradl_bench.network.kinds.kind import layer_kinds
-from paradl_bench.plan.axis_planner import SharingPlanner
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import SharingPlanner, axis_planner
 from paradl_bench.plan.compute import input_needs_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.plan.tasks import Collective, Communication
-from paradl_bench.strategies.nesting.catalog import axis_planners
+from paradl_bench.strategies.spatial.axis import SpatialOptions
 from paradl_bench.strategies.spatial.region import spatial_region
 from predict.costs.sourced import Floats, Ints
 
@@ -60,9 +61,9 @@ def shared_work(network: ModelGraph, axis: Axis | None, settings: PlanSettings) 
         return SharedWork(
             share=np.ones(len(network.layers)), gradient_bytes=_gradient_bytes(network, network), messages=()
         )
-    if axis.kind == "spatial":
+    if axis.has(Trait.CUTS_POSITIONS):
         return _Blocks(network, axis.extents, settings).work()
-    planner = axis_planners()[axis.kind]
+    planner = axis_planner(axis.declared)
     assert isinstance(planner, SharingPlanner)
     shared = planner.share(network, Strategy(axes=(axis,)), 0, 0, 1, settings)
     share = np.ones(len(network.layers))
@@ -106,7 +107,7 @@ class _Blocks:
 
     def __init__(self, network: ModelGraph, parts: Sequence[int], settings: PlanSettings) -> None:
         self._network, self._parts = network, parts
-        self._region = spatial_region(network, (1,) * len(parts), until=settings.spatial_until)
+        self._region = spatial_region(network, (1,) * len(parts), until=settings.of(SpatialOptions).spatial_until)
         self._inside = self._layers_inside()
 
     def _layers_inside(self) -> dict[str, int]:

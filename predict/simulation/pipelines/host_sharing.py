@@ -17,6 +17,7 @@ import dataclasses
 
 import numpy as np
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Plan
 from predict.costs.cost_model import CostModel
@@ -36,7 +37,7 @@ def on_shared_host(model: CostModel, priced: PricedPlan) -> PricedPlan:
     When stages compute is taken of ranks none of which is late.
     """
     plan, place = priced.plan, priced.place
-    if degree_of(plan.strategy, "pipeline") <= 1:
+    if degree_of(plan.strategy, Trait.STAGES) <= 1:
         return priced
     alone = model.alone_on_host(plan, place)
     if alone is None or np.all(alone[0] == 1):

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.tasks import Ints
 from predict.costs.priced import PricedPlan
@@ -66,7 +67,7 @@ def pipeline_lag(priced: PricedPlan) -> float:
     if priced.slower:
         of_stages = np.asarray([priced.slower[role] for role in lines_of_stages(plan)[slowest]])
         line = alike._replace(seconds=alike.seconds * of_stages[stage])
-    replicas = degree_of(plan.strategy, "data")
+    replicas = degree_of(plan.strategy, Trait.DIVIDES_BATCH)
 
     def drawn(of: PipelineSimulation, tasks: _Line) -> Floats:
         chance = _Chance(tasks, spread, priced)
@@ -109,7 +110,7 @@ class _Chance:
     def __init__(self, line: _Line, spread: RankSpread, priced: PricedPlan) -> None:
         strategy = priced.plan.strategy
         self._line, self._spread, self._micro_batches = line, spread, priced.plan.micro_batches
-        self._sharing = strategy.ranks // degree_of(strategy, "data") // degree_of(strategy, "pipeline")
+        self._sharing = strategy.ranks // degree_of(strategy, Trait.DIVIDES_BATCH) // degree_of(strategy, Trait.STAGES)
         self._generator = np.random.default_rng(0)
         self._computed = np.where(line.computes, line.seconds, 0.0)
         self._of_stages = np.bincount(line.stage, weights=self._computed)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.cache_keys import Same
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.tasks import Ints, Plan, Role, Sort, Stream, Transfer
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import names_of_layer_communication
@@ -35,8 +36,8 @@ Places = NDArray[np.intp]
 
 def lines_of_stages(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """Indices of the roles from the first stage to the last, for each distinct position along the other axes."""
-    axes = [axis for axis in plan.strategy.axes if axis.kind != "data"]
-    along = next(index for index, axis in enumerate(axes) if axis.kind == "pipeline")
+    axes = [axis for axis in plan.strategy.axes if not axis.has(Trait.DIVIDES_BATCH)]
+    along = next(index for index, axis in enumerate(axes) if axis.has(Trait.STAGES))
     places = np.array(plan.positions).reshape([axis.degree for axis in axes])
     lines = np.moveaxis(places, along, -1).reshape(-1, axes[along].degree)
     return tuple(dict.fromkeys(tuple(line) for line in lines.tolist()))

@@ -44,21 +44,21 @@ from paradl_bench.ranks.groups.process_groups import join_ranks
 from paradl_bench.measure.training.recorder import CollectiveRecorder, differences, planned_collectives
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.nesting.parallel import build_parallel
 
 def build(name, text, schedule, context, double):
     strategy = parse_strategy(text)
-    replicas = next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+    replicas = next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
     places = zip(strategy.axes, strategy.coordinates(context.rank))
-    replica = next((at for axis, at in places if axis.kind == "data"), 0)
+    replica = next((at for axis, at in places if axis.has(Trait.DIVIDES_BATCH)), 0)
     model = load_model(f"networks:{name}")
     network = trace_network(model)
     if double:
         model.module.double()
-    settings = PlanSettings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,
+    settings = plan_settings(batch=4 * replicas, first_bucket_bytes=20000, bucket_cap_bytes=20000, micro_batches=4,
         schedule=schedule)
     with CollectiveRecorder() as recorder:
         parallel = build_parallel(model.module, network, strategy, settings, context.device, model.loss)

@@ -62,22 +62,23 @@ from paradl_bench.measure.training.recorder import differences, planned_collecti
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.trainer import Trainer
 from paradl_bench.measure.training.request import TrainingRequest
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.strategies.memory.peak import planned_memory
-from paradl_bench.strategies.memory.pipeline import pipelined_memory
+from paradl_bench.strategies.pipeline.memory import pipelined_memory
 
 def peaks(case, context):
     name, text, *words = case.split()
     strategy = parse_strategy(text)
     kinds = {"recompute": lambda value: tuple(value.split("+")), "kernel_settings": settings_of_label}
+    axes, others = read_options({key: kinds[key](value) if key in kinds else int(value) if value.isdigit() else value
+        for key, value in (word.split("=") for word in words)})
     request = TrainingRequest(model=f"networks:{name}", input_shape=None, strategy=strategy, batch=8, device="cpu",
-        verify=False,
-        **{key: kinds[key](value) if key in kinds else int(value) if value.isdigit() else value
-            for key, value in (word.split("=") for word in words)})
+        verify=False, axes=axes, **others)
     model = load_model(request.model)
     network = trace_network(model)
     trainer = Trainer(model, request, context)
@@ -89,7 +90,7 @@ def peaks(case, context):
     # Gradients are exchanged in fp32, whatever is computed in.
     assert not differences(issued, planned_collectives(plan, context.rank))
     of_ranks = context.gather(trainer.track_memory(), MemoryPeak)
-    predict = pipelined_memory if degree_of(strategy, "pipeline") > 1 else planned_memory
+    predict = pipelined_memory if degree_of(strategy, Trait.STAGES) > 1 else planned_memory
     tracked = max(of_ranks, key=lambda peak: peak.tracked_bytes)
     expected = predict(network, strategy, request.settings, dtype=request.dtype)
     return [tracked.tracked_bytes, tracked.parts_bytes, expected.peak_bytes, expected.parts_bytes]

@@ -13,10 +13,10 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import backward_layers, layers_with_gradient
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.tasks import Compute, Phase, Plan
-from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.fusion.layerwise_plan import Sends, gradient_bytes, gradient_layers
 from paradl_bench.strategies.data.fusion.rules import Exchange, Fusion, Gradients, last_of_buffers, waits_for_next
-from paradl_bench.strategies.data.plan import GradientBuckets
+from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.exchange.gradients import GradientBuckets
 
 
 class Buffers(NamedTuple):

@@ -20,12 +20,14 @@ from typing import NamedTuple
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.compute import NetworkCompute
+from paradl_bench.plan.mesh import divides_batch_alone, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Plan, RoleBuilder, Stream, Wait
 from paradl_bench.strategies.data.fusion.buffers import Buffers
 from paradl_bench.strategies.data.fusion.layerwise_plan import gradient_layers, updated
 from paradl_bench.strategies.data.fusion.rules import Fusion
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 
 
 def check_fusion(fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> None:
@@ -36,10 +38,10 @@ def check_fusion(fusion: Fusion, strategy: Strategy, settings: PlanSettings) -> 
             activations that are computed again.
     """
     name = f"--fusion {fusion.rule}"
-    if strategy.name not in ("serial", "data") or any(axis.zero_stage for axis in strategy.axes):
+    if not divides_batch_alone(strategy) or zero_stage(strategy):
         raise UserError(f"{name} is of data parallelism alone, not of {strategy}: leave it out")
-    if settings.exchange != "flat":
-        raise UserError(f"{name} exchanges flat: leave out --exchange {settings.exchange}")
+    if settings.of(ExchangeOptions).exchange != "flat":
+        raise UserError(f"{name} exchanges flat: leave out --exchange {settings.of(ExchangeOptions).exchange}")
     if settings.batch_norm == "sync":
         raise UserError(f"{name} knows no synchronised batch norm: leave out --batch-norm sync")
     if settings.accumulate > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, weight_update
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.settings import PlanSettings
@@ -58,7 +59,7 @@ def updated(
     return Plan(
         strategy=strategy,
         network=network.name,
-        local_batch=settings.batch // degree_of(strategy, "data"),
+        local_batch=settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH),
         works=tuple(builder.works),
         roles=(builder.build("rank", strategy.ranks),),
         exchange_axes=(0,),

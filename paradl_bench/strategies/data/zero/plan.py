@@ -1,7 +1,7 @@
 """Plan of data parallelism with ZeRO stages, as torch runs them.
 
-Stage 1 is DistributedDataParallel (:mod:`~paradl_bench.strategies.data.plan`) with torch's ZeroRedundancyOptimizer:
-each rank updates the parameters that are its own and then broadcasts them, all of them in one message.
+Stage 1 is DistributedDataParallel (:mod:`~paradl_bench.strategies.exchange.gradients`) with torch's
+ZeroRedundancyOptimizer: each rank updates the parameters that are its own and then broadcasts them, all in one message.
 
 Stages 2 and 3 are torch's ``fully_shard`` (FSDP2) on the units of :mod:`~paradl_bench.strategies.data.zero.units`. Each
 rank holds rows of every parameter, padded to equal numbers. A unit's parameters are gathered before its forward, and
@@ -37,21 +37,17 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
 from paradl_bench.plan.compute import NetworkCompute, gradient_order, layers_with_gradient, operations_of_forward
+from paradl_bench.plan.mesh import zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Phase, Role, RoleBuilder, Stream, WeightUpdate
-from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
+from paradl_bench.strategies.exchange.buckets import total_bytes
 
 Issued = tuple[tuple[str, str, int, int], ...]
 
 _EMPTY_BUCKET_BYTES = 4
 """What torch broadcasts for a rank that has no parameter to update: one number."""
-
-
-def zero_stage(strategy: Strategy) -> int:
-    """The ZeRO stage of a strategy's data axis; 0 without one."""
-    return max((axis.zero_stage for axis in strategy.axes), default=0)
 
 
 def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> None:
@@ -63,7 +59,7 @@ def check_zero(network: ModelGraph, strategy: Strategy, settings: PlanSettings) 
     """
     stage, ranks = zero_stage(strategy), strategy.ranks
     if len(strategy.axes) > 1:
-        plain = "".join(str(msgspec.structs.replace(axis, zero_stage=0)) for axis in strategy.axes)
+        plain = "".join(str(msgspec.structs.replace(axis, prefix=0)) for axis in strategy.axes)
         raise UserError(f"strategy {strategy}: ZeRO stages nest with no other axis; write {plain}, or z{stage}d{ranks}")
     if ranks == 1:
         raise UserError(f"strategy {strategy}: one rank has nothing to shard; d1 is the same")

@@ -15,11 +15,12 @@ from calibrate.fit.reading import Placed
 from calibrate.profile.collectives.beside_all_reduce import BesideAllReduce
 from calibrate.profile.emulated_profile import emulated
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, RoleBuilder, Stream
 from paradl_bench.records.contexts.beside_all_reduce import BesideAllReduceSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.communication.behind_compute import works_beside_all_reduces
 from predict.costs.communication.beside_costs import BesideCosts
 from predict.costs.cost_model import CostModel
@@ -196,7 +197,7 @@ def measured(operation: str = "send_recv", **more: object) -> BesideAllReduce:
 def predicted(strategy: str, *entries: BesideAllReduce, dilate: float | None = None) -> Prediction:
     names = ("all_reduce", "all_gather", "broadcast", "send_recv", "reduce_scatter")
     profile = make_profile(NETWORK, communication=tuple(map(ring_fit, names)), beside_all_reduce=entries)
-    settings = PlanSettings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
+    settings = plan_settings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
     asked = Configuration(strategy=parse_strategy(strategy), settings=settings)
     model = CostModel(profile=profile if dilate is None else emulated(profile, dilate), network=NETWORK)
     return Predictor(model, evaluator_named("simulate")).predict(asked)
@@ -216,7 +217,7 @@ def predicted(strategy: str, *entries: BesideAllReduce, dilate: float | None = N
 )
 def test_what_layers_wait_for_is_beside_all_reduces_where_gradients_are(strategy: str, beside: set[str]) -> None:
     parsed = parse_strategy(strategy)
-    plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=8, first_bucket_bytes=64))
+    plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     found = {
         getattr(work, "operation", type(work).__name__)
         for work, chosen in zip(plan.works, works_beside_all_reduces(plan), strict=True)
@@ -254,9 +255,9 @@ def test_a_timeline_shows_halos_beside_the_exchange_and_counts_the_time_once() -
     fits = tuple(ring_fit(name, beta_s_per_byte=2e-6 if name == "all_reduce" else 1e-9) for name in names)
     profile = make_profile(NETWORK, communication=fits, beside_all_reduce=(measured(added_s=1e-4),))
     model = CostModel(profile=profile, network=NETWORK)
-    settings = PlanSettings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
+    settings = plan_settings(batch=8, first_bucket_bytes=64, bucket_cap_bytes=64)
     point = Configuration(strategy=parse_strategy("s2"), settings=settings)
-    (line, *_) = timeline_of(price(model, point), settings.schedule).lines
+    (line, *_) = timeline_of(price(model, point), settings.of(PipelineOptions).schedule).lines
     (role,) = line.roles
     halos = np.isin(role.of_plan.work, sorted(role.awaited))
     exchange = role.of_plan.phase == Phase.GE

@@ -117,7 +117,7 @@ def test_tables_and_search_price_points_as_one_by_one() -> None:
     np.testing.assert_allclose(tabled, wanted, rtol=1e-12)
     groups = GroupCosts(communication)
     searched = [
-        float(groups.seconds("all_reduce", group_along(parse_strategy(f"d{count}"), "data"), np.array([size]))[0])
+        float(groups.seconds("all_reduce", group_along(parse_strategy(f"d{count}"), 0), np.array([size]))[0])
         for count, size in zip(ranks, sizes, strict=True)
     ]
     np.testing.assert_allclose(searched, wanted, rtol=1e-12)

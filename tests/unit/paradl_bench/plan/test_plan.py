@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradl_bench.plan.settings import Limit, PlanSettings
+from paradl_bench.plan.settings import Limit, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
     BucketCopy,
@@ -143,7 +143,7 @@ def test_a_plan_without_tasks_is_one_of_a_rank_that_idles() -> None:
 )
 def test_settings_validate_themselves(change: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        PlanSettings(**({"batch": 8} | change))
+        plan_settings(**({"batch": 8} | change))
 
 
 def test_a_limit_reads_as_a_report_prints_it() -> None:

@@ -10,24 +10,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
+from paradl_bench.plan.axes.registry import axis_kinds
 from paradl_bench.plan.strategy import (
-    KIND_OF_LETTER,
-    LETTER_OF_KIND,
     Axis,
-    AxisKind,
     Strategy,
     parse_strategy,
     parse_strategy_kinds,
 )
 
-KINDS: list[AxisKind] = list(LETTER_OF_KIND)
+KINDS = list(axis_kinds())
 
 
 @st.composite
-def axes(draw: st.DrawFn, kind: AxisKind) -> Axis:
-    most = 3 if kind == "spatial" else 1
+def axes(draw: st.DrawFn, kind: str) -> Axis:
+    most = axis_kinds()[kind].dims
     extents = draw(st.lists(st.integers(1, 4096), min_size=1, max_size=most).map(tuple))
-    return Axis(kind=kind, extents=extents, zero_stage=draw(st.integers(0, 3)) if kind == "data" else 0)
+    return Axis(kind=kind, extents=extents, prefix=draw(st.integers(0, 3)) if axis_kinds()[kind].prefix else 0)
 
 
 @st.composite
@@ -108,7 +106,7 @@ def test_a_mistake_says_what_would_be_right(text: str, why: str) -> None:
 
 def test_an_axis_validates_itself() -> None:
     with pytest.raises(ValueError, match="not 0, 1, 2 or 3"):
-        Axis(kind="data", extents=(2,), zero_stage=4)
+        Axis(kind="data", extents=(2,), prefix=4)
     with pytest.raises(ValueError, match="at least 1"):
         Axis(kind="spatial", extents=())
     with pytest.raises(AttributeError):
@@ -116,9 +114,9 @@ def test_an_axis_validates_itself() -> None:
 
 
 @given(st.lists(st.sampled_from(KINDS), unique=True, min_size=1))
-def test_kinds_by_letter_and_by_name(kinds: list[AxisKind]) -> None:
+def test_kinds_by_letter_and_by_name(kinds: list[str]) -> None:
     assert parse_strategy_kinds("+".join(kinds)) == tuple(kinds)
-    assert parse_strategy_kinds("+".join(LETTER_OF_KIND[kind] for kind in kinds)) == tuple(kinds)
+    assert parse_strategy_kinds("+".join(axis_kinds()[kind].letter for kind in kinds)) == tuple(kinds)
 
 
 @pytest.mark.parametrize("text", ["", "d4", "d4f4", "data+", "2M4P1D", "d f"])
@@ -133,4 +131,4 @@ def test_kinds_nest_only_where_they_differ() -> None:
 
 
 def test_each_kind_has_a_letter_of_its_own() -> None:
-    assert {kind: letter for letter, kind in KIND_OF_LETTER.items()} == LETTER_OF_KIND
+    assert len({kind.letter for kind in axis_kinds().values()}) == len(KINDS)

@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, Phase, Plan, Stream, WeightUpdate
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
@@ -46,7 +46,7 @@ def convolutional() -> ModelGraph:
 
 def planned(strategy: str, network: ModelGraph = CHAIN, batch: int = 32, **settings: Any) -> Plan:
     parsed = parse_strategy(strategy)
-    return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **settings))
+    return planner_for(parsed).plan(network, parsed, plan_settings(batch=batch, **settings))
 
 
 def computed(plan: Plan) -> Counter[tuple[str, str]]:
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(strategy: str, count: int, message: str) -> N
 def predicted(
     strategy: str, profile: Profile, batch: int = 32, evaluator: str = "simulate", **options: Any
 ) -> Prediction:
-    settings = PlanSettings(batch=batch, **options)
+    settings = plan_settings(batch=batch, **options)
     model = CostModel(profile=profile, network=profile.network["chain"])
     return Predictor(model, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)

@@ -12,23 +12,24 @@ from network_factory import NetworkFactory
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.kinds.kind import TensorArgument
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Phase, Plan
+from paradl_bench.strategies.filter.plan import FILTERS
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.splitting.channel_shards import FILTERS, SplitLayers
+from paradl_bench.strategies.splitting.channel_shards import SplitLayers
 
 ELEMENT = 4
 
 
 def split(network: ModelGraph, ranks: int, **options: object) -> SplitLayers:
-    settings = PlanSettings(batch=2, filter_backward="reduce-scatter")
+    settings = plan_settings(batch=2, filter_backward="reduce-scatter")
     return FILTERS.layers(network, ranks, msgspec.structs.replace(settings, **options))
 
 
 def plan(network: ModelGraph, strategy: str, **options: object) -> Plan:
     parsed = parse_strategy(strategy)
-    settings = msgspec.structs.replace(PlanSettings(batch=2, filter_backward="reduce-scatter"), **options)
+    settings = msgspec.structs.replace(plan_settings(batch=2, filter_backward="reduce-scatter"), **options)
     return planner_for(parsed).plan(network, parsed, settings)
 
 

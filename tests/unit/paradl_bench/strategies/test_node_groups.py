@@ -11,12 +11,14 @@ from network_factory import NetworkFactory
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.registry import read_options
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import members_of
-from paradl_bench.plan.settings import PlanSettings, ranks_per_node
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Phase, Plan, Stream
-from paradl_bench.strategies.data.node_groups import NodeGroups, Step
+from paradl_bench.strategies.exchange.node_groups import NodeGroups, Step
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 
 ONE_BUCKET = {"first_bucket_bytes": 1 << 30, "bucket_cap_bytes": 1 << 30}
@@ -36,7 +38,7 @@ def network() -> ModelGraph:
 def plan(strategy: str, exchange: str, on_node: int | None, **options: Any) -> Plan:
     parsed = parse_strategy(strategy)
     chosen = {"batch": 16, "exchange": exchange, "ranks_per_node": on_node, **ONE_BUCKET, **options}
-    settings = PlanSettings(**chosen)
+    settings = plan_settings(**chosen)
     return planner_for(parsed).plan(network(), parsed, settings)
 
 
@@ -149,19 +151,25 @@ def test_what_no_nodes_can_do_is_refused(strategy: str, exchange: str, on_node: 
         plan(strategy, exchange, on_node, batch=12)
 
 
+def placed(exchange: str, given: int | None, known: int | None) -> int | None:
+    axes, _ = read_options({"exchange": exchange, "ranks_per_node": given})
+    (own,) = (options.placed(lambda: known) for options in axes if isinstance(options, ExchangeOptions))
+    return own.ranks_per_node
+
+
 def test_what_the_options_say() -> None:
-    settings = PlanSettings(batch=1, exchange="leader", ranks_per_node=2)
+    settings = plan_settings(batch=1, exchange="leader", ranks_per_node=2)
     with pytest.raises(UserError, match="--exchange is for data, spatial parallelism, not for serial,f2"):
         refuse_unused(settings, [parse_strategy("serial"), parse_strategy("f2")])
     refuse_unused(settings, [parse_strategy("serial"), parse_strategy("s2")])
-    assert ranks_per_node("flat", None, 4) is None
-    assert ranks_per_node("leader", None, 4) == 4
-    assert ranks_per_node("leaders:2", 8, 4) == 8
-    assert ranks_per_node("segmented", None, None) is None
+    assert placed("flat", None, 4) is None
+    assert placed("leader", None, 4) == 4
+    assert placed("leaders:2", 8, 4) == 8
+    assert placed("segmented", None, None) is None
     for wrong in ("tree", "leaders", "leaders:0", "leaders:x", "leader:2"):
         with pytest.raises(UserError, match=f"--exchange {wrong}: give flat, leader, leaders:K"):
-            ranks_per_node(wrong, None, 2)
+            placed(wrong, None, 2)
         with pytest.raises(ValueError, match="exchange has to be"):
-            PlanSettings(batch=1, exchange=wrong)
+            plan_settings(batch=1, exchange=wrong)
     with pytest.raises(UserError, match="--ranks-per-node is for --exchange leader"):
-        ranks_per_node("flat", 2, 4)
+        placed("flat", 2, 4)

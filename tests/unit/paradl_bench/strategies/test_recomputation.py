@@ -19,7 +19,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.units import parse_recompute
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, Phase, Plan
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
@@ -53,7 +53,7 @@ def found(network: ModelGraph, *recompute: str) -> list[tuple[str, range]]:
 
 def planned(strategy: str, network: ModelGraph = BLOCKS, **settings: Any) -> Plan:
     parsed = parse_strategy(strategy)
-    return planner_for(parsed).plan(network, parsed, PlanSettings(batch=BATCH, **settings))
+    return planner_for(parsed).plan(network, parsed, plan_settings(batch=BATCH, **settings))
 
 
 def test_blocks_are_what_numbers_name() -> None:
@@ -166,7 +166,7 @@ def test_its_communication_is_issued_again_in_backward(strategy: str) -> None:
 
 def predicted(profile: Profile, strategy: str = "serial", evaluator: str = "simulate", **options: Any) -> Prediction:
     model = CostModel(profile=profile, network=profile.network["chain"])
-    settings = PlanSettings(batch=BATCH, **options)
+    settings = plan_settings(batch=BATCH, **options)
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph, Tensor
-from paradl_bench.plan.settings import PlanSettings, bucket_limits
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Compute, FrameworkOverhead, Plan, Stream, WeightUpdate, Work
-from paradl_bench.strategies.data.buckets import BROADCAST_BYTES, assign_buckets, broadcast_buckets
+from paradl_bench.strategies.exchange.buckets import BROADCAST_BYTES, assign_buckets, broadcast_buckets
+from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.nesting.catalog import planner_for
 
 torch = pytest.importorskip("torch")
@@ -112,7 +113,7 @@ def chain(**change: object) -> ModelGraph:
 
 def plan(network: ModelGraph, strategy: str, batch: int = 8, first: int = 300, cap: int = 1000) -> Plan:
     parsed = parse_strategy(strategy)
-    settings = PlanSettings(batch=batch, first_bucket_bytes=first, bucket_cap_bytes=cap)
+    settings = plan_settings(batch=batch, first_bucket_bytes=first, bucket_cap_bytes=cap)
     return planner_for(parsed).plan(network, parsed, settings)
 
 

@@ -17,7 +17,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import Axis, Strategy
 from paradl_bench.records.cluster import Cluster, Level
 from predict.closed_forms.closed_form_tables import ClosedFormTables
@@ -98,7 +98,7 @@ def one_by_one(
 ) -> tuple[float, ClosedFormTables]:
     """What ``paradl`` says of a point, and tables with its settings."""
     model = CostModel(profile=PROFILE, network=NETWORK, cluster=cluster)
-    wanted = PlanSettings(batch=batch, **changes)  # type: ignore[arg-type]
+    wanted = plan_settings(batch=batch, **changes)  # type: ignore[arg-type]
     seconds = (
         evaluator_named("paradl").prepare(model, Configuration(strategy=strategy, settings=wanted)).timing().iteration_s
     )
@@ -251,7 +251,7 @@ def test_whole_numbers_may_come_as_floats() -> None:
 
 def test_a_layer_that_there_is_none_of_is_refused() -> None:
     with pytest.raises(UserError, match="to end spatial parallelism before 'flaten': did you mean flatten"):
-        ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK), PlanSettings(batch=1, spatial_until="flaten"))
+        ClosedFormTables(CostModel(profile=PROFILE, network=NETWORK), plan_settings(batch=1, spatial_until="flaten"))
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", ("conv2",)), ("interleaved", ("relu", "conv2", "conv3"))])
@@ -291,7 +291,7 @@ def test_each_message_by_its_own_regime_is_the_piecewise_time(
 def test_layers_that_do_not_split_count_whole() -> None:
     """Of two ranks, half of conv2's time goes; the rest stays, and the update is halved."""
     model = CostModel(profile=PROFILE, network=NETWORK)
-    whole = ClosedFormTables(model, PlanSettings(batch=1, split=("conv2",)))
+    whole = ClosedFormTables(model, plan_settings(batch=1, split=("conv2",)))
     nothing = model.sums(model.place(strategy_of("filter", 1, (2,)), 8)).costs.seconds
     (conv2,) = [layer for layer in NETWORK.layers if layer.name == "conv2"]
     layer_s = sum(1.2 * affine_seconds(conv2, phase, 8) for phase in ("FW", "BW"))

@@ -25,7 +25,7 @@ from profile_factory import (
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Collective, Wait
 from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
@@ -54,7 +54,7 @@ def model_of(profile: Profile, fusion: Fusion) -> CostModel:
 
 def point_of(text: str, local: int = 4, **changes: object) -> Configuration:
     strategy = parse_strategy(text)
-    wanted = PlanSettings(batch=local * strategy.ranks, **changes)  # type: ignore[arg-type]
+    wanted = plan_settings(batch=local * strategy.ranks, **changes)  # type: ignore[arg-type]
     return Configuration(strategy=strategy, settings=wanted)
 
 

@@ -17,7 +17,7 @@ from profile_factory import affine_seconds, interference, layer_times, make_netw
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.data.fusion.rules import RULES, Fusion, Gradients, last_of_buffers
 from predict.cli import group
@@ -156,7 +156,7 @@ def predicted(
     bucket_bytes: int = 1 << 20,
     fusion: Fusion | None = None,
 ) -> Prediction:
-    wanted = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
+    wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
     model = CostModel(profile=profile, network=network, fusion=fusion or Fusion())
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
     return Predictor(model, evaluator_named(evaluator)).predict(point)

@@ -11,7 +11,7 @@ from recorded_logs import public_data
 
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, Level
 from paradl_bench.strategies.memory.paradl import paradl_memory
@@ -38,7 +38,7 @@ def profile_of(network: ModelGraph) -> Profile:
 
 def predicted(network: ModelGraph, strategy: str, evaluator: str = "paradl", **settings: object) -> Prediction:
     model = CostModel(profile=profile_of(network), network=network)
-    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=BATCH, **settings))
+    point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(batch=BATCH, **settings))
     return Predictor(model, evaluator_named(evaluator)).predict(point)
 
 
@@ -204,7 +204,7 @@ def test_the_tool_s_projections_are_reproduced() -> None:
         iterations = -(-SAMPLES // batch)
         for kind in kinds.split(", "):
             strategy = parse_strategy("serial" if kind == "serial" else f"{kind[0]}{ranks}")
-            settings = PlanSettings(batch=batch, split=("conv*",) if kind in ("filter", "channel") else ())
+            settings = plan_settings(batch=batch, split=("conv*",) if kind in ("filter", "channel") else ())
             point = Configuration(strategy=strategy, settings=settings)
             found = Predictor(model, evaluator_named("paradl"), dataset_samples=SAMPLES).predict(point)
             assert found.communication_s * iterations == pytest.approx(float(communication), rel=1e-6), (kind, ranks)

@@ -8,7 +8,7 @@ import pytest
 from profile_factory import free_copies, layer_times, linear_seconds, make_network, make_profile, ring_fit, summary
 
 from calibrate.profile.profile import Profile
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -21,7 +21,7 @@ from predict.workload import Configuration, evaluator_named
 
 CHAIN = make_network()
 LINEAR = [layer for layer in CHAIN.layers if layer.parameters]
-SETTINGS = PlanSettings(batch=16, micro_batches=4, schedule="zb")
+SETTINGS = plan_settings(batch=16, micro_batches=4, schedule="zb")
 
 
 def profile_with(*shares: float) -> Profile:

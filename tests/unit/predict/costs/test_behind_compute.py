@@ -16,7 +16,7 @@ from calibrate.profile.collectives.behind import BehindCompute, BehindPoint
 from calibrate.profile.profile import Profile
 from paradl_bench.measure.collectives.group_summary import behind_rows
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Phase, Reach, Stream, Transfer
 from paradl_bench.records.contexts.behind import BehindComputeSamples
@@ -170,7 +170,7 @@ def test_layers_wait_for_their_communication_and_backward_not_for_the_exchange(
     strategy: str, operations_behind: set[str]
 ) -> None:
     parsed = parse_strategy(strategy)
-    plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=8, first_bucket_bytes=64))
+    plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, first_bucket_bytes=64))
     names = set()
     for work, behind in zip(plan.works, works_behind_compute(plan), strict=True):
         if behind:

@@ -14,7 +14,7 @@ from calibrate.fit.collectives.congestion import congestion_of
 from calibrate.profile.collectives.communication import CommunicationFit, Congestion
 from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.collectives.catalog import operations
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.samples import CollectiveSamples
 from predict.costs.communication.congestion import with_congestion
@@ -203,7 +203,7 @@ def predict(evaluator: str, congestion: Congestion | None, strategy: str = "d2")
     known = (congestion,) if congestion else ()
     changes = (ring_fit(congestion=known), ring_fit("all_gather", congestion=known))
     profile = make_profile(communication=changes, interference=(interference(1.0, 1.0),))
-    settings = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
+    settings = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
     model = CostModel(profile=profile, network=CHAIN)
     point = Configuration(strategy=parse_strategy(strategy), settings=settings)
     return Predictor(model, evaluator_named(evaluator)).predict(point)

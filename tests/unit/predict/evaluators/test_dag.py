@@ -20,7 +20,7 @@ from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.cli import group as bench
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from predict.cli import group
@@ -45,7 +45,7 @@ def predicted(
     bucket_bytes: int = 1,
     **options: object,
 ) -> Prediction:
-    wanted = PlanSettings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
+    wanted = plan_settings(batch=batch, first_bucket_bytes=bucket_bytes, bucket_cap_bytes=bucket_bytes)
     model = CostModel(profile=profile, network=network, input_options=InputOptions(**options))  # type: ignore[arg-type]
     point = Configuration(strategy=parse_strategy(strategy), settings=wanted)
     return Predictor(model, evaluator_named(evaluator)).predict(point)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from profile_factory import free_copies, linear_seconds, make_network, make_profile, ring_fit
 
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -19,7 +19,7 @@ CHAIN = make_network()
 @pytest.mark.parametrize(("schedule", "ranks"), [("gpipe", 2), ("1f1b", 2), ("interleaved", 2), ("zb", 3)])
 def test_each_stage_adds_up_its_own_gradients_of_all_micro_batches_but_the_first(schedule: str, ranks: int) -> None:
     strategy, network = parse_strategy(f"p{ranks}"), make_network((64,) * 7)
-    plan = planner_for(strategy).plan(network, strategy, PlanSettings(batch=24, micro_batches=6, schedule=schedule))
+    plan = planner_for(strategy).plan(network, strategy, plan_settings(batch=24, micro_batches=6, schedule=schedule))
     added = [
         sum(work.bytes for work in (plan.works[index] for index in role.work) if isinstance(work, BucketCopy))
         for role in plan.roles
@@ -52,7 +52,7 @@ def predict(
     beta_s_per_byte: float = 0.0,
 ) -> Prediction:
     # Micro-batches of 4, which the profile has times of.
-    settings = PlanSettings(batch=batch, micro_batches=micro_batches, schedule=schedule)
+    settings = plan_settings(batch=batch, micro_batches=micro_batches, schedule=schedule)
     copies = free_copies(beta_s_per_byte=beta_s_per_byte, directions=("into", "out", "add"))
     profile = make_profile(communication=(ring_fit(), ring_fit("send_recv")), copies=copies)
     model = CostModel(profile=profile, network=CHAIN)
@@ -90,7 +90,7 @@ def test_replicas_of_stages_exchange_their_gradients() -> None:
 def test_a_send_takes_the_time_of_its_messages_and_a_receive_none() -> None:
     model = CostModel(profile=make_profile(communication=(ring_fit("send_recv"),)), network=CHAIN)
     strategy = parse_strategy("p2")
-    plan = planner_for(strategy).plan(CHAIN, strategy, PlanSettings(batch=16, micro_batches=4))
+    plan = planner_for(strategy).plan(CHAIN, strategy, plan_settings(batch=16, micro_batches=4))
     seconds = model.price(plan).costs.seconds
     for work, found in zip(plan.works, seconds, strict=True):
         if isinstance(work, Transfer):

@@ -14,7 +14,7 @@ from calibrate.profile.collectives.communication import CommunicationFit
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, WeightUpdate
 from paradl_bench.strategies.memory.peak import per_phase_memory, planned_memory
@@ -246,7 +246,7 @@ def test_shards_measured_of_all_layers_stand_for_those_that_were_chosen() -> Non
         for time in layer_times(network_of(shards_of("f2")), seconds=lambda layer, phase, batch: 7e-3)
     )
     model = CostModel(profile=profile_of(layer_times=(*layer_times(NETWORK), *measured)), network=NETWORK)
-    settings = PlanSettings(batch=BATCH, split=("fc",))
+    settings = plan_settings(batch=BATCH, split=("fc",))
     found = Predictor(model, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("f2"), settings=settings)
     )

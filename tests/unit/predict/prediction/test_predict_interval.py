@@ -22,7 +22,7 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
 from paradl_bench.network.graph import Layer
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.costs.cost_model import CostModel
 from predict.prediction.interval import interval
@@ -34,7 +34,7 @@ COMPUTE_S = sum(linear_seconds(layer, phase, 4) for layer in CHAIN.layers for ph
 
 
 def predict(profile: Profile, strategy: str = "serial", batch: int = 4, evaluator: str = "simulate") -> Prediction:
-    settings = PlanSettings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
+    settings = plan_settings(batch=batch, first_bucket_bytes=1 << 40, bucket_cap_bytes=1 << 40)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named(evaluator)).predict(
         Configuration(strategy=parse_strategy(strategy), settings=settings)
@@ -111,7 +111,7 @@ def test_drift_of_communication_counts_where_it_is_exposed() -> None:
 
 
 def hidden(profile: Profile) -> Prediction:
-    settings = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
+    settings = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1 << 40)
     model = CostModel(profile=profile, network=CHAIN)
     return Predictor(model, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("d2"), settings=settings)
@@ -146,7 +146,7 @@ def test_the_lag_of_the_slowest_rank_is_in_the_point() -> None:
 
 
 def test_overlap_that_was_not_measured_widens_the_upper_side_by_what_is_hidden() -> None:
-    one_bucket_a_layer = PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
+    one_bucket_a_layer = plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
 
     def of(profile: Profile, evaluator: str) -> Prediction:
         point = Configuration(strategy=parse_strategy("d2"), settings=one_bucket_a_layer)
@@ -169,7 +169,7 @@ def test_where_a_published_mean_stands_for_interference_the_interval_reaches_fro
     cpu = make_profile(communication=(ring_fit("all_reduce"),), interference=())
     gpu = msgspec.structs.replace(cpu, devices=(msgspec.structs.replace(cpu.devices[0], kind="cuda"),))
     point = Configuration(
-        strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
+        strategy=parse_strategy("d2"), settings=plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1)
     )
 
     def of(profile: Profile, evaluator: str) -> Prediction:
@@ -213,7 +213,7 @@ def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
     profile = unmeasured("all_reduce", "send_recv")
     point = Configuration(
         strategy=parse_strategy("p2d2"),
-        settings=PlanSettings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1, micro_batches=4, schedule="1f1b"),
+        settings=plan_settings(batch=8, first_bucket_bytes=1, bucket_cap_bytes=1, micro_batches=4, schedule="1f1b"),
     )
 
     def workload(of: Profile) -> PreparedEvaluation:
@@ -229,7 +229,7 @@ def test_stages_wait_for_what_the_others_lose_to_overlap() -> None:
 
 def test_what_calls_lose_beside_all_reduces_by_measurement_is_no_matter_of_overlap_that_was_not_measured() -> None:
     profile = unmeasured("all_reduce")
-    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, first_bucket_bytes=1))
+    point = Configuration(strategy=parse_strategy("d2"), settings=plan_settings(batch=8, first_bucket_bytes=1))
     workload = evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
     costs = workload.costs
     slowed = dataclasses.replace(costs, communication_slowdown=np.where(costs.is_communication, 1.5, 1.0))
@@ -242,7 +242,7 @@ def of_large_messages(seconds_of_layers: float = 0.0) -> PreparedEvaluation:
     """d2 over links so slow that messages take most, with two errors of as much as they take."""
     fit = ring_fit(alpha_s=0.05, block_relative_sd=2.0, covariance=((1.0, 0.0), (0.0, 0.0)))
     profile = make_profile(communication=(fit,), model_times=model_times(CHAIN, common_sd=seconds_of_layers))
-    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8, bucket_cap_bytes=1 << 40))
+    point = Configuration(strategy=parse_strategy("d2"), settings=plan_settings(batch=8, bucket_cap_bytes=1 << 40))
     return evaluator_named("simulate").prepare(CostModel(profile=profile, network=CHAIN), point)
 
 

@@ -10,6 +10,7 @@ from profile_factory import make_network
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
+from paradl_bench.strategies.data.zero.memory import ZeroState
 from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.peak import per_phase_memory
 
@@ -51,7 +52,9 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
     read = tuple(reversed([parameter.name for parameter in SMALL.parameters]))
     unread = Tensor(name="unread.weight", shape=(100, 10))
     network = msgspec.structs.replace(SMALL, parameters=(*SMALL.parameters, unread), gradient_order=read)
-    parts = [per_phase_memory(network, 1, "adam", exchanged=True, zero_stage=z, ranks=2).parts_bytes for z in (0, 1, 3)]
+    parts = [
+        per_phase_memory(network, 1, "adam", exchanged=True, parted=ZeroState(z, 2)).parts_bytes for z in (0, 1, 3)
+    ]
     assert [of["optimizer"] for of in parts] == [2 * PARAMETERS, 2 * (4 * 128 * 64), PARAMETERS]
     assert [of["buckets"] for of in parts] == [PARAMETERS + 4000, PARAMETERS + 4000, 0]
 

@@ -17,12 +17,14 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.stage_balance import with_measured_stages
 from paradl_bench.network.graph import Layer, ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.axes.registry import read_options
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE
 from paradl_bench.records.samples import IterationSamples, LayerSamples
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from paradl_bench.strategies.pipeline.stages import balanced_cuts
 from predict.costs.cost_model import CostModel
 from predict.prediction.stage_balance import layer_seconds, with_balanced_stages
@@ -73,8 +75,9 @@ def write(
 
 def request(balance: Path | str | None, strategy: str = "p2", **changes: object) -> TrainingRequest:
     settings = {"model": NETWORK.name, "input_shape": None, "batch": 8, "device": "cpu"} | changes
+    axes, others = read_options(settings)
     return TrainingRequest(
-        strategy=parse_strategy(strategy), balance=None if balance is None else str(balance), **settings
+        strategy=parse_strategy(strategy), balance=None if balance is None else str(balance), axes=axes, **others
     )
 
 
@@ -82,18 +85,22 @@ def cut(path: Path, strategy: str = "p2", **changes: object) -> TrainingRequest:
     return with_measured_stages(request(path, strategy, **changes), NETWORK)
 
 
+def stages_of(found: TrainingRequest) -> tuple[str, ...]:
+    return found.settings.of(PipelineOptions).stages
+
+
 def test_stages_balance_measured_seconds_and_not_flops(tmp_path: Path) -> None:
     by_flops = NETWORK.layers[balanced_cuts(NETWORK, 2)[0]].name
     assert by_flops == "fc2"
-    assert cut(write(tmp_path / "slow")).stages == ("fc3",)
-    assert cut(write(tmp_path / "even", EVEN)).stages == ("fc2",)
-    assert cut(tmp_path / "slow", "p2f2").stages == ("fc3",)
-    assert len(cut(tmp_path / "slow", "p2", schedule="interleaved").stages) == 3
+    assert stages_of(cut(write(tmp_path / "slow"))) == ("fc3",)
+    assert stages_of(cut(write(tmp_path / "even", EVEN))) == ("fc2",)
+    assert stages_of(cut(tmp_path / "slow", "p2f2")) == ("fc3",)
+    assert len(stages_of(cut(tmp_path / "slow", "p2", schedule="interleaved"))) == 3
 
 
 def test_time_between_operations_counts(tmp_path: Path) -> None:
     """Ten operations of equal share outweigh a slow one, if enough passes between them."""
-    assert cut(write(tmp_path / "layers", between_s=10.0)).stages == ("fc2",)
+    assert stages_of(cut(write(tmp_path / "layers", between_s=10.0))) == ("fc2",)
 
 
 def test_what_was_found_is_a_setting_of_its_own_and_the_plan_says_by_what(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_what_was_found_is_a_setting_of_its_own_and_the_plan_says_by_what(tmp_pa
     assert with_measured_stages(found, NETWORK) is found
     of_flops = planner_for(found.strategy).plan(NETWORK, found.strategy, PlanSettings(batch=8))
     assert "stages start at fc2, cut by FLOPs; 2 micro-batches" in of_flops.notes[0]
-    given = planner_for(found.strategy).plan(NETWORK, found.strategy, PlanSettings(batch=8, stages=("fc1",)))
+    given = planner_for(found.strategy).plan(NETWORK, found.strategy, plan_settings(batch=8, stages=("fc1",)))
     assert "cut by --stages" in given.notes[0]
 
 
@@ -112,8 +119,8 @@ def test_the_nearest_batch_and_ranks_on_the_host_count(tmp_path: Path) -> None:
     directory = tmp_path / "layers"
     for batch, ranks_on_host, seconds in ((64, 2, EVEN), (8, 1, EVEN), (4, 2, LAST_IS_SLOW)):
         write(directory, seconds, batch=batch, ranks_on_host=ranks_on_host)
-    assert cut(directory).stages == ("fc3",)
-    assert cut(directory, batch=128).stages == ("fc2",)
+    assert stages_of(cut(directory)) == ("fc3",)
+    assert stages_of(cut(directory, batch=128)) == ("fc2",)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +184,7 @@ def test_a_profile_cuts_by_its_seconds(strategy: str) -> None:
     point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(batch=8))
     model = model_of("fc3", point)
     found = with_balanced_stages(model, point).settings
-    assert (found.stages, found.cut_by) == (("fc3",), "seconds of the profile")
+    assert (found.of(PipelineOptions).stages, found.of(PipelineOptions).cut_by) == (("fc3",), "seconds of the profile")
     seconds = dict(zip((layer.name for layer in NETWORK.layers), layer_seconds(model, point), strict=True))
     assert seconds["fc3"] > 10 * seconds["fc1"] > 0
     alone = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=8))

@@ -248,7 +248,7 @@ def test_groups_cost_what_collectives_of_a_strategy_cost(text: str) -> None:
     model, strategy = CostModel(profile=profile_of(NETWORK), network=NETWORK), parse_strategy(text)
     costs = GroupCosts(model.communication)
     for index, axis in enumerate(strategy.axes):
-        group_ = group_along(strategy, axis.kind)
+        group_ = group_along(strategy, index)
         for size in (4, 4096, 1 << 22):
             operation = "all_reduce"
             work = Collective(operation=operation, message_bytes=size, ranks=axis.degree, axes=(index,))

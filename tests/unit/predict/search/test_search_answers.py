@@ -18,7 +18,7 @@ from search_cases import asked, found, profile_of
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.statistics import Z90
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
 from predict.costs.cost_model import CostModel
@@ -78,7 +78,7 @@ def test_settings_that_come_to_the_same_are_one_row() -> None:
     exact = []
     # Both buckets hold the whole model.
     for cap_bytes in (2**26, 2**27):
-        settings = PlanSettings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
+        settings = plan_settings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
         found = predictor.predict_timed(Configuration(strategy=parse_strategy("d2"), settings=settings))
         exact.append(ranking.Exact(len(exact), *found, found[1].iteration_s, "d2"))
     assert exact[0].timed.iteration_s == exact[1].timed.iteration_s
@@ -163,7 +163,7 @@ def test_equal_predictions_are_as_likely_the_best_whatever_else_was_tried_of_the
     predictor = Predictor(CostModel(profile=profile_of(NETWORK), network=NETWORK), evaluator_named("simulate"))
     exact = []
     for name, cap_bytes in (("d2", 2**26), ("f2", 2**26), ("d2", 2**17), ("d2", 2**16)):
-        settings = PlanSettings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
+        settings = plan_settings(batch=8, first_bucket_bytes=cap_bytes, bucket_cap_bytes=cap_bytes)
         prediction, _ = predictor.predict_timed(Configuration(strategy=parse_strategy(name), settings=settings))
         seconds = (1.0 + 1e-16) if cap_bytes == 2**26 else 1.02
         one = timed(seconds, own_s=0.1, spell=(1.2, 0.9))

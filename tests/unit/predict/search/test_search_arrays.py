@@ -11,8 +11,9 @@ from profile_factory import make_network, make_profile, ring_fit
 from search_cases import OPERATIONS, profile_of
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.settings import PlanSettings, bucket_limits
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.exchange.options import bucket_limits
 from paradl_bench.strategies.memory.of_plan import memory_of_plan
 from paradl_bench.strategies.pipeline.even_cuts import cut_evenly
 from paradl_bench.strategies.tensor.plan import TensorPlanner
@@ -85,7 +86,7 @@ def test_buckets_of_many_stages_and_sizes_are_those_of_each(model: CostModel) ->
 def test_messages_over_many_links_take_what_each_takes_over_its_own(model: CostModel) -> None:
     groups = GroupCosts(model.communication)
     asked = [
-        (operation, group_along(parse_strategy(text), "data"))
+        (operation, group_along(parse_strategy(text), 0))
         for text in ("d1", "d2", "d8", "d4f2", "f2d4", "d2p2f2", "d32")
         for operation in ("all_reduce", "send_recv", "all_gather")
     ]
@@ -107,7 +108,7 @@ def test_layers_wait_for_the_messages_of_their_own_part_and_samples(model: CostM
     for strategy, count in cases:
         axis = next((each for each in strategy.axes if each.kind != "data"), None)
         work = shared.of(axis)
-        own = group_along(strategy, axis.kind) if axis else Group(1, 1, 1, 1)
+        own = group_along(strategy, strategy.axes.index(axis)) if axis else Group(1, 1, 1, 1)
         numbers.append(waits.number(work, own))
         times = np.zeros((2, len(NETWORK.layers)))
         for each in work.messages:
@@ -155,7 +156,7 @@ def test_sizes_of_buckets_and_the_order_of_axes_leave_memory_as_it_is(model: Cos
         peaks = set()
         for cap in (None, 0.001, 256):
             first, rest = bucket_limits(cap)
-            settings = PlanSettings(batch=16, first_bucket_bytes=first, bucket_cap_bytes=rest, **changes)
+            settings = plan_settings(batch=16, first_bucket_bytes=first, bucket_cap_bytes=rest, **changes)
             use = memory_of_plan(network, strategy, settings, dtype=dtype, device=model.device_kind)
             peaks.add(use.peak_bytes)
             assert model.memory(strategy, settings).peak_bytes == use.peak_bytes

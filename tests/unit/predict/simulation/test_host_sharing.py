@@ -9,7 +9,7 @@ from profile_factory import free_copies, layer_times, make_network, make_profile
 
 from calibrate.profile.profile import LayerTime
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -36,7 +36,7 @@ def model(*, together: float = TOGETHER, hosts: dict[int, float] | None = None) 
 
 
 def point(strategy: str, micro_batches: int) -> Configuration:
-    settings = PlanSettings(batch=8, micro_batches=micro_batches)
+    settings = plan_settings(batch=8, micro_batches=micro_batches)
     return Configuration(strategy=parse_strategy(strategy), settings=settings)
 
 
@@ -66,7 +66,7 @@ def test_what_ranks_take_from_each_other_is_that_of_the_network_at_its_micro_bat
     profile = make_profile(
         NETWORK, layer_times=(*own, *alien), model_times=whole, communication=communication, copies=free_copies()
     )
-    at = Configuration(strategy=parse_strategy("p2"), settings=PlanSettings(batch=batch, micro_batches=1))
+    at = Configuration(strategy=parse_strategy("p2"), settings=plan_settings(batch=batch, micro_batches=1))
     found = iteration_s(CostModel(profile=profile, network=NETWORK), at)
     assert alien
     assert found == pytest.approx(iteration_s(model(together=1.0), at))
@@ -96,7 +96,7 @@ def test_seconds_follow_from_the_share_of_time_in_which_the_others_compute() -> 
 @pytest.mark.parametrize("together", [1.2, TOGETHER, 4.0])
 def test_seconds_and_shares_follow_from_each_other(together: float, schedule: str) -> None:
     costs, asked = model(together=together), parse_strategy("p2")
-    settings = PlanSettings(batch=8, micro_batches=4, schedule=schedule)
+    settings = plan_settings(batch=8, micro_batches=4, schedule=schedule)
     priced = price(costs, Configuration(strategy=asked, settings=settings))
     plan, seconds = priced.plan, priced.costs.seconds
     ones = np.ones(len(plan.works))
@@ -124,13 +124,13 @@ def test_data_parallelism_has_all_ranks_compute_at_once() -> None:
 )
 def test_ranks_fill_hosts_in_order(strategy: str, on_host: int, expected: list[list[int]]) -> None:
     asked = parse_strategy(strategy)
-    plan = planner_for(asked).plan(NETWORK, asked, PlanSettings(batch=8, micro_batches=2))
+    plan = planner_for(asked).plan(NETWORK, asked, plan_settings(batch=8, micro_batches=2))
     assert ranks_beside(plan, on_host).tolist() == expected
 
 
 def test_the_busy_share_is_that_of_a_clock_in_small_steps() -> None:
     asked = parse_strategy("p2")
-    plan = planner_for(asked).plan(NETWORK, asked, PlanSettings(batch=8, micro_batches=2))
+    plan = planner_for(asked).plan(NETWORK, asked, plan_settings(batch=8, micro_batches=2))
     random = np.random.default_rng(3)
     starts, ends = [], []
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_parts_of_backward_are_faster_alone_as_backward_is() -> None:
     communication = (ring_fit(), ring_fit("send_recv"))
     costs = CostModel(profile=make_profile(NETWORK, layer_times=times, communication=communication), network=NETWORK)
     asked = parse_strategy("p2")
-    plan = planner_for(asked).plan(NETWORK, asked, PlanSettings(batch=8, micro_batches=2, schedule="zb"))
+    plan = planner_for(asked).plan(NETWORK, asked, plan_settings(batch=8, micro_batches=2, schedule="zb"))
     found = costs.alone_on_host(plan, costs.place(asked, 4))
     assert found is not None
     ratio_of = {

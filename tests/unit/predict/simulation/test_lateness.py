@@ -13,7 +13,8 @@ from profile_factory import linear_seconds, make_network, make_profile, model_ti
 from calibrate.profile.profile import LayerTime, Profile
 from paradl_bench.core.statistics import IQR_TO_SD, Summary
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import Strategy, parse_strategy
 from paradl_bench.plan.tasks import Communication, Compute, Plan, Stream
 from paradl_bench.records.measurement import PhaseName
@@ -73,9 +74,9 @@ def priced_at(
     profile: Profile, text: str, local: int = 4, **settings: object
 ) -> tuple[CostModel, Configuration, PricedPlan]:
     strategy = parse_strategy(text)
-    batch = local * next((axis.degree for axis in strategy.axes if axis.kind == "data"), 1)
+    batch = local * next((axis.degree for axis in strategy.axes if axis.has(Trait.DIVIDES_BATCH)), 1)
     batch *= int(str(settings.get("micro_batches", 1)))
-    point = Configuration(strategy=strategy, settings=PlanSettings(batch=batch, **settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=strategy, settings=plan_settings(batch=batch, **settings))  # type: ignore[arg-type]
     model = CostModel(profile=profile, network=next(iter(profile.network.values())))
     return model, point, price(model, point)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paradl_bench.network.graph import Layer, ModelGraph, Tensor
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Compute, FrameworkOverhead, Plan, Transfer, WeightUpdate
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -44,7 +44,7 @@ def chain(layers: int) -> ModelGraph:
 def plan_of(text: str, micro_batches: int, schedule: str = "gpipe") -> Plan:
     strategy = parse_strategy(text)
     stages = schedule_of(schedule).stages(strategy.ranks)
-    settings = PlanSettings(batch=micro_batches, micro_batches=micro_batches, schedule=schedule)
+    settings = plan_settings(batch=micro_batches, micro_batches=micro_batches, schedule=schedule)
     return planner_for(strategy).plan(chain(stages), strategy, settings)
 
 

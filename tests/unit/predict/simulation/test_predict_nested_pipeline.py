@@ -14,12 +14,12 @@ from profile_factory import free_copies, make_profile, ring_fit
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.terminal.command_line import run_command
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, HaloExchange, Transfer
 from paradl_bench.strategies.memory.peak import planned_memory
-from paradl_bench.strategies.memory.pipeline import pipelined_memory
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.memory import pipelined_memory
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.prediction.prediction import Prediction, Predictor
@@ -48,7 +48,7 @@ PROFILE = make_profile(
 
 
 def point(strategy: str, batch: int = 8, **changes: object) -> Configuration:
-    settings = PlanSettings(batch=batch, **{"stages": ("conv3",), **changes})  # type: ignore[arg-type]
+    settings = plan_settings(batch=batch, **{"stages": ("conv3",), **changes})  # type: ignore[arg-type]
     return Configuration(strategy=parse_strategy(strategy), settings=settings)
 
 
@@ -102,7 +102,7 @@ def test_communication_takes_what_the_fits_say() -> None:
 def test_blocks_cross_a_cut_inside_the_region_and_whole_activations_behind_it() -> None:
     def sent(stage: str, strategy: str = "p2s2") -> list[tuple[int, ...]]:
         parsed = parse_strategy(strategy)
-        plan = planner_for(parsed).plan(NETWORK, parsed, PlanSettings(batch=8, stages=(stage,)))
+        plan = planner_for(parsed).plan(NETWORK, parsed, plan_settings(batch=8, stages=(stage,)))
         return [work.message_bytes for work in plan.works if isinstance(work, Transfer) and work.direction == "send"]
 
     micro_batch = 4

@@ -12,7 +12,7 @@ from profile_factory import make_network, make_profile, model_times, ring_fit
 
 from calibrate.profile.profile import Profile, write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from predict.cli import group
 from predict.costs.cost_model import CostModel
@@ -36,7 +36,7 @@ def profile_of(**model: object) -> Profile:
 
 def predicted(profile: Profile, text: str, slow: SlowRank | None, batch: int = 16, **settings: object) -> Prediction:
     one_bucket = {"first_bucket_bytes": 1 << 40, "bucket_cap_bytes": 1 << 40}
-    wanted = PlanSettings(batch=batch, **(one_bucket | settings))  # type: ignore[arg-type]
+    wanted = plan_settings(batch=batch, **(one_bucket | settings))  # type: ignore[arg-type]
     model = CostModel(profile=profile, network=CHAIN, slow_rank=slow)
     return Predictor(model, evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy(text), settings=wanted)
@@ -101,7 +101,7 @@ def test_in_a_pipeline_it_slows_its_own_stage(rank: int) -> None:
     quick = tuple(ring_fit(operation, alpha_s=1e-15, beta_s_per_byte=0.0) for operation in OPERATIONS)
     network = make_network((64, 64, 64, 64))
     profile = make_profile(network, model_times=model_times(network, wu_s=0.0), communication=quick)
-    settings = PlanSettings(batch=16, micro_batches=4)
+    settings = plan_settings(batch=16, micro_batches=4)
     point = Configuration(strategy=parse_strategy("p3"), settings=settings)
 
     def iteration_s(slow: SlowRank | None) -> float:

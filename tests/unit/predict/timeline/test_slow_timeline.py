@@ -13,7 +13,7 @@ from profile_factory import free_copies, interference, make_network, make_profil
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Stream
@@ -40,7 +40,7 @@ PROFILE = make_profile(
 
 def point(text: str, **changes: object) -> Configuration:
     small = {"batch": 16, "first_bucket_bytes": 20_000, "bucket_cap_bytes": 50_000}
-    settings = PlanSettings(**(small | changes))  # type: ignore[arg-type]
+    settings = plan_settings(**(small | changes))  # type: ignore[arg-type]
     return Configuration(strategy=parse_strategy(text), settings=settings)
 
 

@@ -12,11 +12,12 @@ from profile_factory import free_copies, interference, make_network, make_profil
 
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedule_of, schedules
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Stream, Work
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.simulation.prepared import price
 from predict.timeline.timeline import IterationTimeline, timeline_of
@@ -60,7 +61,7 @@ def predicted(
     strategy: str, schedule: str = "gpipe", *, model: CostModel | None = None, **changes: object
 ) -> PredictedTimeline:
     settings = {"batch": 16, "schedule": schedule, "first_bucket_bytes": 1000, "bucket_cap_bytes": 3000, **changes}
-    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(**settings))  # type: ignore[arg-type]
     return predict_timeline(model or CostModel(profile=PROFILE, network=NETWORK), point)
 
 
@@ -203,7 +204,7 @@ def test_every_action_of_the_schedule_holds_the_layers_of_its_stage(strategy: st
 
 def test_actions_of_another_schedule_are_refused() -> None:
     strategy = parse_strategy("p2")
-    plan = planner_for(strategy).plan(NETWORK, strategy, PlanSettings(batch=8, micro_batches=4, schedule="gpipe"))
+    plan = planner_for(strategy).plan(NETWORK, strategy, plan_settings(batch=8, micro_batches=4, schedule="gpipe"))
     with pytest.raises(ValueError, match="not those of schedule '1f1b'"):
         place_actions(plan, plan.roles[0], 0, 2, "1f1b")
 
@@ -212,12 +213,12 @@ def with_seconds(strategy: str, seconds: Callable[[Work], float], **changes: obj
     """A chain of two linear layers, each work of which takes so long."""
     network = make_network((64, 64, 64))
     settings = {"batch": 12, "first_bucket_bytes": 1000, "bucket_cap_bytes": 1000, **changes}
-    point = Configuration(strategy=parse_strategy(strategy), settings=PlanSettings(**settings))  # type: ignore[arg-type]
+    point = Configuration(strategy=parse_strategy(strategy), settings=plan_settings(**settings))  # type: ignore[arg-type]
     profile = make_profile(network, communication=tuple(map(ring_fit, OPERATIONS)))
     priced = price(CostModel(profile=profile, network=network), point)
     of_works = np.array([seconds(work) for work in priced.plan.works])
     costs = dataclasses.replace(priced.costs, seconds=of_works)
-    return timeline_of(dataclasses.replace(priced, costs=costs), point.settings.schedule)
+    return timeline_of(dataclasses.replace(priced, costs=costs), point.settings.of(PipelineOptions).schedule)
 
 
 def a_second_a_layer(work: Work) -> float:

@@ -19,6 +19,7 @@ from trace_format import by_thread, check_trace, complete_events, held_by, impor
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.terminal.command_line import run_command
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Plan, RoleBuilder
 from predict.cli import group
@@ -266,7 +267,7 @@ def test_every_role_has_its_first_rank_among_those_that_are_looked_at(strategy: 
     parsed = parse_strategy(strategy)
     kinds = [axis.kind for axis in parsed.axes]
     exchange = tuple(i for i, kind in enumerate(kinds) if kind in ("data", "spatial"))
-    places = per_node * math.prod(axis.degree for axis in parsed.axes if axis.kind != "data")
+    places = per_node * math.prod(axis.degree for axis in parsed.axes if not axis.has(Trait.DIVIDES_BATCH))
     # role_of reads positions alone: a number each tells them apart.
     plan = Plan(
         strategy=parsed,

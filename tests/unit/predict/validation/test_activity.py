@@ -12,10 +12,11 @@ from profile_factory import make_network, make_profile, ring_fit, write_training
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.files.json_lines import append_lines
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.hosts.host_record import HOSTS_FILE, RankHost
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, Turn
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
 from predict.simulation.prepared import price
 from predict.timeline.timeline import timeline_of
@@ -44,13 +45,13 @@ class Simulated:
     def __init__(self, name: str) -> None:
         self.settings = CASES[name]
         self.strategy = parse_strategy(name.split()[0])
-        plan_settings = PlanSettings(batch=16, **self.settings)
+        settings = plan_settings(batch=16, **self.settings)
         priced = price(
-            CostModel(profile=PROFILE, network=CHAIN), Configuration(strategy=self.strategy, settings=plan_settings)
+            CostModel(profile=PROFILE, network=CHAIN), Configuration(strategy=self.strategy, settings=settings)
         )
-        timeline = timeline_of(priced, plan_settings.schedule)
+        timeline = timeline_of(priced, settings.of(PipelineOptions).schedule)
         roles = [timeline.roles[timeline.plan.role_of(rank)] for rank in range(self.strategy.ranks)]
-        self.units = [simulated_units(timeline, role, plan_settings.schedule) for role in roles]
+        self.units = [simulated_units(timeline, role, settings.of(PipelineOptions).schedule) for role in roles]
         self.finish_s = [role.finish_s for role in roles]
         self.iteration_s = timeline.iteration_s
         assert [units[-1].end_s for units in self.units] == pytest.approx(self.finish_s)

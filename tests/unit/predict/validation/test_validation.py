@@ -15,7 +15,7 @@ from profile_factory import make_profile, model_times, ring_fit, write_training_
 
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.training.training_record import TRAINING_FILE, MemoryPeak
 from predict.costs.cost_model import CostModel
@@ -61,7 +61,7 @@ def test_a_run_is_predicted_with_its_own_options(tmp_path: Path) -> None:
     found = {Path(pair.run).name: pair for pair in validate(profile, runs).pairs if pair.evaluator == "simulate"}
     assert [found[name].options for name in choices] == [{}, {"split": "fc0"}, {"split": "fc[1],fc2"}]
     for name, split in choices.items():
-        settings = PlanSettings(batch=8, split=split)
+        settings = plan_settings(batch=8, split=split)
         model = CostModel(profile=msgspec.structs.replace(PROFILE, communication=fits), network=CHAIN)
         point = Configuration(strategy=parse_strategy("f2"), settings=settings)
         exact = Predictor(model, evaluator_named("simulate")).predict(point).iteration_s
@@ -171,7 +171,7 @@ def test_runs_that_are_far_off_are_told_even_where_their_interval_holds(tmp_path
 def pipelined_run(directory: Path, *, idle_factor: float = 1.0, bw_factor: float = 1.0) -> Path:
     """A run of p2 as it was predicted, but for the stages' waiting, and backward of all stages."""
     profile = make_profile(communication=(ring_fit("send_recv"),), model_times=model_times(CHAIN, common_sd=0.001))
-    settings = PlanSettings(batch=8, micro_batches=4)
+    settings = plan_settings(batch=8, micro_batches=4)
     found = Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(
         Configuration(strategy=parse_strategy("p2"), settings=settings)
     )

@@ -13,7 +13,7 @@ from profile_factory import interference, make_network, make_profile, model_time
 
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster
 from predict.costs.cost_model import CostModel
@@ -32,7 +32,7 @@ def point(strategy: str, batch: int) -> Configuration:
 
 
 def settings_at(batch: int) -> PlanSettings:
-    return PlanSettings(batch=batch, first_bucket_bytes=1 << 12, bucket_cap_bytes=1 << 16)
+    return plan_settings(batch=batch, first_bucket_bytes=1 << 12, bucket_cap_bytes=1 << 16)
 
 
 def request(

@@ -20,7 +20,7 @@ from calibrate.profile.collectives.communication import InnerLevel
 from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Layer
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.records.cluster import Cluster, ClusterFile, Level
 from predict.costs.cost_model import CostModel
@@ -40,7 +40,7 @@ def point(strategy: str, batch: int) -> Configuration:
 
 
 def settings_at(batch: int) -> PlanSettings:
-    return PlanSettings(batch=batch, first_bucket_bytes=1 << 12, bucket_cap_bytes=1 << 16)
+    return plan_settings(batch=batch, first_bucket_bytes=1 << 12, bucket_cap_bytes=1 << 16)
 
 
 def predicted(

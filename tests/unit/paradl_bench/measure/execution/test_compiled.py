@@ -36,7 +36,7 @@ from paradl_bench.measure.layers.request import LayersRequest
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.summary import print_training_summary
 from paradl_bench.network.models.catalog import LoadedModel, load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import KernelSettings
@@ -278,7 +278,7 @@ def test_what_does_not_run_whole_is_refused(strategy: str, settings: dict[str, o
 def test_serial_and_replicated_models_are_compiled() -> None:
     for strategy in ("serial", "d4", "z1d4"):
         check_kernel_settings(parse_strategy(strategy), PlanSettings(batch=8, accumulate=2), "compile")
-    small = PlanSettings(batch=8, first_bucket_bytes=2**19, bucket_cap_bytes=2**19)
+    small = plan_settings(batch=8, first_bucket_bytes=2**19, bucket_cap_bytes=2**19)
     check_kernel_settings(parse_strategy("serial"), small, "compile")
 
 

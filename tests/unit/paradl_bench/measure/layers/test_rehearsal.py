@@ -12,7 +12,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel, load_model
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.pipeline.crossings import refusals
 from paradl_bench.strategies.pipeline.rehearsal import rehearse
@@ -26,7 +26,7 @@ def traced(factory: str) -> tuple[LoadedModel, ModelGraph]:
 
 def rehearsed(factory: str, ranks: int = 2, **settings: object) -> None:
     model, network = traced(factory)
-    asked = PlanSettings(batch=4 * ranks, **settings)  # type: ignore[arg-type]
+    asked = plan_settings(batch=4 * ranks, **settings)  # type: ignore[arg-type]
     rehearse(model.module, network, parse_strategy(f"p{ranks}"), asked)
 
 
@@ -90,7 +90,7 @@ def test_cuts_that_work_in_place_would_cross_are_refused_by_name() -> None:
 
 def test_every_tensor_of_several_crosses_by_itself() -> None:
     _, network = traced("SeveralTensors")
-    stages = cut_into_stages(network, 2, PlanSettings(batch=8, stages=("tanh",)))
+    stages = cut_into_stages(network, 2, plan_settings(batch=8, stages=("tanh",)))
     names = [(network.layers[value.layer].name, value.output) for value in stages[1].receives]
     assert names == [("chunk", 0), ("chunk", 1)]
     assert stages[1].receives == stages[0].sends

@@ -6,10 +6,10 @@ import pytest
 from network_factory import NetworkFactory
 
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.memory.peak import per_phase_memory
-from paradl_bench.strategies.memory.pipeline import pipelined_memory
+from paradl_bench.strategies.pipeline.memory import pipelined_memory
 
 
 def chain() -> ModelGraph:
@@ -21,7 +21,7 @@ def chain() -> ModelGraph:
 
 
 def use(text: str, schedule: str, micro_batches: int, batch: int = 16) -> dict[str, int]:
-    settings = PlanSettings(batch=batch, micro_batches=micro_batches, schedule=schedule)
+    settings = plan_settings(batch=batch, micro_batches=micro_batches, schedule=schedule)
     return pipelined_memory(chain(), parse_strategy(text), settings).parts_bytes
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from network_factory import NetworkFactory, small
 
 from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, group_of, positions, rank_at
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import (
     BucketCopy,
@@ -35,7 +36,7 @@ ELEMENT = 4
 
 def plan(network: ModelGraph, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
     parsed = parse_strategy(strategy)
-    return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **options))
+    return planner_for(parsed).plan(network, parsed, plan_settings(batch=batch, **options))
 
 
 def chain(*filters: int, channels: int = 8, extent: int = 16, kernel: int = 3) -> ModelGraph:
@@ -291,5 +292,5 @@ def test_neighbours_along_the_innermost_axis_are_neighbouring_ranks() -> None:
     assert all_groups(strategy, (1,)) == ((0, 1, 2), (3, 4, 5))
     assert all_groups(strategy, (0,)) == ((0, 3), (1, 4), (2, 5))
     assert positions(strategy) == ((0, 0), (0, 1), (0, 2))
-    assert group_axes(strategy, "filter", "spatial") == (1,)
-    assert (degree_of(strategy, "data"), degree_of(strategy, "spatial")) == (2, 1)
+    assert group_axes(strategy, Trait.SPLITS_OUTPUTS, Trait.CUTS_POSITIONS) == (1,)
+    assert (degree_of(strategy, Trait.DIVIDES_BATCH), degree_of(strategy, Trait.CUTS_POSITIONS)) == (2, 1)

@@ -9,7 +9,7 @@ from network_factory import NetworkFactory, small
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, Phase, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
@@ -20,7 +20,7 @@ ELEMENT = 4
 
 def plan(network: ModelGraph, strategy: str, batch: int = BATCH, **options: Any) -> Plan:
     parsed = parse_strategy(strategy)
-    return planner_for(parsed).plan(network, parsed, PlanSettings(batch=batch, **options))
+    return planner_for(parsed).plan(network, parsed, plan_settings(batch=batch, **options))
 
 
 # Limits
@@ -108,7 +108,7 @@ def test_only_the_layers_that_were_chosen_are_split(strategy: str, split: tuple[
 
 
 def test_a_limit_counts_the_layers_that_were_chosen() -> None:
-    limits = planner_for(parse_strategy("f2")).limits(small(), PlanSettings(batch=BATCH, split=("fc", "conv1")))
+    limits = planner_for(parse_strategy("f2")).limits(small(), plan_settings(batch=BATCH, split=("fc", "conv1")))
     assert [str(limit) for limit in limits] == ["p <= 5: fewest filters, layer fc"]
     assert plan(small(), "f5", split=("fc",)).works
     # conv1's 3 channels count only where nothing else was chosen.

@@ -16,7 +16,7 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.recorder import planned_collectives
 from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.compute import input_needs_gradient
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.recomputation import check_recomputation, segments_of
@@ -167,7 +167,7 @@ def network_of(module):
 def planned(module, strategy: str, **options) -> Counter:
     """What is issued in an iteration and before: (when, operation, bytes)."""
     network, parsed = network_of(module), parse_strategy(strategy)
-    plan = planner_for(parsed).plan(network, parsed, PlanSettings(batch=BATCH * 2, **options))
+    plan = planner_for(parsed).plan(network, parsed, plan_settings(batch=BATCH * 2, **options))
     issued = planned_collectives(plan)
     return Counter({(item.when, item.operation, item.message_bytes): item.count for item in issued})
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from paradl_bench.strategies.data.node_groups import NodeGroups, Step
+from paradl_bench.strategies.exchange.node_groups import NodeGroups, Step
 from paradl_bench.strategies.running.group_functions import all_gather_into, reduce_scatter_into
 
 

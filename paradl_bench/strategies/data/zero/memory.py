@@ -10,16 +10,17 @@ twice. Stage 2 keeps units whole from forward to backward. The rank with the lar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from paradl_bench.network.graph import ModelGraph, Tensor
 from paradl_bench.plan.compute import gradient_order
-from paradl_bench.strategies.data.buckets import total_bytes
 from paradl_bench.strategies.data.zero.units import Unit, optimizer_parts, shard_bytes, shard_elements, units_of
+from paradl_bench.strategies.exchange.buckets import total_bytes
 from paradl_bench.strategies.memory.ledger import Gradient, Ledger, Storage
 from paradl_bench.strategies.memory.liveness import Liveness, Pass
+from paradl_bench.strategies.memory.peak import updated_parameters
 
 
 def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
@@ -30,16 +31,29 @@ def held_network(network: ModelGraph, ranks: int) -> ModelGraph:
     return msgspec.structs.replace(network, parameters=parameters)
 
 
-def updated_parameters(network: ModelGraph) -> tuple[Tensor, ...]:
-    """Those that get a gradient, which alone the optimizer keeps state of."""
-    updated = set(gradient_order(network))
-    return tuple(parameter for parameter in network.parameters if parameter.name in updated)
-
-
 def largest_part_bytes(network: ModelGraph, ranks: int) -> int:
     """Bytes of the parameters whose state the rank with most keeps under stage 1."""
     updated = set(updated_parameters(network))
     return max(total_bytes(p for p in part if p in updated) for part in optimizer_parts(network, ranks))
+
+
+class ZeroState(NamedTuple):
+    """What ranks hold under a stage; see :class:`~paradl_bench.strategies.memory.peak.PartedState`."""
+
+    stage: int
+    ranks: int
+
+    def held(self, network: ModelGraph) -> ModelGraph | None:
+        """Shards, from stage 2 on."""
+        return held_network(network, self.ranks) if self.stage > 1 else None
+
+    def walk(self, ledger: Ledger, network: ModelGraph, samples: int, **rest: Any) -> Liveness:
+        """With units that are gathered and gradients that are reduced."""
+        return ShardedLiveness(ledger, network, samples, self.ranks, reshard=self.stage == 3, **rest)
+
+    def updated_bytes(self, network: ModelGraph) -> int | None:
+        """Of stage 1, which parts the update alone."""
+        return largest_part_bytes(network, self.ranks) if self.stage == 1 else None
 
 
 class ShardedLiveness(Liveness):

@@ -20,11 +20,13 @@ from typing import NamedTuple
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import Tensor
-from paradl_bench.plan.mesh import REPLICATING, all_groups, degree_of, group_axes, place_of
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.mesh import all_groups, degree_of, group_axes, place_of, zero_stage
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Reach
-from paradl_bench.strategies.data.buckets import total_bytes
+from paradl_bench.strategies.exchange.buckets import total_bytes
+from paradl_bench.strategies.exchange.options import ExchangeOptions
 
 
 class Step(NamedTuple):
@@ -104,14 +106,15 @@ def node_groups(strategy: Strategy, settings: PlanSettings) -> NodeGroups | None
             hold unlike numbers of ranks, there is one node, no two ranks of a group share one, or more leaders than
             ranks on a node.
     """
-    if settings.exchange == "flat" or not strategy.axes:
+    options = settings.of(ExchangeOptions)
+    if options.exchange == "flat" or not strategy.axes:
         return None
-    axes, what = group_axes(strategy, *REPLICATING), f"--exchange {settings.exchange}"
-    if any(axis.zero_stage > 1 for axis in strategy.axes) or degree_of(strategy, "pipeline") > 1 or not axes:
+    axes, what = group_axes(strategy, Trait.REPLICATES), f"--exchange {options.exchange}"
+    if zero_stage(strategy) > 1 or degree_of(strategy, Trait.STAGES) > 1 or not axes:
         raise UserError(
             f"strategy {strategy}: {what} is for data and spatial parallelism without a pipeline, up to ZeRO stage 1"
         )
-    on_node = settings.ranks_per_node
+    on_node = options.ranks_per_node
     if on_node is None:
         raise UserError(f"{what} needs to know the nodes: give --ranks-per-node")
     if strategy.ranks > on_node and strategy.ranks % on_node:
@@ -137,7 +140,7 @@ def node_groups(strategy: Strategy, settings: PlanSettings) -> NodeGroups | None
             f"strategy {strategy}: nodes of {on_node} ranks hold unlike numbers of ranks that exchange gradients;"
             " give another --ranks-per-node, or --exchange flat"
         )
-    found = NodeGroups(axes, nodes.pop(), counts.pop(), _leaders(settings.exchange))
+    found = NodeGroups(axes, nodes.pop(), counts.pop(), _leaders(options.exchange))
     if found.leaders > found.per_node:
         raise UserError(
             f"strategy {strategy}: {what} is more leaders than the {found.per_node} ranks that exchange gradients on a"
@@ -173,7 +176,7 @@ def place_roles(strategy: Strategy, shares: Sequence[int], groups: NodeGroups | 
         shares: per position in the replica, the index of what is run there.
     """
     if groups is None or not groups.leaders:
-        replicas = degree_of(strategy, "data")
+        replicas = degree_of(strategy, Trait.DIVIDES_BATCH)
         counts = {(index, 0): shares.count(index) * replicas for index in sorted(set(shares))}
         return Placed(counts, tuple(shares), 1)
     found: Counter[tuple[int, int]] = Counter()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 from paradl_bench.network.graph import DTYPE_BYTES, Layer, ModelGraph
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axis_planner import ShardedLayers
 from paradl_bench.plan.compute import LayerShard, input_needs_gradient
-from paradl_bench.plan.mesh import REPLICATING, group_axes
+from paradl_bench.plan.mesh import group_axes
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective
@@ -27,8 +28,8 @@ def statistics_axes(network: ModelGraph, strategy: Strategy, settings: PlanSetti
 
     Ranks along a spatial axis hold parts of it only inside the spatial region.
     """
-    everywhere = group_axes(strategy, "data")
-    inside = group_axes(strategy, *REPLICATING)
+    everywhere = group_axes(strategy, Trait.DIVIDES_BATCH)
+    inside = group_axes(strategy, Trait.REPLICATES)
     cut = _cut_layers(network, strategy, settings)
     found = {}
     for index, layer in enumerate(network.layers):
@@ -40,7 +41,7 @@ def statistics_axes(network: ModelGraph, strategy: Strategy, settings: PlanSetti
 
 def _cut_layers(network: ModelGraph, strategy: Strategy, settings: PlanSettings) -> set[int]:
     for axis in strategy.axes:
-        if axis.kind == "spatial" and axis.degree > 1:
+        if axis.has(Trait.CUTS_POSITIONS) and axis.degree > 1:
             return set(region_of(network, axis, settings).layers)
     return set()
 

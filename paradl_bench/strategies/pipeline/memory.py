@@ -20,13 +20,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paradl_bench.network.graph import DTYPE_BYTES, ModelGraph
+from paradl_bench.plan.axes.kind import Trait
+from paradl_bench.plan.axis_planner import samples_at_once
 from paradl_bench.plan.compute import operations_of_forward
-from paradl_bench.plan.mesh import REPLICATING, degree_of
+from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.schedules.catalog import schedule_of
 from paradl_bench.plan.schedules.schedule import Action, Schedule
 from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.memory.ledger import Ledger, Storage, hold
+from paradl_bench.strategies.memory.paradl import paradl_memory
 from paradl_bench.strategies.memory.parted_liveness import PartedLiveness
 from paradl_bench.strategies.memory.peak import (
     MemoryUse,
@@ -38,7 +41,8 @@ from paradl_bench.strategies.memory.peak import (
 )
 from paradl_bench.strategies.memory.repeated_passes import RepeatedPasses
 from paradl_bench.strategies.nesting.catalog import planner_for
-from paradl_bench.strategies.pipeline.plan import micro_batches, samples_at_once
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
+from paradl_bench.strategies.pipeline.plan import micro_batches
 from paradl_bench.strategies.pipeline.stage_shares import StageShare, message_bytes, share_stage
 from paradl_bench.strategies.pipeline.stages import cut_into_stages
 
@@ -51,7 +55,7 @@ def pipelined_memory(
     Raises:
         UserError: a limit is exceeded, or an optimizer whose state is not known.
     """
-    ranks = degree_of(strategy, "pipeline")
+    ranks = degree_of(strategy, Trait.STAGES)
     shares = planner_for(strategy).shares(network, strategy, settings)
     stages = cut_into_stages(network, ranks, settings)
     uses = []
@@ -72,8 +76,8 @@ def _parts(
     device: str,
 ) -> dict[str, int]:
     """What the ranks at one place of the pipeline hold that share its stages alike."""
-    ranks, micro_batch = degree_of(strategy, "pipeline"), samples_at_once(strategy, settings)
-    count, schedule = micro_batches(settings, ranks), schedule_of(settings.schedule)
+    ranks, micro_batch = degree_of(strategy, Trait.STAGES), samples_at_once(strategy, settings)
+    count, schedule = micro_batches(settings, ranks), schedule_of(settings.of(PipelineOptions).schedule)
     held = msgspec.structs.replace(
         network,
         # Making a network checks all of its layers, and none is asked for here.
@@ -97,7 +101,7 @@ def _parts(
     }
     _run(ledger, passes, schedule.order(rank, ranks, count), schedule)
     return {
-        **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, *REPLICATING) > 1),
+        **fixed_parts(held, settings.optimizer, exchanged=degree_of(strategy, Trait.REPLICATES) > 1),
         "input": 0 if rank else network.input_bytes(count * micro_batch, dtype),
         "communication": count * sum(map(sum, received)),
         **moving_parts(ledger, held, settings.optimizer, device),
@@ -174,3 +178,25 @@ class _Messages:
         for storage in self._held[direction]:
             self._ledger.release(storage)
         self._held[direction].clear()
+
+
+def _papers_sum(
+    network: ModelGraph, strategy: Strategy, settings: PlanSettings, *, dtype: str, rho: float
+) -> MemoryUse:
+    options, ranks = settings.of(PipelineOptions), degree_of(strategy, Trait.STAGES)
+    given = options.stages if schedule_of(options.schedule).stages_per_rank == 1 else ()
+    settings = settings.changed(PipelineOptions, schedule="gpipe", stages=given)
+    local_batch = settings.batch // degree_of(strategy, Trait.DIVIDES_BATCH)
+    stages = cut_into_stages(network, ranks, settings)
+    uses = [paradl_memory(stage.network, local_batch, dtype=dtype, rho=rho) for stage in stages]
+    return max(uses, key=lambda use: use.peak_bytes)
+
+
+class PipelineMemory:
+    """See :class:`~paradl_bench.strategies.memory.of_plan.StagesMemory`."""
+
+    peak = staticmethod(pipelined_memory)
+    papers_sum = staticmethod(_papers_sum)
+
+
+MEMORY = PipelineMemory()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paradl_bench.strategies.normalisation.norm_statistics import SUMS
+from paradl_bench.strategies.passes.norm_statistics import SUMS
 from paradl_bench.strategies.running.group_functions import Group
 from paradl_bench.strategies.running.sharded_module import Call, Rule, Substitute, Whole
 

@@ -1,0 +1,1 @@
+"""What an axis of a strategy declares of itself, and where its declaration is found."""

@@ -1,0 +1,1 @@
+"""Gradients summed among ranks that hold the same parameters, as torch's DistributedDataParallel does it."""

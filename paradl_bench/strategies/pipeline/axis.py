@@ -1,0 +1,73 @@
+"""Ranks hold stages of the network, which micro-batches pass through."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paradl_bench.core.bounds import MOST_MICRO_BATCHES, MicroBatches
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.plan.axes.options import AxisOptions, Shown
+
+
+class PipelineOptions(AxisOptions, frozen=True, kw_only=True):
+    """How stages are cut and take turns.
+
+    Attributes:
+        micro_batches: None for as many as the pipeline has ranks.
+        schedule: by name.
+        stages: the first layer of every stage but the first; empty for a cut that balances FLOPs.
+        cut_by: what ``stages`` balance where they were found and not given, in words.
+    """
+
+    micro_batches: MicroBatches | None = None
+    schedule: str = "gpipe"
+    stages: tuple[str, ...] = ()
+    cut_by: str = ""
+
+    shown: ClassVar[tuple[Shown, ...]] = (
+        Shown(
+            name="micro_batches",
+            value=int,
+            least=1,
+            most=MOST_MICRO_BATCHES,
+            searched="tries all there are",
+            help="Of a pipeline. Default: as many as it has ranks.",
+        ),
+        Shown(
+            name="schedule",
+            default="gpipe",
+            searched="tries all there are",
+            help="Of a pipeline: gpipe, 1f1b, interleaved or zb.",
+        ),
+        Shown(
+            name="stages",
+            metavar="LAYER[,LAYER...]",
+            searched="cuts pipelines so that FLOPs balance",
+            help="First layer of every stage of a pipeline but the first. Default: cut so that FLOPs balance.",
+            read=lambda text: {"stages": tuple(text.split(",")) if text else ()},
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.micro_batches is not None and not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
+            raise ValueError(f"micro_batches has to be from 1 to {MOST_MICRO_BATCHES}, not {self.micro_batches}")
+
+    def settled(self, degree: int) -> dict[str, str]:
+        """Micro-batches, schedule and stages; these have to be the same, whatever found them."""
+        return {
+            "micro_batches": str(self.micro_batches or degree),
+            "schedule": self.schedule,
+            "stages": ",".join(self.stages) or "balanced",
+        }
+
+
+AXIS = AxisKind(
+    name="pipeline",
+    letter="p",
+    package=__package__,
+    order=4,
+    distsim="P",
+    options=(PipelineOptions,),
+    traits=frozenset({Trait.STAGES}),
+    share_less="give other --stages",
+)

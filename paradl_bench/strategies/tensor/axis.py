@@ -1,0 +1,17 @@
+"""Ranks compute some of the heads or features of pairs of linear layers."""
+
+from __future__ import annotations
+
+from paradl_bench.plan.axes.kind import AxisKind, Trait
+from paradl_bench.strategies.splitting.options import SplitOptions
+
+AXIS = AxisKind(
+    name="tensor",
+    letter="t",
+    package=__package__,
+    order=5,
+    distsim="M",
+    options=(SplitOptions,),
+    traits=frozenset({Trait.SHARES_LAYERS}),
+    share_less="leave layers whole by --split",
+)
