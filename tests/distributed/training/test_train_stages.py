@@ -20,6 +20,7 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.ranks.directories.directory import MeasurementDirectory
 from paradl_bench.records.measurement import LAYERS_FILE, read_manifest
 from paradl_bench.records.samples import LayerSamples
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 
 pytestmark = pytest.mark.distributed
 
@@ -70,7 +71,7 @@ def test_stages_that_share_layers_are_cut_by_measured_seconds(tmp_path: Path) ->
     run = summary.run
     assert run.stages == ("classifier.3",)
     assert run.cut_by == "measured seconds of layers, batch 1, 1 rank on the host"
-    assert run.settings.stages == run.stages
+    assert run.settings.of(PipelineOptions).stages == run.stages
     assert read_manifest(tmp_path / "run").arguments["stages"] == "classifier.3"
     # Halos belong to the stages before the cut, which are a part of forward and backward there.
     kinds = [set(rank.communication) for rank in summary.ranks]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,13 +22,13 @@ ELEMENT = 4
 
 
 def split(network: ModelGraph, ranks: int, **options: object) -> SplitLayers:
-    settings = plan_settings(batch=2, filter_backward="reduce-scatter")
-    return FILTERS.layers(network, ranks, msgspec.structs.replace(settings, **options))
+    settings = plan_settings(**{"batch": 2, "filter_backward": "reduce-scatter", **options})
+    return FILTERS.layers(network, ranks, settings)
 
 
 def plan(network: ModelGraph, strategy: str, **options: object) -> Plan:
     parsed = parse_strategy(strategy)
-    settings = msgspec.structs.replace(plan_settings(batch=2, filter_backward="reduce-scatter"), **options)
+    settings = plan_settings(**{"batch": 2, "filter_backward": "reduce-scatter", **options})
     return planner_for(parsed).plan(network, parsed, settings)
 
 

@@ -12,6 +12,7 @@ from paradl_bench.plan.settings import plan_settings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, Plan
 from paradl_bench.strategies.nesting.catalog import planner_for
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.compute.backward_split import SPLIT_MODE
 from predict.costs.cost_model import CostModel
 from predict.costs.priced import PricedPlan
@@ -51,7 +52,7 @@ def parts(plan: Plan) -> dict[tuple[str, str], int]:
 
 
 def predict(profile: Profile, schedule: str = "zb") -> Prediction:
-    point = Configuration(strategy=parse_strategy("p2"), settings=msgspec.structs.replace(SETTINGS, schedule=schedule))
+    point = Configuration(strategy=parse_strategy("p2"), settings=SETTINGS.changed(PipelineOptions, schedule=schedule))
     return Predictor(CostModel(profile=profile, network=CHAIN), evaluator_named("simulate")).predict(point)
 
 

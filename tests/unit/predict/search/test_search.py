@@ -19,6 +19,7 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective
 from paradl_bench.records.cluster import Cluster
+from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.cli import group
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_terms import NO_INPUT, InputOptions
@@ -104,7 +105,9 @@ def test_no_candidate_is_faster_than_its_estimate(profile: Path, fed: InputOptio
     estimates = Estimates(model, space, shared).seconds()
     whole = [c for c in range(len(space)) if space.mesh(c).shared is None]
     assert len(whole) > 50
-    assert {"gpipe", "1f1b", "zb"} <= {space.settings_of(c).schedule for c in whole if space.is_pipelined(c)}
+    assert {"gpipe", "1f1b", "zb"} <= {
+        space.settings_of(c).of(PipelineOptions).schedule for c in whole if space.is_pipelined(c)
+    }
     for candidate in whole:
         strategy = str(space.strategies[space.strategy[candidate]])
         exact = exactly(model, space.settings_of(candidate), strategy)
