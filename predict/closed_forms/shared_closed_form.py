@@ -36,11 +36,12 @@ SHARING = ("filter", "channel", "spatial")
 
 
 class Term(NamedTuple):
-    """A work and how often its seconds count."""
+    """A work and how often its seconds count; ``symbol``: the term of the equation that it is of."""
 
     work: Work
     phase: Literal["FW", "BW", "GE", "WU"]
     times: float
+    symbol: str
 
 
 def sharing_kind(strategy: Strategy) -> str | None:
@@ -97,10 +98,14 @@ class _Form:
         chosen = {layer.name for layer in self._shared()}
         for layer in self._network.layers:
             share = 1 / self._ranks if layer.name in chosen else 1.0
-            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="FW"), "FW", share)
-            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="BW"), "BW", share)
+            symbol = "b FB_split / p2" if layer.name in chosen else "b FB_rest"
+            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="FW"), "FW", share, symbol)
+            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="BW"), "BW", share, symbol)
         update: WeightUpdate = weight_update(self._network, self._settings)
-        yield Term(update, "WU", 1.0 if self._kind == "spatial" else 1 / self._ranks)
+        if self._kind == "spatial":
+            yield Term(update, "WU", 1.0, "WU")
+        else:
+            yield Term(update, "WU", 1 / self._ranks, "WU / p2")
 
     def _shared(self) -> Sequence[Layer]:
         """Layers whose time is taken as 1/p: all of them unless told."""
@@ -113,8 +118,12 @@ class _Form:
         gather, reduce = ("FW", "BW") if self._kind == "filter" else ("BW", "FW")
         for layer in split_layers(self._network, self._kind, self._settings):
             whole = layer.output_elements_of(self._samples) * self._element_bytes
-            yield Term(self._collective("all_gather", whole / self._ranks), gather, 1.0)  # type: ignore[arg-type]
-            yield Term(self._collective("all_reduce", whole), reduce, 1.0)  # type: ignore[arg-type]
+            gathered, reduced = (
+                self._collective("all_gather", whole / self._ranks),
+                self._collective("all_reduce", whole),
+            )
+            yield Term(gathered, gather, 1.0, "AG(p2, b y_l e / p2)")  # type: ignore[arg-type]
+            yield Term(reduced, reduce, 1.0, "AR(p2, b y_l e)")  # type: ignore[arg-type]
 
     def _collective(self, operation: str, message_bytes: float) -> Collective:
         return Collective(operation=operation, message_bytes=round(message_bytes), ranks=self._ranks, axes=self._inside)
@@ -123,12 +132,12 @@ class _Form:
         """Halos of inputs forward and of outputs' gradients backward, and the gather where the region was ended."""
         for layer in split_layers(self._network, self._kind, self._settings):
             for size_x, size_dy in self._halos(layer):
-                yield Term(self._halo(size_x), "FW", 1.0)
-                yield Term(self._halo(size_dy), "BW", 1.0)
+                yield Term(self._halo(size_x), "FW", 1.0, "halo(x_l)")
+                yield Term(self._halo(size_dy), "BW", 1.0, "halo(dy_l)")
         until = next((x for x in self._network.layers if x.name == self._settings.spatial_until), None)
         if until is not None:
             whole = until.input_elements_of(self._samples) * self._element_bytes
-            yield Term(self._collective("all_gather", whole / self._ranks), "FW", 1.0)
+            yield Term(self._collective("all_gather", whole / self._ranks), "FW", 1.0, "AG(p2, b x e / p2)")
 
     def _halos(self, layer: Layer) -> Iterator[tuple[int, int]]:
         """Bytes of the halo of a layer's input and of its output's gradient, from one neighbour along each dim cut."""
@@ -157,7 +166,10 @@ class _Form:
         weights = self._network.parameter_bytes
         if self._kind == "spatial":
             ranks, size, axes = self._groups * self._ranks, weights, tuple(sorted((*self._between, *self._inside)))
+            symbol = "AR(p, W e)"
         else:
             ranks, size, axes = self._groups, math.ceil(weights / self._ranks), self._between
+            symbol = "AR(p1, W e / p2)"
         if ranks > 1:
-            yield Term(Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes), "GE", 1.0)
+            work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes)
+            yield Term(work, "GE", 1.0, symbol)
