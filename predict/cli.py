@@ -22,10 +22,12 @@ from predict.what_if.command import what_if_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from predict.ledger.ledger import Ledger
     from predict.prediction.prediction import Prediction
     from predict.prediction.scaling import Sweep
 
 _KNEE_HELP = "A sweep's knee: the most ranks up to which efficiency is at least F of that at the fewest."
+_EXPLAIN_HELP = "What every second is made of: the largest entries after the table; with --json or -o all, instead."
 _SLOW_HELP = "What if one rank (0 unless given) computes FACTOR times as long as measured. Of --evaluator simulate."
 _DILATE_HELP = "Of an emulated run (paradl-bench train --emulate --dilate K): compute sleeps K times as long."
 _SPREAD_HELP = "Of an emulated run (train --emulate --spread): sleeps are drawn as the profile's samples spread."
@@ -42,6 +44,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @point_options
 @click.option("--price", type=float, metavar="P", help="Of a rank-hour, in any currency: adds what training costs.")
 @click.option("--wide", is_flag=True, help="A second table: FLOPs utilisation, samples and tokens a rank, rank-hours.")
+@click.option("--explain", is_flag=True, help=_EXPLAIN_HELP)
 @click.option("--slow-rank", metavar="FACTOR[@RANK]", help=_SLOW_HELP)
 @click.option("--dilate", type=float, metavar="K", help=_DILATE_HELP)
 @click.option("--spread", is_flag=True, help=_SPREAD_HELP)
@@ -85,6 +88,8 @@ def _predict(options: dict[str, Any]) -> None:
     check_fraction(options["knee"])
     if options["as_json"] and options["as_csv"]:
         raise UserError("--json and --csv exclude each other: give one")
+    if options["explain"] and options["as_csv"]:
+        raise UserError("--explain is a table or JSON: leave --csv out")
     if options["output"]:
         refuse_overwrite(options["output"], force=options["force"])
     found = predict_request(options)
@@ -93,15 +98,20 @@ def _predict(options: dict[str, Any]) -> None:
     predictions, sweeps = with_knees(
         found.predictions, found.timed, strong=options["scaling"] == "strong", fraction=options["knee"]
     )
-    _write(predictions, sweeps, options)
+    _write(predictions, sweeps, found.ledgers, options)
 
 
-def _write(predictions: Sequence[Prediction], sweeps: Sequence[Sweep], options: dict[str, Any]) -> None:
+def _write(
+    predictions: Sequence[Prediction], sweeps: Sequence[Sweep], ledgers: Sequence[Ledger], options: dict[str, Any]
+) -> None:
     from paradl_bench.core.terminal.command_line import write_output
+    from predict.ledger.presentation import ledgers_json, print_ledger
     from predict.prediction.presentation import predictions_csv, predictions_json, print_table, print_use
 
     output, as_csv = options["output"], options["as_csv"]
     content = predictions_csv(predictions) if as_csv else predictions_json(predictions)
+    if options["explain"]:
+        content = ledgers_json(ledgers)
     if output:
         write_output(output, content, force=options["force"])
     if as_csv or options["as_json"]:
@@ -111,6 +121,8 @@ def _write(predictions: Sequence[Prediction], sweeps: Sequence[Sweep], options: 
         print_table(predictions, sweeps)
         if options["wide"] or options["price"] is not None:
             print_use(predictions)
+        for ledger in ledgers:
+            print_ledger(ledger)
 
 
 @group.command("validate", context_settings=_CONTEXT)

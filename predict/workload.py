@@ -19,6 +19,7 @@ from predict.costs.compute.model_costs import Spread
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
 from predict.costs.sourced import Costs, Floats, Remarks
+from predict.ledger.ledger import RoleLedger
 
 
 class Timing(NamedTuple):
@@ -99,6 +100,7 @@ class PreparedEvaluation:
     Attributes:
         time: from (seconds, compute slow-down, communication slow-down), each per part of ``costs``.
         iteration_s: the same, for the whole iteration alone; the interval asks for it many times.
+        ledger: what every second is made of, role by role; asked for where it is shown.
         memory: of the rank that needs most; asked for where it is shown, since that takes longer than the time does.
         lag: how much longer the slowest rank computes than a median one.
         overlap_is_unmeasured: whether what compute and communication side by side cost each other was assumed for want
@@ -112,6 +114,7 @@ class PreparedEvaluation:
     limits: tuple[str, ...]
     time: Callable[[Floats, Floats, Floats], Timing]
     iteration_s: Callable[[Floats, Floats, Floats], float]
+    ledger: Callable[[], tuple[RoleLedger, ...]]
     lag: float = 1.0
     overlap_is_unmeasured: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from paradl_bench.plan.settings import PlanSettings
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
-from predict.closed_forms.iteration import ClosedForm, gradient_exchange
-from predict.costs.cost_model import CostModel
+from predict.closed_forms.iteration import TERMS, ClosedForm, gradient_exchange
+from predict.closed_forms.ledgers import ledger_of_sums
+from predict.costs.cost_model import SUMS, CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.costs.priced import PricedSums
 from predict.costs.sourced import Floats, Remark, Remarks
-from predict.costs.spread.assembly import join
+from predict.costs.spread.assembly import Priced, join
+from predict.ledger.ledger import RoleLedger
 from predict.workload import Configuration, PreparedEvaluation, Timing
 
 
@@ -72,7 +75,18 @@ def prepare_closed_form(
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=time,
         iteration_s=lambda *costs: time(*costs).iteration_s,
+        ledger=lambda: _ledger(model, point.strategy, sums, TERMS[form]),
     )
+
+
+def _ledger(model: CostModel, strategy: Strategy, sums: PricedSums, terms: Sequence[str]) -> tuple[RoleLedger, ...]:
+    """Works of the sums that are read, and the exchange: nothing hides another."""
+    groups = [(name.split()[0], term, group) for name, term, group in zip(SUMS, terms, sums.groups, strict=False)]
+    if strategy.ranks > 1:
+        exchange = gradient_exchange(model.network, strategy.ranks)
+        cost, modes, _ = model.communication.cost(exchange, strategy)
+        groups.append(("GE", terms[-1], [(exchange, Priced(cost, 1, exchange, True, modes))]))
+    return ledger_of_sums(strategy, groups, sums.spread.common_relative_sd)
 
 
 def flat_exchange(settings: PlanSettings) -> tuple[Remark, ...]:

@@ -43,6 +43,13 @@ def csf(sums: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     return forward, backward, sums[..., ALL_REDUCE], sums[..., WU]
 
 
+TERMS: dict[ClosedForm, tuple[str, ...]] = {
+    paradl: ("(B/p) FB", "(B/p) FB", "", "", "WU", "AR(p, W e)"),
+    csf: ("T_comp", "T_comp", "T_comp", "T_comp", "WU", "t(sum of g)"),
+}
+"""Of each form, the terms that its sums are in, in the papers' letters; empty where it reads none."""
+
+
 def gradient_exchange(network: ModelGraph, ranks: int) -> Collective:
     """AR(p, W e): one all-reduce of all gradients."""
     return Collective(operation="all_reduce", message_bytes=network.parameter_bytes, ranks=ranks)

@@ -36,6 +36,7 @@ def workload_of(model: CostModel, point: Configuration, buffers: Buffers) -> Pre
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
+        ledger=lambda: form.ledger(priced),
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
 

@@ -9,6 +9,7 @@ time between operations is no part of its model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,19 @@ class PipelineClosedForm:
             transfers_s=2 * (steps - 1) * once.transfers_s,
             wu_s=once.wu_s,
         )
+
+    def terms(self, seconds: Floats) -> Iterator[tuple[str, str, Floats]]:
+        """Phase and letters of each term of the equation, and how often it has each work."""
+        steps = self._ranks + self._micro_batches - 1
+        for phase, term, of_roles, times in (
+            ("FW", "(p + S - 1) max_i fw_i", self._forward, steps),
+            ("BW", "(p + S - 1) max_i bw_i", self._backward, steps),
+            ("WU", "max_i wu_i", self._updates, 1),
+        ):
+            yield phase, term, times * of_roles[int(np.argmax(of_roles @ seconds))]
+        longest = np.zeros(len(seconds))
+        longest[int(np.argmax(self._sends * seconds))] = 2 * (steps - 1)
+        yield "FW", "2 (p + S - 2) max_i (alpha + m_i beta)", longest
 
     def of_micro_batch(self, seconds: Floats) -> LockStep:
         """The largest stage's forward and backward of one micro-batch, the longest transfer, the largest update."""

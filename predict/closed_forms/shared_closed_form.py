@@ -40,11 +40,12 @@ SHARING = (Trait.SPLITS_OUTPUTS, Trait.SPLITS_INPUTS, Trait.CUTS_POSITIONS)
 
 
 class Term(NamedTuple):
-    """A work and how often its seconds count."""
+    """A work and how often its seconds count; ``symbol``: the term of the equation that it is of."""
 
     work: Work
     phase: Literal["FW", "BW", "GE", "WU"]
     times: float
+    symbol: str
 
 
 def sharing_axis(strategy: Strategy) -> int | None:
@@ -104,10 +105,14 @@ class _Form:
         chosen = {layer.name for layer in self._shared()}
         for layer in self._network.layers:
             share = 1 / self._ranks if layer.name in chosen else 1.0
-            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="FW"), "FW", share)
-            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="BW"), "BW", share)
+            symbol = "b FB_split / p2" if layer.name in chosen else "b FB_rest"
+            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="FW"), "FW", share, symbol)
+            yield Term(Compute(layer=layer.name, operation=layer.operation, phase="BW"), "BW", share, symbol)
         update: WeightUpdate = weight_update(self._network, self._settings)
-        yield Term(update, "WU", 1.0 if self.cuts_positions else 1 / self._ranks)
+        if self.cuts_positions:
+            yield Term(update, "WU", 1.0, "WU")
+        else:
+            yield Term(update, "WU", 1 / self._ranks, "WU / p2")
 
     def _shared(self) -> Sequence[Layer]:
         """Layers whose time is taken as 1/p: all of them unless told."""
@@ -121,8 +126,12 @@ class _Form:
         gather, reduce = ("FW", "BW") if self._kind.has(Trait.SPLITS_OUTPUTS) else ("BW", "FW")
         for layer in split_layers(self._network, self._kind, self._settings):
             whole = layer.output_elements_of(self._samples) * self._element_bytes
-            yield Term(self._collective("all_gather", whole / self._ranks), gather, 1.0)  # type: ignore[arg-type]
-            yield Term(self._collective("all_reduce", whole), reduce, 1.0)  # type: ignore[arg-type]
+            gathered, reduced = (
+                self._collective("all_gather", whole / self._ranks),
+                self._collective("all_reduce", whole),
+            )
+            yield Term(gathered, gather, 1.0, "AG(p2, b y_l e / p2)")  # type: ignore[arg-type]
+            yield Term(reduced, reduce, 1.0, "AR(p2, b y_l e)")  # type: ignore[arg-type]
 
     def _collective(self, operation: str, message_bytes: float) -> Collective:
         return Collective(operation=operation, message_bytes=round(message_bytes), ranks=self._ranks, axes=self._inside)
@@ -131,14 +140,13 @@ class _Form:
         """Halos of inputs forward and of outputs' gradients backward, and the gather where the region was ended."""
         for layer in split_layers(self._network, self._kind, self._settings):
             for size_x, size_dy in self._halos(layer):
-                yield Term(self._halo(size_x), "FW", 1.0)
-                yield Term(self._halo(size_dy), "BW", 1.0)
-        until = next(
-            (x for x in self._network.layers if x.name == self._settings.of(SpatialOptions).spatial_until), None
-        )
+                yield Term(self._halo(size_x), "FW", 1.0, "halo(x_l)")
+                yield Term(self._halo(size_dy), "BW", 1.0, "halo(dy_l)")
+        last = self._settings.of(SpatialOptions).spatial_until
+        until = next((layer for layer in self._network.layers if layer.name == last), None)
         if until is not None:
             whole = until.input_elements_of(self._samples) * self._element_bytes
-            yield Term(self._collective("all_gather", whole / self._ranks), "FW", 1.0)
+            yield Term(self._collective("all_gather", whole / self._ranks), "FW", 1.0, "AG(p2, b x e / p2)")
 
     def _halos(self, layer: Layer) -> Iterator[tuple[int, int]]:
         """Bytes of the halo of a layer's input and of its output's gradient, from one neighbour along each dim cut."""
@@ -167,7 +175,10 @@ class _Form:
         weights = self._network.parameter_bytes
         if self.cuts_positions:
             ranks, size, axes = self._groups * self._ranks, weights, tuple(sorted((*self._between, *self._inside)))
+            symbol = "AR(p, W e)"
         else:
             ranks, size, axes = self._groups, math.ceil(weights / self._ranks), self._between
+            symbol = "AR(p1, W e / p2)"
         if ranks > 1:
-            yield Term(Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes), "GE", 1.0)
+            work = Collective(operation="all_reduce", message_bytes=size, ranks=ranks, axes=axes)
+            yield Term(work, "GE", 1.0, symbol)

@@ -163,6 +163,7 @@ class CostModel:
             plan=plan,
             place=place,
             costs=costs,
+            parts=priced,
             rank_spread=rank_spread,
             slow_copies=self.device.computes,
             own_relative_sd=self._own_relative_sd(plan, costs.total_s, place),
@@ -257,16 +258,18 @@ class CostModel:
         return fused(self.network, fusion, ready, exchange_s)
 
     def _sum_up(self, place: PricingContext) -> PricedSums:
-        groups: dict[str, list[Priced]] = {name: [] for name in SUMS}
+        groups: dict[str, list[tuple[Work, Priced]]] = {name: [] for name in SUMS}
         for work, part in zip(self._serial.works, self._on_device(self._serial, place), strict=True):
-            groups[_sum_of(work)].append(part)
+            groups[_sum_of(work)].append((work, part))
         spread = self._spread(place)
+        parts = [[part for _, part in group] for group in groups.values()]
         return PricedSums(
-            costs=add_up([assemble(group, spread.common_relative_sd) for group in groups.values()]),
+            costs=add_up([assemble(group, spread.common_relative_sd) for group in parts]),
+            groups=tuple(groups.values()),
             spread=spread,
             remarks=(
                 *self.missing_layers,
-                *(remark for group in groups.values() for part in group for remark in part.cost.remarks),
+                *(remark for group in parts for part in group for remark in part.cost.remarks),
             ),
         )
 

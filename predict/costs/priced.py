@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paradl_bench.plan.tasks import Plan, Role
+from paradl_bench.plan.tasks import Plan, Role, Work
 from predict.costs.compute.model_costs import Spread
 from predict.costs.kinds.kind_costs import PricingContext
 from predict.costs.sourced import Costs, Floats, Remark, Remarks
+from predict.costs.spread.assembly import Priced
 from predict.costs.spread.stragglers import RankSpread
 
 
@@ -19,6 +21,7 @@ class PricedPlan:
     """A plan with the costs of its works, in the order of ``plan.works``.
 
     Attributes:
+        parts: what the costs were made of, one a work; what changed them later is not in them.
         rank_spread: how a rank's iterations spread. own_relative_sd: per work, how an event of it spreads by itself;
             where that was not measured, as the measured ones do.
         lag: of a pipeline, how much longer all of its ranks would compute to take as long as expected; else 1.
@@ -31,6 +34,7 @@ class PricedPlan:
     plan: Plan
     place: PricingContext
     costs: Costs
+    parts: Sequence[Priced]
     rank_spread: RankSpread
     own_relative_sd: Floats
     lag: float = 1.0
@@ -48,8 +52,13 @@ class PricedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedSums:
-    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`."""
+    """Costs of a model's sums on one rank: five parts in the order of :data:`SUMS`.
+
+    Attributes:
+        groups: the works of each sum, with what their seconds are made of.
+    """
 
     costs: Costs
+    groups: Sequence[Sequence[tuple[Work, Priced]]]
     spread: Spread
     remarks: tuple[Remark, ...]

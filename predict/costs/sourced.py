@@ -88,6 +88,7 @@ class Cost(NamedTuple):
         method_sd_s: what scaling from a neighbour, from another number of ranks on the host, or a roofline leaves open,
             shared likewise.
         adjustments: what single effects changed of the seconds, in order.
+        base_source: of the seconds before any adjustment; None for the same.
     """
 
     seconds: float
@@ -97,6 +98,12 @@ class Cost(NamedTuple):
     method_sd_s: float = 0.0
     remarks: tuple[Remark, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
+    base_source: Source | None = None
+
+    @property
+    def origin(self) -> Source:
+        """Where the seconds before any adjustment come from."""
+        return self.source if self.base_source is None else self.base_source
 
     @property
     def base_s(self) -> float:
@@ -105,8 +112,29 @@ class Cost(NamedTuple):
 
     def adjusted(self, effect: str, seconds: float) -> Cost:
         """So many seconds instead; the difference is the effect's."""
-        change = Adjustment(effect, seconds - self.seconds)
-        return self._replace(seconds=seconds, adjustments=(*self.adjustments, change))
+        added_s = seconds - self.seconds
+        change = (Adjustment(effect, added_s),) if added_s else ()
+        return self._replace(seconds=seconds, adjustments=(*self.adjustments, *change), base_source=self.origin)
+
+    def times(self, factor: float) -> Cost:
+        """So many times as much of all of it: seconds, what effects add to them, and what they may be off."""
+        return self._replace(
+            seconds=self.seconds * factor,
+            independent_sd_s=self.independent_sd_s * factor,
+            batch_sd_s=self.batch_sd_s * factor,
+            method_sd_s=self.method_sd_s * factor,
+            adjustments=tuple(Adjustment(effect, added * factor) for effect, added in self.adjustments),
+        )
+
+    def over(self, parts: float) -> Cost:
+        """One of so many equal parts of it."""
+        return self._replace(
+            seconds=self.seconds / parts,
+            independent_sd_s=self.independent_sd_s / parts,
+            batch_sd_s=self.batch_sd_s / parts,
+            method_sd_s=self.method_sd_s / parts,
+            adjustments=tuple(Adjustment(effect, added / parts) for effect, added in self.adjustments),
+        )
 
 
 class CorrelatedError(NamedTuple):
@@ -146,6 +174,12 @@ class Costs:
     def total_s(self) -> Floats:
         """Seconds of all occurrences, per part."""
         return np.asarray(self.seconds * self.counts)
+
+    @property
+    def sd_s(self) -> Floats:
+        """Standard deviation of one occurrence of each part, its own and what it shares with others."""
+        shared = sum((mode.seconds**2 for mode in self.modes), start=np.zeros(len(self.seconds)))
+        return np.asarray(np.sqrt(self.independent_sd_s**2 + shared))
 
     @property
     def compute_s(self) -> float:

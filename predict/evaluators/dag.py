@@ -19,11 +19,14 @@ from predict.closed_forms.closed_form_evaluation import (
     has_closed_settings,
     refuse_what_is_simulated,
 )
+from predict.closed_forms.ledgers import entries_beside_backward, exposed_in_turn, ledger_of_ranks
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import PRESETS, Fetch, exposed_exchange_seconds, input_wait
-from predict.costs.input.input_terms import HostBatch, input_terms
+from predict.costs.input.input_terms import HostBatch, InputTerms, input_terms
+from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats, Remark
 from predict.costs.spread.assembly import join
+from predict.ledger.ledger import PricedWorks, RoleLedger
 from predict.simulation.input_tasks import batches_ahead_bytes
 from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
@@ -58,8 +61,12 @@ def prepare(model: CostModel, point: Configuration) -> PreparedEvaluation:
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=lambda seconds, *_: form.timing(np.asarray(seconds)),
         iteration_s=lambda seconds, *_: form.timing(np.asarray(seconds)).iteration_s,
+        ledger=lambda: form.ledger(priced, terms),
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
+
+
+_TERMS = {Phase.FW: "t_f", Phase.BW: "t_b", Phase.GE: "t_c", Phase.WU: "t_u"}
 
 
 class ClosedForm:
@@ -90,6 +97,21 @@ class ClosedForm:
             overlap_s=self._beside(exchange, exposed),
             **waiting._asdict(),
         )
+
+    def ledger(self, priced: PricedPlan, terms: InputTerms) -> tuple[RoleLedger, ...]:
+        """Its terms, those of the input included."""
+        tasks = priced.costs.seconds[self._work]
+        in_backward = np.cumsum(np.where(self._backward, tasks, 0.0))
+        exposed = exchange = tasks[self._exchange]
+        if self._wait_free:
+            ready, none = in_backward[self._exchange], np.zeros(len(exchange))
+            exposed = exposed_in_turn(ready, none, exchange, float(in_backward[-1]))[1]
+        found = entries_beside_backward(priced, exposed, _TERMS)
+        waiting = self.timing(np.concatenate([priced.costs.seconds, terms.costs.seconds]))
+        fetched = PricedWorks(strategy=priced.plan.strategy, works=terms.works, parts=terms.parts, costs=terms.costs)
+        found.append(fetched.entry(0, "IO", 1, exposed_s=waiting.input_s - waiting.h2d_s, term="t_io"))
+        found.append(fetched.entry(1, "H2D", 1, exposed_s=waiting.h2d_s, term="t_h2d"))
+        return ledger_of_ranks(priced.plan.strategy, found)
 
     def _beside(self, exchange: Floats, exposed: float) -> float:
         return max(float(exchange.sum()) - exposed, 0.0)

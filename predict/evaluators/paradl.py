@@ -24,6 +24,7 @@ from predict.closed_forms.closed_form_evaluation import (
     refuse_what_is_simulated,
 )
 from predict.closed_forms.iteration import paradl
+from predict.closed_forms.ledgers import ledger_of_lock_step, ledger_of_terms
 from predict.closed_forms.pipeline_closed_form import PipelineClosedForm, lock_step_settings
 from predict.closed_forms.shared_closed_form import sharing_axis, terms
 from predict.costs.cost_model import CostModel
@@ -94,6 +95,7 @@ def _shared(model: CostModel, point: Configuration, memory: EstimatedMemory) -> 
         limits=tuple(map(str, planner.limits(model.network, point.settings))),
         time=time,
         iteration_s=lambda *costs: time(*costs).iteration_s,
+        ledger=lambda: ledger_of_terms(priced, form, builder.works),
     )
 
 
@@ -144,6 +146,7 @@ def _pipelined(model: CostModel, point: Configuration, memory: EstimatedMemory) 
         limits=tuple(map(str, planner.limits(model.network, settings))),
         time=time,
         iteration_s=lambda *costs: form(np.asarray(costs[0])).iteration_s,
+        ledger=lambda: ledger_of_lock_step(priced, form),
     )
 
 

@@ -21,10 +21,11 @@ from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings
 from predict.costs.cost_model import CostModel
 from predict.costs.memory_estimate import EstimatedMemory
+from predict.ledger.ledger import Ledger
 from predict.prediction.interval import interval
 from predict.prediction.scaling_band import Timed, efficiency_band
 from predict.prediction.utilisation import effort, model_flops, tokens_per_sample, utilisation
-from predict.workload import Configuration, Evaluator, Timing
+from predict.workload import Configuration, Evaluator, PreparedEvaluation, Timing
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,11 +145,29 @@ class Predictor:
         """
         return self.predict_timed(point)[0]
 
-    def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
-        """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
+    def explain(self, point: Configuration) -> Ledger:
+        """What every second of a point's iteration is made of; raises as :meth:`predict`."""
+        workload = self._prepared(point)
+        bounds = interval(workload)
+        return Ledger(
+            model=self.model.network.name,
+            strategy=str(point.strategy),
+            ranks=point.strategy.ranks,
+            batch=point.settings.batch,
+            evaluator=self.evaluator.name,
+            iteration_s=workload.timing().iteration_s,
+            interval_s=(bounds.low_s, bounds.high_s),
+            roles=workload.ledger(),
+        )
+
+    def _prepared(self, point: Configuration) -> PreparedEvaluation:
         check_dtype(point.strategy, point.settings, self.model.dtype)
         check_kernel_settings(point.strategy, point.settings, self.model.kernel_settings)
-        workload = self.evaluator.prepare(self.model, point)
+        return self.evaluator.prepare(self.model, point)
+
+    def predict_timed(self, point: Configuration) -> tuple[Prediction, Timed]:
+        """One prediction, and its iteration as other points of a sweep are compared with it; raises as the former."""
+        workload = self._prepared(point)
         timing = workload.timing()
         iteration_s, batch = timing.iteration_s, point.settings.batch
         timed = Timed(iteration_s, interval(workload))

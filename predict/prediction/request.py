@@ -21,6 +21,7 @@ from predict.costs.communication.fusion import fusion_options
 from predict.costs.cost_model import CostModel
 from predict.costs.files import choose_measured, choose_network, read_cluster
 from predict.costs.input.input_terms import input_options
+from predict.ledger.ledger import Ledger
 from predict.prediction.points import expand_points, left_out_lines
 from predict.prediction.prediction import Prediction, Predictor
 from predict.prediction.scaling_band import Timed
@@ -97,11 +98,12 @@ def read_model(options: Mapping[str, Any], evaluator: Evaluator) -> CostModel:
 
 
 class Predicted(NamedTuple):
-    """Predictions, the iteration of each with its interval, and what had to be left out, and why."""
+    """Predictions, the iteration of each with its interval, what had to be left out, and why; ledgers, if asked for."""
 
     predictions: tuple[Prediction, ...]
     timed: tuple[Timed, ...]
     left_out: tuple[str, ...]
+    ledgers: tuple[Ledger, ...]
 
 
 def predict_request(options: Mapping[str, Any]) -> Predicted:
@@ -122,16 +124,20 @@ def predict_request(options: Mapping[str, Any]) -> Predicted:
         price_per_rank_hour=options.get("price"),
     )
     found: list[tuple[Prediction, Timed]] = []
+    ledgers: list[Ledger] = []
     refused: list[tuple[Strategy, UserError]] = []
     for point in request.points:
         try:
             found.append(predictor.predict_timed(point))
+            if options.get("explain"):
+                ledgers.append(predictor.explain(point))
         except UserError as error:
             refused.append((point.strategy, error))
     if not found:
         raise refused[0][1]
     predictions, timed = zip(*found, strict=True)
-    return Predicted(predictions, timed, tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused)))))
+    left_out = tuple(dict.fromkeys((*request.left_out, *left_out_lines(refused))))
+    return Predicted(predictions, timed, left_out, tuple(ledgers))
 
 
 def settings_of(model: CostModel, options: Mapping[str, Any]) -> Callable[[int], PlanSettings]:

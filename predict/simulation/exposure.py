@@ -1,14 +1,48 @@
-"""Communication for layers that a rank waits for: which it is, and how much of it no compute runs beside."""
+"""What lies beside what: when streams are busy, and how much of communication for layers no compute runs beside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.plan.tasks import Work
+from predict.costs.sourced import Floats
 from predict.simulation.simulator import Timeline
+
+
+class StreamTimes(NamedTuple):
+    """Start and end of tasks that never overlap, in order; seconds."""
+
+    start_s: Floats
+    end_s: Floats
+
+    def busy_until(self, moments: Floats) -> Floats:
+        """Seconds of the tasks' before each moment."""
+        if not len(self.start_s):
+            return np.zeros(len(moments))
+        busy = np.cumsum(self.end_s - self.start_s)
+        before = np.concatenate([[0.0], busy[:-1]])
+        points, values = np.column_stack([self.start_s, self.end_s]), np.column_stack([before, busy])
+        return np.asarray(np.interp(moments, points.ravel(), values.ravel()))
+
+    @classmethod
+    def union(cls, start_s: Floats, end_s: Floats) -> StreamTimes:
+        """When any of some tasks is active, which may overlap and come in any order."""
+        order = np.argsort(start_s, kind="stable")
+        start, end = start_s[order], end_s[order]
+        so_far = np.maximum.accumulate(end) if len(end) else end
+        # A span begins where all before it have ended.
+        begins = np.append(True, start[1:] >= so_far[:-1])[: len(start)]
+        last = np.append(begins[1:], True)[: len(start)]
+        return cls(start[begins], so_far[last])
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all tasks."""
+        return float(np.sum(self.end_s - self.start_s))
 
 
 def names_of_layer_communication(works: Sequence[Work]) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def with_input(model: CostModel, point: Configuration, priced: PricedPlan) -> Pr
         priced,
         plan=dataclasses.replace(priced.plan, works=(*priced.plan.works, *terms.works), roles=roles),
         costs=join([priced.costs, terms.costs]),
+        parts=[*priced.parts, *terms.parts],
         own_relative_sd=np.concatenate([priced.own_relative_sd, np.zeros(len(terms.works))]),
         batches_ahead_bytes=batches_ahead_bytes(terms),
     )

@@ -32,6 +32,7 @@ from predict.simulation.pipelines.host_sharing import on_shared_host
 from predict.simulation.pipelines.pipeline_lateness import pipeline_lag
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation
 from predict.simulation.role_simulation import MeetingRoles, RoleSimulation
+from predict.simulation.simulated_ledger import simulated_ledger
 from predict.simulation.slow_rank import remark_on
 from predict.workload import Configuration, PreparedEvaluation
 
@@ -113,6 +114,7 @@ def workload_of(model: CostModel, point: Configuration, priced: PricedPlan) -> P
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=lambda *costs: max((each.timing(*costs) for each in phases), key=lambda timing: timing.iteration_s),
         iteration_s=lambda *costs: max(each.run(*costs).iteration_s for each in whole),
+        ledger=lambda: simulated_ledger(priced, model.slow_rank),
         lag=by_phase[slowest].lag(costs.seconds),
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )
@@ -136,6 +138,7 @@ def _pipelined(plan: Plan, priced: PricedPlan, model: CostModel, point: Configur
         limits=tuple(map(str, planner_for(point.strategy).limits(model.network, point.settings))),
         time=simulation.timing,
         iteration_s=simulation.iteration_s,
+        ledger=lambda: simulated_ledger(priced, model.slow_rank),
         lag=priced.lag,
         overlap_is_unmeasured=model.overlap_is_unmeasured,
     )

@@ -13,7 +13,7 @@ from predict.simulation.exposure import names_of_layer_communication
 from predict.simulation.lateness import RoleLateness
 from predict.simulation.phases import PhasedTasks, timing_in_turn
 from predict.simulation.role_meetings import meetings
-from predict.simulation.simulator import Timeline, condense, couple, simulate
+from predict.simulation.simulator import Timeline, condense, couple, simulate, task_graph
 from predict.workload import Timing
 
 
@@ -85,3 +85,38 @@ class MeetingRoles:
         last = max(range(len(ends)), key=lambda index: float(ends[index].max(initial=0.0)))
         start_s = np.split(line.start_s, self._borders)[last]
         return self._roles[last].timing_of(line._replace(start_s=start_s, end_s=ends[last]))
+
+
+def meeting_roles(priced: PricedPlan, seconds: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
+    """Per role, when each of its tasks starts and ends; a collective starts when the last role of its group has come.
+
+    Args:
+        seconds: per role, of its tasks.
+    """
+    plan, costs = priced.plan, priced.costs
+    graphs = [task_graph(role, awaited=priced.awaited_tasks(role)) for role in plan.roles]
+    works = np.concatenate([role.work for role in plan.roles])
+    line = simulate(
+        couple(graphs, list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))),
+        np.concatenate(seconds),
+        costs.compute_slowdown[works],
+        costs.communication_slowdown[works],
+    )
+    borders = np.cumsum([role.tasks for role in plan.roles])[:-1]
+    return list(zip(np.split(line.start_s, borders), np.split(line.end_s, borders), strict=True))
+
+
+def role_alone(priced: PricedPlan, role: Role, seconds: Floats) -> tuple[Floats, Floats]:
+    """When each task of a role starts and ends that waits for no other role.
+
+    Args:
+        seconds: of its tasks.
+    """
+    costs = priced.costs
+    line = simulate(
+        task_graph(role, awaited=priced.awaited_tasks(role)),
+        seconds,
+        costs.compute_slowdown[role.work],
+        costs.communication_slowdown[role.work],
+    )
+    return line.start_s, line.end_s

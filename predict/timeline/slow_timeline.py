@@ -15,7 +15,7 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Plan, Role, Stream
 from predict.costs.sourced import Floats
-from predict.timeline.timeline_use import StreamTimes
+from predict.simulation.exposure import StreamTimes
 
 
 def check_drawn(plan: Plan, slow: SlowRank) -> None:

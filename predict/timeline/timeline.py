@@ -2,7 +2,7 @@
 
 A *line* is what is drawn together: the stages of a pipeline that send to each other; one role where there is no
 pipeline. Roles that meet in collectives wait for each other there. Ranks of one role do the same at the same time, so
-a role's times are those of each of its ranks, with the lag of the slowest (:mod:`predict.evaluators.simulate`).
+a role's times are those of each of its ranks, with the lag of the slowest (:mod:`predict.simulation.prepared`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
+from predict.simulation.exposure import StreamTimes
 from predict.simulation.lateness import lag_of, late_tasks, late_tasks_of
 from predict.simulation.pipelines.pipeline_simulation import PipelineSimulation, ends_of_transfers, lines_of_stages
-from predict.simulation.role_meetings import meetings
-from predict.simulation.simulator import AWAITED, couple, simulate, task_graph
+from predict.simulation.role_simulation import meeting_roles, role_alone
+from predict.simulation.simulator import AWAITED
 from predict.timeline.slow_timeline import check_drawn, collectives_of, comes_late, waiting_times
 from predict.timeline.timeline_actions import PlacedActions, place_actions
-from predict.timeline.timeline_use import StreamTimes, Use, use_of
+from predict.timeline.timeline_use import Use, use_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,29 +159,13 @@ def timeline_of(priced: PricedPlan, schedule: str, slow: SlowRank | None = None)
 
 def _waiting_for_each_other(priced: PricedPlan) -> Iterator[RoleTimeline]:
     """All roles at once: a collective starts when the last role of its group has come to it."""
-    plan, of_works = priced.plan, _of_works(priced)
-    graphs = [task_graph(role, awaited=priced.awaited_tasks(role)) for role in plan.roles]
-    works = np.concatenate([role.work for role in plan.roles])
-    line = simulate(
-        couple(graphs, list(meetings(plan, graphs, [np.arange(role.tasks, dtype=np.int32) for role in plan.roles]))),
-        np.concatenate(late_tasks(priced)),
-        *(of_work[works] for of_work in of_works[1:]),
-    )
-    borders = np.cumsum([role.tasks for role in plan.roles])[:-1]
-    for index, times in enumerate(zip(np.split(line.start_s, borders), np.split(line.end_s, borders), strict=True)):
-        yield RoleTimeline(plan=plan, role=index, start_s=times[0], end_s=times[1], awaited=priced.awaited)
+    for index, times in enumerate(meeting_roles(priced, late_tasks(priced))):
+        yield RoleTimeline(plan=priced.plan, role=index, start_s=times[0], end_s=times[1], awaited=priced.awaited)
 
 
 def _simulated(priced: PricedPlan, index: int, seconds: Floats, rank: int | None = None) -> RoleTimeline:
-    role = priced.plan.roles[index]
-    line = simulate(
-        task_graph(role, awaited=priced.awaited_tasks(role)),
-        seconds,
-        *(of_work[role.work] for of_work in _of_works(priced)[1:]),
-    )
-    return RoleTimeline(
-        plan=priced.plan, role=index, start_s=line.start_s, end_s=line.end_s, rank=rank, awaited=priced.awaited
-    )
+    start_s, end_s = role_alone(priced, priced.plan.roles[index], seconds)
+    return RoleTimeline(plan=priced.plan, role=index, start_s=start_s, end_s=end_s, rank=rank, awaited=priced.awaited)
 
 
 def _beside_slow(priced: PricedPlan, slow: SlowRank) -> Iterator[RoleTimeline]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from paradl_bench.core.units import format_seconds
 from paradl_bench.plan.tasks import Phase, Stream
 from predict.costs.sourced import Floats
+from predict.simulation.exposure import StreamTimes
 from predict.timeline.timeline import IterationTimeline, RoleTimeline
-from predict.timeline.timeline_use import StreamTimes, exposed_until
+from predict.timeline.timeline_use import exposed_until
 from predict.timeline.trace_works import task_category
 
 _IDLE = "."

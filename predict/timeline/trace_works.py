@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +13,8 @@ from paradl_bench.core.statistics import Z90
 from paradl_bench.plan.mesh import members_of
 from paradl_bench.plan.tasks import Communication, Phase, Plan, Transfer, Work
 from predict.costs.priced import PricedPlan
-from predict.costs.sourced import Costs, Floats, Source
+from predict.costs.sourced import Source
+from predict.ledger.ledger import details_of
 from predict.simulation.lateness import lag_of
 
 _MEMBERS_NAMED = 8
@@ -70,13 +70,13 @@ def describe_works(priced: PricedPlan) -> WorkDescriptions:
     """Descriptions of all works of a plan."""
     plan, costs = priced.plan, priced.costs
     lag = lag_of(priced)
-    errors = Z90 * _sd_s(costs)
+    errors = Z90 * costs.sd_s
     low, high = np.maximum(costs.seconds - errors, 0.0), costs.seconds + errors
     times = np.column_stack([costs.seconds, low, high]) * lag[:, None] * 1e6
     sources = np.argmax(costs.source, axis=1)
     arguments = []
     for work, (alone_us, low_us, high_us), source in zip(plan.works, times.tolist(), sources.tolist(), strict=True):
-        about = _about(work, plan) | {"alone_us": alone_us, "interval_us": (low_us, high_us)}
+        about = details_of(work, plan.strategy) | {"alone_us": alone_us, "interval_us": (low_us, high_us)}
         arguments.append(msgspec.json.encode(about | {"source": Source(source).name.lower()})[:-1])
     return WorkDescriptions(
         plan=plan,
@@ -85,19 +85,6 @@ def describe_works(priced: PricedPlan) -> WorkDescriptions:
         arguments=tuple(arguments),
         is_transfer=np.isin(np.arange(len(plan.works)), list(plan.of_kind(Transfer))),
     )
-
-
-def _sd_s(costs: Costs) -> Floats:
-    """Standard deviation of one occurrence of each work, its own and what it shares with others."""
-    shared = sum((mode.seconds**2 for mode in costs.modes), start=np.zeros(len(costs.seconds)))
-    return np.asarray(np.sqrt(costs.independent_sd_s**2 + shared))
-
-
-def _about(work: Work, plan: Plan) -> dict[str, Any]:
-    """What a person asks of a work: its shapes, bytes and group."""
-    if not isinstance(work, Communication):
-        return work.details
-    return work.details | {"group": "".join(str(plan.strategy.axes[axis]) for axis in work.axes)}
 
 
 def _named(ranks: Sequence[int]) -> str:

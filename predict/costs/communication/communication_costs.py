@@ -122,6 +122,7 @@ class CommunicationCosts:
         remarks += more
         fits, more = self._fits_at(work, level)
         remarks += more
+        known = level, fits
         level, fits, changed = self._on_links(level, fits)
         remarks += changed
         collective = lookup(operations(), work.operation, "collective")
@@ -149,6 +150,11 @@ class CommunicationCosts:
             else nearest_congestion(nearest_fit(collective, fits, point.ranks, point.message_bytes), point)
         )
         cost = Cost(seconds, source, remarks=(*remarks, *sharing.remarks, *beyond))
+        if changed or sharing.factor != 1:
+            alone_s = seconds_of(work.message_bytes, 1.0)
+            swept = _times(collective, known[1], known[0], 1.0) if changed else None
+            swept_s = float(swept.seconds(work.ranks, work.message_bytes, per_node)) if swept else alone_s
+            cost = cost._replace(seconds=swept_s).adjusted("links", alone_s).adjusted("contention", seconds)
         found = CommunicationCost(cost, modes, congestion)
         if call.behind_compute:
             return self._behind_compute(found, work.operation, level, (work.message_bytes,), seconds_of)
@@ -167,7 +173,7 @@ class CommunicationCosts:
         size = min(work.message_bytes, entry.bytes_range[1])
         ratio = math.exp(self._between_calls_behind(entry, level).log_ratio(size))
         more_s = max(0.0, ratio - 1) * seconds_of(size)
-        return found._replace(cost=found.cost._replace(seconds=found.cost.seconds + more_s))
+        return found._replace(cost=found.cost.adjusted("after the call before", found.cost.seconds + more_s))
 
     def _behind_compute(
         self,
@@ -188,7 +194,8 @@ class CommunicationCosts:
         added = self._behind.added(entry, between_s)
         # No call takes less than a sweep's, from which the search's estimates from below are made.
         extra_s = max(0.0, between_s + added.seconds - sum(map(seconds_of, sizes)))
-        return found._replace(cost=cost._replace(seconds=cost.seconds + extra_s), modes=(*found.modes, *added.modes))
+        cost = cost.adjusted("after compute", cost.seconds + extra_s)
+        return found._replace(cost=cost, modes=(*found.modes, *added.modes))
 
     def _between_calls_behind(self, entry: BehindCompute, level: Level) -> SizeRatios:
         """:func:`~.behind_costs.between_them`; nothing where its sweep is unknown, or the level states alpha."""
@@ -223,6 +230,7 @@ class CommunicationCosts:
             sum(each.cost.seconds for each in costs),
             max((each.cost.source for each in costs), default=Source.MEASURED),
             remarks=tuple(dict.fromkeys(remark for each in costs for remark in each.cost.remarks)),
+            adjustments=tuple(change for each in costs for change in each.cost.adjustments),
         )
         congestion = next((each.congestion for each in costs if each.congestion), None)
         found = CommunicationCost(total, tuple(modes.items()), congestion)

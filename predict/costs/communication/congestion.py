@@ -69,8 +69,7 @@ def _stretched(part: Priced, excess: float) -> Priced:
     assert part.congestion is not None
     cost, longer = part.cost, 1 + excess
     return part._replace(
-        cost=cost._replace(
-            seconds=cost.seconds * longer,
+        cost=cost.adjusted("congestion", cost.seconds * longer)._replace(
             independent_sd_s=cost.independent_sd_s * longer,
             batch_sd_s=cost.batch_sd_s * longer,
             method_sd_s=cost.method_sd_s * longer,

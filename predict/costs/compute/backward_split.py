@@ -92,14 +92,7 @@ class BackwardSplit:
             source, remark = max(whole.source, Source.SCALED), Remark(text, True, layer.name)
         own = share if phase == "BW_input" else 1 - share
         moved_s = whole.seconds * sd
-        cost = whole._replace(
-            seconds=whole.seconds * own,
-            source=source,
-            independent_sd_s=whole.independent_sd_s * own,
-            batch_sd_s=whole.batch_sd_s * own,
-            method_sd_s=whole.method_sd_s * own,
-            remarks=(*whole.remarks, remark),
-        )
+        cost = whole.times(own)._replace(source=source, remarks=(*whole.remarks, remark))
         return BackwardPart(cost, moved_s if phase == "BW_input" else -moved_s)
 
     def _sd_of_flops(self, batch: int, ranks_on_host: int) -> float:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
+from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+
+BATCH = "local batch"
+"""The effect of another batch than one that was measured."""
 
 
 class Knot(NamedTuple):
@@ -25,12 +28,23 @@ class Knot(NamedTuple):
 
 
 class BatchEstimate(NamedTuple):
-    """Seconds at a batch, the measurement's spread, and what the way from the measured batches leaves open."""
+    """Seconds at a batch, the measurement's spread, and what the way from the measured batches leaves open.
+
+    Attributes:
+        measured_s: at the nearest batch that was measured.
+    """
 
     seconds: float
     sd_s: float
     batch_sd_s: float
     source: Source
+    measured_s: float
+
+    @property
+    def cost(self) -> Cost:
+        """As a cost, with what the batch adds to the measured seconds."""
+        measured = Cost(self.measured_s, Source.MEASURED, self.sd_s, self.batch_sd_s)
+        return measured.adjusted(BATCH, self.seconds)._replace(source=self.source)
 
 
 def at_batch(knots: Sequence[Knot], batch: int, *, proportional: bool) -> BatchEstimate:
@@ -42,7 +56,7 @@ def at_batch(knots: Sequence[Knot], batch: int, *, proportional: bool) -> BatchE
     """
     for knot in knots:
         if knot.batch == batch:
-            return BatchEstimate(knot.seconds, knot.sd_s, 0.0, Source.MEASURED)
+            return BatchEstimate(knot.seconds, knot.sd_s, 0.0, Source.MEASURED, knot.seconds)
     if knots[0].batch < batch < knots[-1].batch:
         return _between(knots, batch)
     return _beyond(knots, batch, proportional=proportional)
@@ -59,6 +73,7 @@ def _between(knots: Sequence[Knot], batch: int) -> BatchEstimate:
         (1 - share) * low.sd_s + share * high.sd_s,
         max(0.0, ceiling - floor) * UNIFORM_TO_SD,
         Source.INTERPOLATED,
+        (low if share < 0.5 else high).seconds,
     )
 
 
@@ -74,7 +89,7 @@ def _beyond(knots: Sequence[Knot], batch: int, *, proportional: bool) -> BatchEs
     seconds = nearest.seconds + slope * (batch - nearest.batch)
     factor = seconds / nearest.seconds if nearest.seconds else 1.0
     width = abs(nearest.seconds * batch / nearest.batch - nearest.seconds)
-    return BatchEstimate(seconds, nearest.sd_s * factor, width * UNIFORM_TO_SD, Source.SCALED)
+    return BatchEstimate(seconds, nearest.sd_s * factor, width * UNIFORM_TO_SD, Source.SCALED, nearest.seconds)
 
 
 def batch_remark(what: str, knots: Sequence[Knot], batch: int) -> tuple[Remark, ...]:

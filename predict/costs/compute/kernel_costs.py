@@ -111,7 +111,9 @@ def regressed_cost(found: Estimate, layer: Layer, in_situ: InSitu | None) -> Cos
         "inside an iteration than their regressor says"
     )
     remarks.append(Remark(text, False))
-    return _cost(found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd), remarks)
+    seconds, relative_sd = found.seconds * in_situ.ratio, math.hypot(found.relative_sd, in_situ.relative_sd)
+    alone = _cost(found.seconds, found.relative_sd, remarks)
+    return alone.adjusted("inside an iteration", seconds)._replace(method_sd_s=seconds * relative_sd)
 
 
 def _cost(seconds: float, relative_sd: float, remarks: Sequence[Remark]) -> Cost:

@@ -41,7 +41,6 @@ from predict.costs.compute.layer_spread import (
     of_single_samples,
     own_sd,
     ratio_of_hosts,
-    scaled,
 )
 from predict.costs.compute.summed_phases import parted, parted_cost
 from predict.costs.sourced import Cost, Remark, Source
@@ -123,7 +122,9 @@ class LayerCosts:
         """
         if operation in self._shares:
             whole, share = self._shares[operation]
-            return scaled(self.cost(whole, phase, "", batch, ranks_on_host), share)
+            cost = self.cost(whole, phase, "", batch, ranks_on_host)
+            part = cost.times(share)
+            return part._replace(adjustments=cost.adjusted("share of the whole layer", part.seconds).adjustments)
         key = (operation, phase, self._measured_as(operation, shard))
         known = self._known.get((key, batch, ranks_on_host))
         if known is None:
@@ -203,13 +204,8 @@ class LayerCosts:
             for at, time in sorted(series[measured].items())
         ]
         estimate = at_batch(knots, batch, proportional=True)
-        cost = Cost(
-            estimate.seconds,
-            estimate.source,
-            estimate.sd_s,
-            estimate.batch_sd_s,
-            remarks=(*batch_remark("compute", knots, batch), *of_single_samples(series[measured])),
-        )
+        remarks = (*batch_remark("compute", knots, batch), *of_single_samples(series[measured]))
+        cost = estimate.cost._replace(remarks=remarks)
         return cost if measured == ranks_on_host else self._on_other_host(cost, measured, ranks_on_host)
 
     def _on_other_host(self, cost: Cost, measured: int, ranks_on_host: int) -> Cost:
@@ -219,13 +215,12 @@ class LayerCosts:
             text = f"compute was measured {beside}, and stands for {ranks_on_host}; the interval does not cover this"
             return cost._replace(source=Source.SCALED, remarks=(*cost.remarks, Remark(text, True)))
         text = f"compute measured {beside} is scaled to {ranks_on_host} by {ratio.value:.3f}, the ratio of the others"
-        return Cost(
-            cost.seconds * ratio.value,
-            Source.SCALED,
-            cost.independent_sd_s * ratio.value,
-            cost.batch_sd_s * ratio.value,
-            cost.seconds * ratio.value * ratio.relative_sd,
-            (*cost.remarks, Remark(text, True)),
+        return cost.adjusted("ranks on the host", cost.seconds * ratio.value)._replace(
+            source=Source.SCALED,
+            independent_sd_s=cost.independent_sd_s * ratio.value,
+            batch_sd_s=cost.batch_sd_s * ratio.value,
+            method_sd_s=cost.seconds * ratio.value * ratio.relative_sd,
+            remarks=(*cost.remarks, Remark(text, True)),
         )
 
     def host_ratio(
@@ -318,13 +313,12 @@ class LayerCosts:
         error = self._neighbour_error(layer.kind, phase)
         how = "; paradl-bench layers --shards measures it" if layer.operation in self._learnt else ""
         remark = Remark(f"not measured, scaled from the nearest operation of the kind{how}", True, layer.name)
-        return Cost(
-            cost.seconds * factor,
-            Source.SCALED,
-            cost.independent_sd_s * factor,
-            cost.batch_sd_s * factor,
-            math.hypot(cost.method_sd_s * factor, cost.seconds * factor * error),
-            (*cost.remarks, remark),
+        return cost.adjusted("scaled from a like operation", cost.seconds * factor)._replace(
+            source=Source.SCALED,
+            independent_sd_s=cost.independent_sd_s * factor,
+            batch_sd_s=cost.batch_sd_s * factor,
+            method_sd_s=math.hypot(cost.method_sd_s * factor, cost.seconds * factor * error),
+            remarks=(*cost.remarks, remark),
         )
 
     def _neighbour(self, layer: Layer, phase: PhaseName, *, without: str = "") -> Layer | None:

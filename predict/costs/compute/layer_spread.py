@@ -39,16 +39,6 @@ def isolated_remark(operation: str) -> Remark:
     return Remark("times of the operation alone, not inside an iteration", False, kind_of(operation))
 
 
-def scaled(cost: Cost, factor: float) -> Cost:
-    """Seconds and all that they may be off, times a factor."""
-    return cost._replace(
-        seconds=cost.seconds * factor,
-        independent_sd_s=cost.independent_sd_s * factor,
-        batch_sd_s=cost.batch_sd_s * factor,
-        method_sd_s=cost.method_sd_s * factor,
-    )
-
-
 def added_up(costs: Sequence[Cost]) -> Cost:
     """One cost of several that follow each other: what is independent adds in squares."""
     return Cost(
@@ -58,6 +48,8 @@ def added_up(costs: Sequence[Cost]) -> Cost:
         sum(cost.batch_sd_s for cost in costs),
         sum(cost.method_sd_s for cost in costs),
         tuple(dict.fromkeys(remark for cost in costs for remark in cost.remarks)),
+        tuple(change for cost in costs for change in cost.adjustments),
+        max(cost.origin for cost in costs),
     )
 
 

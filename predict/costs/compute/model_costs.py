@@ -242,7 +242,7 @@ class ModelCosts:
             source = Source.SCALED
             text = f"{what} was measured with {measured} ranks on a host, and stands for {ranks_on_host}"
             remarks = (*remarks, Remark(text, True))
-        return Cost(estimate.seconds, source, estimate.sd_s, estimate.batch_sd_s, remarks=remarks)
+        return estimate.cost._replace(source=source, remarks=remarks)
 
     def _from_others(
         self,

@@ -29,7 +29,7 @@ from paradl_bench.records.cluster import Cluster, ClusterFile
 from paradl_bench.records.measurement import UNKNOWN_DEVICE
 from predict.costs.compute.layer_roofline import Roofline
 from predict.costs.hardware.what_if_hardware import AS_MEASURED, Hardware
-from predict.costs.sourced import UNIFORM_TO_SD, Cost, Remark, Source
+from predict.costs.sourced import UNIFORM_TO_SD, Remark, Source
 from predict.costs.spread.assembly import Priced
 
 _MEASURE = "measure them: paradl-bench doctor --measure -o DIR, then calibrate fit with that directory as well"
@@ -260,13 +260,12 @@ def _on_other(part: Priced, demand: Demand, before: Rates, after: Rates) -> Pric
         True,
     )
     return part._replace(
-        cost=Cost(
-            seconds,
-            max(cost.source, Source.SCALED_BY_ROOFLINE),
-            cost.independent_sd_s * ratio,
-            cost.batch_sd_s * ratio,
-            math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
-            (*cost.remarks, remark),
+        cost=cost.adjusted("device", seconds)._replace(
+            source=max(cost.source, Source.SCALED_BY_ROOFLINE),
+            independent_sd_s=cost.independent_sd_s * ratio,
+            batch_sd_s=cost.batch_sd_s * ratio,
+            method_sd_s=math.hypot(cost.method_sd_s * ratio, width * UNIFORM_TO_SD),
+            remarks=(*cost.remarks, remark),
         ),
         modes=tuple((name, shift * ratio) for name, shift in part.modes),
     )

@@ -113,7 +113,7 @@ class InputTerms(NamedTuple):
     They count neither as compute nor as communication: both occur 0 times in sums over parts.
 
     Attributes:
-        works: what the two parts are of.
+        works: what the two parts are of. parts: what their costs are made of.
         known: whether either was measured or stated.
         fetch: what of it is done ahead.
     """
@@ -121,6 +121,7 @@ class InputTerms(NamedTuple):
     costs: Costs
     remarks: tuple[Remark, ...]
     works: tuple[InputRead, InputCopy]
+    parts: Sequence[Priced]
     known: bool
     fetch: Fetch
 
@@ -159,7 +160,7 @@ def input_terms(
     )
     known = reading is not None or copying is not None
     fetch = fetch_of(options, in_process=reading is not None and reading.in_process)
-    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, known, fetch)
+    return InputTerms(assemble(parts, 0.0), tuple(remarks), works, parts, known, fetch)
 
 
 def _io(side: InputSide | None, batch: HostBatch, options: InputOptions, *, ahead: bool) -> InputTime | None:

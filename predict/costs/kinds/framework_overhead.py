@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from paradl_bench.plan.works.computing import FrameworkOverhead
-from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext, share_of
+from predict.costs.kinds.kind_costs import KindCosts, KnownCosts, PricingContext, WorkContext
 from predict.costs.spread.assembly import Priced
 
 
 def _price(work: FrameworkOverhead, known: KnownCosts, context: WorkContext) -> Priced:
     plan = context.plan
     whole = known.model.between(work.phase, plan.place.local_batch, plan.place.ranks_on_host, plan.shard)
-    return Priced(share_of(whole, plan.between[work.phase]), context.occurrences, work)
+    return Priced(whole.over(plan.between[work.phase]), context.occurrences, work)
 
 
 def _alone_on_host(work: FrameworkOverhead, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from predict.costs.communication.communication_costs import Call, CommunicationC
 from predict.costs.compute.layer_costs import LayerCosts
 from predict.costs.compute.model_costs import ModelCosts
 from predict.costs.hardware.what_if_device import Demand, DemandContext
-from predict.costs.sourced import Cost
 from predict.costs.spread.assembly import Priced
 
 W = TypeVar("W", bound=Work)
@@ -91,13 +90,3 @@ class KindCosts(Generic[W]):
     def name(self) -> str:
         """Of the kind."""
         return self.kind.__name__
-
-
-def share_of(cost: Cost, parts: float) -> Cost:
-    """One of so many parts of a cost."""
-    return cost._replace(
-        seconds=cost.seconds / parts,
-        independent_sd_s=cost.independent_sd_s / parts,
-        batch_sd_s=cost.batch_sd_s / parts,
-        method_sd_s=cost.method_sd_s / parts,
-    )

@@ -10,7 +10,6 @@ from predict.costs.kinds.kind_costs import (
     KnownCosts,
     PricingContext,
     WorkContext,
-    share_of,
 )
 from predict.costs.sourced import Cost
 from predict.costs.spread.assembly import Priced
@@ -25,8 +24,8 @@ def _cost(work: WeightUpdate, known: KnownCosts, context: WorkContext) -> Cost:
     batch, on_host = plan.place.local_batch, plan.place.ranks_on_host
     of_shard = known.model.shard_update(batch, on_host, plan.shard)
     if of_shard is not None:
-        return share_of(of_shard, plan.updated_elements / max(work.elements, 1))
-    return share_of(known.model.weight_update(batch, on_host), known.updated_elements / max(work.elements, 1))
+        return of_shard.over(plan.updated_elements / max(work.elements, 1))
+    return known.model.weight_update(batch, on_host).over(known.updated_elements / max(work.elements, 1))
 
 
 def _alone_on_host(work: WeightUpdate, known: KnownCosts, place: PricingContext) -> tuple[float, float]:

@@ -91,6 +91,10 @@ class PipelineSimulation:
         own = self._lines[line]
         return own.task_stage, own.task_work, own.task_computes
 
+    def task_seconds(self, line: int, seconds: Floats) -> Floats:
+        """Per task of a line of stages, its seconds from those per work: late, and on a slow rank longer."""
+        return self._lines[line].task_seconds(seconds)
+
     def line_s(self, line: int, costs: Sequence[Floats], added_s: Floats | None = None) -> float:
         """When the last role of a line ends; ``added_s``: per task of it, seconds more than its work takes."""
         return self._lines[line].run(*costs, added_s=added_s).iteration_s
@@ -183,6 +187,10 @@ class _Line:
         longer = self.task_computes | self._task_copies if copies else self.task_computes & ~self._task_copies
         self._task_lag *= np.where(longer, np.asarray(factors)[self.task_stage], 1.0)
 
+    def task_seconds(self, seconds: Floats) -> Floats:
+        """Per task, from seconds per work."""
+        return np.asarray(seconds[self.task_work] * self._task_lag)
+
     def run(
         self,
         seconds: Floats,
@@ -192,7 +200,7 @@ class _Line:
         added_s: Floats | None = None,
     ) -> Timeline:
         """The timeline of all roles' segments under costs per work, and so many seconds more per task."""
-        of_tasks = seconds[self.task_work] * self._task_lag
+        of_tasks = self.task_seconds(seconds)
         if added_s is not None:
             of_tasks = np.maximum(of_tasks + added_s, 0.0)
         return simulate(

@@ -20,11 +20,11 @@ from paradl_bench.plan.tasks import BucketCopy, Stream
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from predict.cli import group
 from predict.costs.cost_model import CostModel
+from predict.simulation.exposure import StreamTimes
 from predict.simulation.prepared import price
 from predict.timeline.slow_timeline import collectives_of, comes_late, waiting_times
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline
-from predict.timeline.timeline_use import StreamTimes
 from predict.workload import Configuration
 
 CHAIN = make_network((64, 128, 256, 32))

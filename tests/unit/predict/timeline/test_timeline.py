@@ -19,13 +19,14 @@ from paradl_bench.strategies.data.fusion.rules import Fusion
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 from predict.costs.cost_model import CostModel
+from predict.simulation.exposure import StreamTimes
 from predict.simulation.prepared import price
 from predict.timeline.timeline import IterationTimeline, timeline_of
 from predict.timeline.timeline_actions import place_actions
 from predict.timeline.timeline_picture import draw
 from predict.timeline.timeline_report import summarise
 from predict.timeline.timeline_run import PredictedTimeline, predict_timeline
-from predict.timeline.timeline_use import StreamTimes, exposed_until, use_of
+from predict.timeline.timeline_use import exposed_until, use_of
 from predict.workload import Configuration
 
 SHARED = ["f2", "c2", "s2", "s2x2", "d2f2", "d2s2", "d2c2"]

@@ -1,0 +1,1 @@
+"""Ledgers: what every second of a predicted iteration is made of."""

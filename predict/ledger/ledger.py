@@ -1,0 +1,224 @@
+"""What every second of a predicted iteration is made of.
+
+A ledger has the tasks of each role, by layer or message. The seconds of an entry are those of all its occurrences in
+an iteration: what was measured or derived of them, and what each effect adds. Part of them is *exposed*, the rest
+*hidden*.
+
+Each moment of a role's iteration belongs to one entry: to what the role computes, else to the call that compute waits
+for, else to other communication, else to copies and timers, else to waiting. An entry is exposed for as long as
+moments belong to it. So the exposed seconds of a role's entries add up to the iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from paradl_bench.plan.strategy import Strategy
+from paradl_bench.plan.tasks import Communication, Ints, Phase, Work
+from predict.costs.priced import PricedPlan
+from predict.costs.sourced import Adjustment, Costs, Floats
+from predict.costs.spread.assembly import Priced
+
+IDLE_RANKS = "other ranks of the host idle"
+"""What a pipeline's stages gain while other ranks of their host wait."""
+_NOTHING = 1e-12
+"""Of an entry's seconds: effects that add less are rounding."""
+
+
+class LedgerAdjustment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds that one effect adds to an entry; negative where it takes some away."""
+
+    effect: str
+    added_s: float
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task of a role, or several alike; seconds of all ``count`` occurrences in an iteration.
+
+    Attributes:
+        name: of the layer, the message, or what is waited for. details: its bytes, ranks and group.
+        term: of a closed form, the term of its equation, in the paper's letters; else empty.
+        source: where ``base_s`` comes from (:class:`~predict.costs.sourced.Source`, in lower case); ``simulated`` of
+            waiting.
+        total_s: ``base_s`` and the adjustments, added up in order.
+        exposed_s, hidden_s: seconds that the iteration has for the entry, and those behind something else.
+        sd_s: standard deviation of ``total_s`` by what is known of costs, interference and lateness left out.
+    """
+
+    name: str
+    phase: str
+    term: str = ""
+    source: str
+    details: dict[str, str | int] = {}
+    count: float
+    base_s: float
+    adjustments: tuple[LedgerAdjustment, ...] = ()
+    total_s: float
+    exposed_s: float
+    hidden_s: float
+    sd_s: float = 0.0
+
+
+class RoleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each of the ``ranks`` ranks of a role spends the iteration with."""
+
+    role: str
+    ranks: int
+    entries: tuple[LedgerEntry, ...]
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds in which it waits for other ranks, stages or input."""
+        return sum(entry.exposed_s for entry in self.entries if not entry.phase)
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a predicted iteration is made of, role by role; exposed seconds of a role add up to ``iteration_s``."""
+
+    model: str
+    strategy: str
+    ranks: int
+    batch: int
+    evaluator: str
+    iteration_s: float
+    interval_s: tuple[float, float]
+    roles: tuple[RoleLedger, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedWorks:
+    """Works with what their seconds are made of, all in one order; costs may have changed since parts were priced."""
+
+    strategy: Strategy
+    works: Sequence[Work]
+    parts: Sequence[Priced]
+    costs: Costs
+
+    @classmethod
+    def of_plan(cls, priced: PricedPlan) -> PricedWorks:
+        """All works of a priced plan."""
+        return cls(strategy=priced.plan.strategy, works=priced.plan.works, parts=priced.parts, costs=priced.costs)
+
+    def entry(
+        self,
+        work: int,
+        phase: str,
+        count: float,
+        *,
+        exposed_s: float | None = None,
+        changes: Iterable[Adjustment] = (),
+        term: str = "",
+    ) -> LedgerEntry:
+        """The entry of a work.
+
+        Args:
+            exposed_s: None for all of it.
+            changes: what effects add to all occurrences together, beyond the work's price.
+        """
+        about, cost = self.works[work], self.parts[work].cost
+        idle_s = float(self.costs.seconds[work]) - cost.seconds
+        added = [Adjustment(each.effect, count * each.seconds) for each in cost.adjustments]
+        added += [Adjustment(IDLE_RANKS, count * idle_s), *changes]
+        base_s = count * cost.base_s
+        kept = _merged(added, _NOTHING * abs(count * cost.seconds))
+        total_s = base_s
+        for each in kept:
+            total_s += each.added_s
+        exposed = total_s if exposed_s is None else exposed_s
+        return LedgerEntry(
+            name=about.label,
+            phase=phase,
+            term=term,
+            source=cost.origin.name.lower(),
+            details=details_of(about, self.strategy),
+            count=count,
+            base_s=base_s,
+            adjustments=kept,
+            total_s=total_s,
+            exposed_s=exposed,
+            hidden_s=max(total_s - exposed, 0.0),
+            sd_s=count * float(self.costs.sd_s[work]),
+        )
+
+    def entries_of_tasks(
+        self,
+        work: Ints,
+        phase: Ints,
+        exposed_s: Floats,
+        added_s: Mapping[str, Floats] | None = None,
+        terms: Mapping[Phase, str] | None = None,
+    ) -> list[LedgerEntry]:
+        """An entry for each work and phase of tasks; arrays of one length.
+
+        Args:
+            added_s: by effect, what it adds to each task beyond its work's price. terms: of a closed form, by phase.
+        """
+        keys, place = np.unique(work.astype(np.int64) * len(Phase) + phase, return_inverse=True)
+
+        def add_up(values: Floats) -> list[float]:
+            found: list[float] = np.bincount(place, weights=values, minlength=len(keys)).tolist()
+            return found
+
+        changes = {effect: add_up(values) for effect, values in (added_s or {}).items()}
+        rows = zip(keys.tolist(), np.bincount(place, minlength=len(keys)).tolist(), add_up(exposed_s), strict=True)
+        return [
+            self.entry(
+                key // len(Phase),
+                Phase(key % len(Phase)).name,
+                count,
+                exposed_s=exposed,
+                changes=[Adjustment(effect, values[index]) for effect, values in changes.items()],
+                term=(terms or {}).get(Phase(key % len(Phase)), ""),
+            )
+            for index, (key, count, exposed) in enumerate(rows)
+        ]
+
+
+def details_of(work: Work, strategy: Strategy) -> dict[str, str | int]:
+    """What a person asks of a work: its shapes, bytes and group."""
+    if not isinstance(work, Communication):
+        return work.details
+    return work.details | {"group": "".join(str(strategy.axes[axis]) for axis in work.axes)}
+
+
+def waiting_entry(
+    name: str, seconds: float, spans: int, *, exposed_s: float | None = None, phase: str = "", term: str = ""
+) -> LedgerEntry:
+    """The entry of what a role waits for, in so many spans.
+
+    Args:
+        exposed_s: None for all of it.
+    """
+    exposed = seconds if exposed_s is None else exposed_s
+    return LedgerEntry(
+        name=name,
+        phase=phase,
+        term=term,
+        source="simulated",
+        count=spans,
+        base_s=seconds,
+        total_s=seconds,
+        exposed_s=exposed,
+        hidden_s=max(seconds - exposed, 0.0),
+    )
+
+
+def most_exposed_first(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+    """In the order of a ledger; without those that take no time."""
+    return tuple(sorted((each for each in entries if each.total_s or each.exposed_s), key=lambda each: -each.exposed_s))
+
+
+def _merged(added: Iterable[Adjustment], least_s: float) -> tuple[LedgerAdjustment, ...]:
+    """Each effect once, in order; without those that add nothing."""
+    by_effect: dict[str, float] = {}
+    for effect, seconds in added:
+        by_effect[effect] = by_effect.get(effect, 0.0) + seconds
+    return tuple(
+        LedgerAdjustment(effect=effect, added_s=seconds)
+        for effect, seconds in by_effect.items()
+        if abs(seconds) > least_s
+    )

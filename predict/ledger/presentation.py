@@ -1,0 +1,84 @@
+"""Ledgers as a table for a person, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.units import format_bytes, format_seconds
+from predict.ledger.ledger import Ledger, LedgerEntry, RoleLedger
+
+SHOWN = 20
+"""Entries of a table."""
+_NAME_WIDTH = 38
+_COLUMNS = ("exposed ms", "hidden ms", "base ms", "added ms", "sd ms")
+
+
+def ledgers_json(ledgers: Sequence[Ledger]) -> bytes:
+    """A JSON array of objects, all entries of all roles in them."""
+    return encode_pretty(list(ledgers))
+
+
+def print_ledger(ledger: Ledger) -> None:
+    """The largest entries of the role that waits least, and what effects add to all of its entries."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    role = min(ledger.roles, key=lambda each: each.waiting_s)
+    whole = f"{ledger.strategy} on batch {ledger.batch}: {format_seconds(ledger.iteration_s)} by {ledger.evaluator}"
+    table = Table(
+        title=f"{ledger.model}, {whole}, {_of_role(role)}", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("entry", no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)
+    for column in ("count", *_COLUMNS):
+        table.add_column(column, justify="right")
+    table.add_column("base from")
+    for entry in role.entries[:SHOWN]:
+        table.add_row(_called(entry), f"{entry.count:g}", *_cells([entry]), entry.source)
+    rest = role.entries[SHOWN:]
+    if rest:
+        table.add_row(f"{len(rest)} more entries", "", *_cells(rest))
+    table.add_section()
+    table.add_row("all entries = the iteration", "", *_cells(role.entries))
+    console = open_console()
+    console.print(table)
+    for line in _lines(ledger, role):
+        console.print(line, highlight=False)
+
+
+def _of_role(role: RoleLedger) -> str:
+    return f"{role.role}" + (f" ({role.ranks} alike)" if role.ranks > 1 else "")
+
+
+def _called(entry: LedgerEntry) -> str:
+    size = entry.details.get("bytes")
+    group = entry.details.get("group", "")
+    about = [entry.term, format_bytes(size) if isinstance(size, int) else "", f"over {group}" if group else ""]
+    return ", ".join(text for text in (entry.name, *about) if text)
+
+
+def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
+    """Of all columns of numbers; the deviation of a single entry alone."""
+    exposed, hidden, base = (
+        sum(each) for each in zip(*((own.exposed_s, own.hidden_s, own.base_s) for own in entries), strict=True)
+    )
+    adjusted = sum(own.total_s for own in entries) - base
+    sd = f"{1e3 * entries[0].sd_s:.3f}" if len(entries) == 1 else ""
+    return [*(f"{1e3 * seconds:.3f}" for seconds in (exposed, hidden, base, adjusted)), sd]
+
+
+def _lines(ledger: Ledger, role: RoleLedger) -> list[str]:
+    """What the columns mean, what effects add, and what is not shown."""
+    effects: dict[str, float] = {}
+    for entry in role.entries:
+        for adjustment in entry.adjustments:
+            effects[adjustment.effect] = effects.get(adjustment.effect, 0.0) + adjustment.added_s
+    largest = sorted(effects.items(), key=lambda item: -abs(item[1]))
+    adjusted = ", ".join(f"{effect} {1e3 * seconds:+.3f} ms" for effect, seconds in largest)
+    others = len(ledger.roles) - 1
+    return [
+        *([f"added: {adjusted}"] if adjusted else []),
+        "exposed: seconds of the iteration that are the entry's. hidden: behind something else of the rank.",
+        *([f"{others} more role{'s' * (others > 1)}, which wait for this one, are in --json"] if others else []),
+    ]

@@ -1,0 +1,224 @@
+"""Every second of an iteration explains itself: entries of a role add up to it, whatever is predicted by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from network_factory import NetworkFactory
+from profile_factory import (
+    affine_seconds,
+    free_copies,
+    interference,
+    layer_times,
+    make_profile,
+    model_times,
+    ring_fit,
+    with_doctor,
+)
+
+from calibrate.profile.profile import Profile
+from paradl_bench.network.graph import ModelGraph
+from paradl_bench.plan.schedules.catalog import schedules
+from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.strategies.data.fusion.rules import RULES, Fusion
+from predict.costs.cost_model import CostModel
+from predict.costs.hardware.what_if_hardware import Hardware
+from predict.costs.input.input_terms import InputOptions
+from predict.ledger.ledger import LedgerEntry, RoleLedger
+from predict.prediction.prediction import Predictor
+from predict.workload import Configuration, PreparedEvaluation, evaluator_named, evaluators
+
+CLOSE = 1e-9
+
+
+def cnn() -> ModelGraph:
+    factory = NetworkFactory(4, 16, 16)
+    for index in range(8):
+        factory.conv(f"conv{index}", 8)
+    factory.pool("pool", 2)
+    factory.flatten("flatten")
+    factory.linear("fc", 8)
+    factory.loss()
+    return factory.network("small")
+
+
+CNN = cnn()
+QUANTILES = tuple(0.75 + 0.05 * i for i in range(11))
+"""Of an iteration, over its median."""
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "broadcast", "reduce")
+
+
+def varied_profile() -> Profile:
+    """With late ranks, interference, copies, and seconds that grow less than the batch."""
+    return with_doctor(
+        make_profile(
+            CNN,
+            layer_times=layer_times(CNN, seconds=affine_seconds, block_sd=0.05),
+            model_times=model_times(CNN, seconds=affine_seconds, between_s=1e-3, quantiles=QUANTILES, samples=1000),
+            communication=tuple(ring_fit(operation, beta_s_per_byte=1e-8) for operation in OPERATIONS),
+            interference=(interference(1.3, 1.6),),
+            copies=free_copies(beta_s_per_byte=1e-9),
+        )
+    )
+
+
+VARIED = varied_profile()
+
+
+class Case(NamedTuple):
+    strategy: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+    model: Mapping[str, Any] = MappingProxyType({})
+    evaluator: str = "simulate"
+
+    def __str__(self) -> str:
+        return f"{self.evaluator} {self.strategy} {dict(self.settings)} {dict(self.model)}"
+
+
+READ_FIRST = InputOptions(io_s=0.02, h2d_s=0.01, prefetch=0)
+READ_AHEAD = InputOptions(io_s=0.5, h2d_s=0.01)
+COPIED_AHEAD = InputOptions(io_s=0.3, h2d_s=0.2, preset="caffe-mpi", prefetch=2)
+SIMULATED = (
+    *(Case(strategy) for strategy in ("serial", "d4", "f4", "c4", "s4", "s2x2", "p4", "d2f2", "d2c2", "d2s2", "f2d2")),
+    *(Case(strategy) for strategy in ("d2p2", "p2f2", "p2s2", "p2d2", "d2p2f2", "z1d4", "z2d4", "z3d4", "c2d2")),
+    *(
+        Case(strategy, {"schedule": schedule, "micro_batches": 8})
+        for schedule in sorted(schedules())
+        for strategy in ("p4", "d2p2", "p2f2")
+    ),
+    *(Case(strategy, {"accumulate": 2}) for strategy in ("d4", "f4", "s4", "z3d4")),
+    *(Case("d4", settings) for settings in ({"recompute": ("conv*",)}, {"exchange": "leader", "ranks_per_node": 2})),
+    *(
+        Case(strategy, model={"slow_rank": SlowRank(factor=2.0, rank=1)})
+        for strategy in ("d4", "f4", "s4", "p4", "d2f2", "d2p2")
+    ),
+    *(
+        Case(strategy, model={"input_options": options})
+        for strategy in ("d4", "d2s2", "p4", "d2p2f2")
+        for options in (READ_FIRST, READ_AHEAD, COPIED_AHEAD)
+    ),
+    *(Case("d4", model={"fusion": Fusion(rule=rule)}) for rule in RULES),  # type: ignore[arg-type]
+    Case("d4", model={"hardware": Hardware(bandwidth=0.5, peak_flops=2.0)}),
+)
+CLOSED = (
+    *(
+        Case(strategy, evaluator=evaluator)
+        for evaluator in ("paradl", "osf", "csf", "dag")
+        for strategy in ("serial", "d4")
+    ),
+    *(Case(strategy, evaluator="paradl") for strategy in ("f4", "c4", "s4", "d2f2", "d2c2", "d2s2", "p4")),
+    *(Case("d4", model={"fusion": Fusion(rule=rule)}, evaluator="osf") for rule in RULES),  # type: ignore[arg-type]
+    *(
+        Case("d4", model={"fusion": Fusion(rule="buffer", buffer_bytes=size, timeout_s=1e-3)}, evaluator="osf")
+        for size in (1000, 20_000)
+    ),
+    *(
+        Case(strategy, model={"input_options": options}, evaluator="dag")
+        for strategy in ("serial", "d4")
+        for options in (READ_FIRST, READ_AHEAD, COPIED_AHEAD, InputOptions(preset="naive", io_s=0.1, h2d_s=0.1))
+    ),
+    *(Case(strategy, evaluator="proportional") for strategy in ("f4", "d2f2", "s4", "p2f2")),
+)
+
+
+def prepared(case: Case, batch: int = 32) -> PreparedEvaluation:
+    model = CostModel(profile=VARIED, network=CNN, **case.model)
+    point = Configuration(strategy=parse_strategy(case.strategy), settings=PlanSettings(batch=batch, **case.settings))
+    return evaluator_named(case.evaluator).prepare(model, point)
+
+
+def test_every_evaluator_has_a_case() -> None:
+    assert {case.evaluator for case in (*SIMULATED, *CLOSED)} == set(evaluators())
+
+
+@pytest.mark.parametrize("case", [*SIMULATED, *CLOSED], ids=str)
+def test_entries_of_every_role_add_up_to_the_iteration(case: Case) -> None:
+    evaluation = prepared(case)
+    iteration_s = evaluation.timing().iteration_s
+    roles = evaluation.ledger()
+    assert sum(role.ranks for role in roles) == parse_strategy(case.strategy).ranks
+    for role in roles:
+        assert sum(entry.exposed_s for entry in role.entries) == pytest.approx(iteration_s, rel=CLOSE)
+        for entry in role.entries:
+            added_up_s = entry.base_s
+            for adjustment in entry.adjustments:
+                added_up_s += adjustment.added_s
+            assert added_up_s == entry.total_s
+            assert -CLOSE * iteration_s <= entry.exposed_s <= entry.total_s + CLOSE * iteration_s
+            assert entry.exposed_s + entry.hidden_s == pytest.approx(entry.total_s, abs=CLOSE * iteration_s)
+
+
+def waits(role: RoleLedger) -> set[str]:
+    return {entry.name for entry in role.entries if entry.name.startswith("wait for")}
+
+
+def of_phase(role: RoleLedger, *phases: str) -> list[LedgerEntry]:
+    return [entry for entry in role.entries if entry.phase in phases]
+
+
+@pytest.mark.parametrize("options", [READ_FIRST, READ_AHEAD, COPIED_AHEAD], ids=["first", "ahead", "copied"])
+@pytest.mark.parametrize("evaluator", ["simulate", "dag"])
+def test_what_is_waited_for_input_is_that_of_the_timing(options: InputOptions, evaluator: str) -> None:
+    evaluation = prepared(Case("d4", model={"input_options": options}, evaluator=evaluator))
+    timing, (role,) = evaluation.timing(), evaluation.ledger()
+    assert timing.input_s > 0
+    exposed = {phase: sum(entry.exposed_s for entry in of_phase(role, phase)) for phase in ("IO", "H2D")}
+    assert exposed["H2D"] == pytest.approx(timing.h2d_s, rel=CLOSE, abs=1e-12)
+    assert exposed["IO"] == pytest.approx(timing.input_s - timing.h2d_s, rel=CLOSE, abs=1e-12)
+
+
+def test_communication_is_exposed_as_the_timing_says() -> None:
+    evaluation = prepared(Case("d4"))
+    timing, (role,) = evaluation.timing(), evaluation.ledger()
+    collectives = [entry for entry in role.entries if "group" in entry.details]
+    assert sum(entry.exposed_s for entry in collectives) == pytest.approx(timing.exposed_communication_s, rel=CLOSE)
+    assert sum(entry.hidden_s for entry in collectives) == pytest.approx(timing.overlap_s, rel=CLOSE)
+
+
+def test_stages_wait_for_stages_and_ranks_for_ranks() -> None:
+    assert all(waits(role) == {"wait for other stages"} for role in prepared(Case("p4")).ledger())
+    slow = prepared(Case("d4", model={"slow_rank": SlowRank(factor=2.0, rank=1)})).ledger()
+    assert [(role.role, role.ranks, waits(role)) for role in slow] == [
+        ("replica", 3, {"wait for other ranks"}),
+        ("replica, slow rank 1", 1, set()),
+    ]
+
+
+def effects(case: Case, batch: int = 32) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for role in prepared(case, batch).ledger():
+        for entry in role.entries:
+            for adjustment in entry.adjustments:
+                found[adjustment.effect] = found.get(adjustment.effect, 0.0) + adjustment.added_s
+    return found
+
+
+def test_each_effect_is_an_adjustment_of_its_own() -> None:
+    usual = effects(Case("d2"), 16)
+    assert set(usual) == {"slowest rank", "beside compute", "beside communication"}
+    assert all(seconds > 0 for seconds in usual.values())
+    assert effects(Case("d2"), 1024)["local batch"] > 0
+    assert effects(Case("d2", model={"hardware": Hardware(bandwidth=0.5)}), 16)["links"] > 0
+    assert effects(Case("d2", model={"hardware": Hardware(peak_flops=2.0, memory_bandwidth=2.0)}), 16)["device"] < 0
+    assert effects(Case("p2", model={"slow_rank": SlowRank(factor=2.0, rank=1)}))["slow rank"] > 0
+    assert effects(Case("f4", evaluator="proportional"))["share of the whole layer"] < 0
+    assert effects(Case("f4", evaluator="paradl"))["shared out over ranks"] < 0
+
+
+def test_base_and_price_are_of_the_same_layer() -> None:
+    whole, shared = (prepared(Case("f4", evaluator=name)).ledger()[0] for name in ("simulate", "proportional"))
+    names = {(entry.name, entry.phase) for entry in whole.entries}
+    assert names == {(entry.name, entry.phase) for entry in shared.entries}
+
+
+def test_a_ledger_says_of_what_prediction_it_is() -> None:
+    predictor = Predictor(CostModel(profile=VARIED, network=CNN), evaluator_named("simulate"))
+    point = Configuration(strategy=parse_strategy("d2"), settings=PlanSettings(batch=32))
+    ledger, prediction = predictor.explain(point), predictor.predict(point)
+    assert (ledger.strategy, ledger.ranks, ledger.batch, ledger.evaluator) == ("d2", 2, 32, "simulate")
+    assert (ledger.iteration_s, ledger.interval_s) == (prediction.iteration_s, prediction.interval_s)
