@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
-import msgspec
 
+from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, run_command, say, tell, write_output
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
         raise click.UsageError("-o - and --json both want standard output; give one of them")
     refuse_overwrite(output, force=force)
     from calibrate.fit.fit import fit_profile
-    from paradl_bench.core.files.storage import encode_pretty
 
     profile = fit_profile(
         directories,
@@ -61,7 +60,7 @@ def fit(directories: tuple[Path, ...], output: str, memory_runs: tuple[Path, ...
     if as_json:
         from calibrate.report.show import explanation
 
-        _print_json({"profile": output, **explanation(profile)})
+        write_output("-", encode_pretty({"profile": output, **explanation(profile)}))
     elif output != "-":
         from calibrate.report.sections.kernel_show import kernel_lines
 
@@ -112,7 +111,7 @@ def show(profile: Path, output: Path | None, plot: bool, as_json: bool) -> None:
         for path in draw_profile(found, output):
             say(f"drew {path}")
     if as_json:
-        _print_json(explanation(found))
+        write_output("-", encode_pretty(explanation(found)))
     else:
         print_profile(found, open_console())
         if plot:
@@ -176,7 +175,7 @@ def diff(first: Path, second: Path, order: Literal["sd", "relative"], exit_code:
 
     found = compare(read_profile(first), read_profile(second), order=order)
     if as_json:
-        _print_json(found)
+        write_output("-", encode_pretty(found))
     else:
         print_difference(found, open_console(), shown=_SHOWN_MOVEMENTS)
     if exit_code and found.stand_out:
@@ -189,11 +188,7 @@ def schema(name: str) -> None:
     """Print the JSON Schema of FORMAT: profile, manifest, or a file of a measurement directory (layers, ...)."""
     from calibrate.profile.schema import schema_of
 
-    _print_json(schema_of(name))
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+    write_output("-", encode_pretty(schema_of(name)))
 
 
 def main() -> None:

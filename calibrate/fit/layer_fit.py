@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from calibrate.fit.reading import Placed
 from calibrate.profile.profile import LayerTime, ModelTime
-from calibrate.statistics.blocks import between_block_sd, block_sd, bootstrap_interval, split_half_difference
+from calibrate.statistics.blocks import between_block_sd, block_sd, split_half_difference
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.statistics import Summary, middle_half, summarise
+from paradl_bench.core.statistics import Summary, bootstrap_interval, middle_half, summarise
 from paradl_bench.measure.layers.summary import remainders
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.records.measurement import Mode, PhaseName

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.report.diff import FALSE_DISCOVERIES, Change, Difference, Movement
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _SHOWN_CHANGES = 12
 _SHOWN_UNJUDGED = 5
@@ -41,20 +41,19 @@ def _print_changes(changes: Sequence[Change], console: Console) -> None:
     if not changes:
         console.print("Environments: nothing differs, the day included")
         return
-    table = _table("Between A and B differs", ("", "A", "B"), words=3)
-    for change in changes[:_SHOWN_CHANGES]:
-        table.add_row(change.what, ", ".join(change.first) or "-", ", ".join(change.second) or "-")
-    console.print(table)
+    rows = [
+        (change.what, ", ".join(change.first) or "-", ", ".join(change.second) or "-")
+        for change in changes[:_SHOWN_CHANGES]
+    ]
+    console.print(table(("", "A", "B"), rows, title="Between A and B differs"))
     if len(changes) > _SHOWN_CHANGES:
         rest = ", ".join(change.what for change in changes[_SHOWN_CHANGES:])
         console.print(f"and {rest}", highlight=False)
 
 
 def _print_groups(difference: Difference, console: Console) -> None:
-    columns = ("numbers of", "compared", "median change", "beyond 90%", "by chance", "stand out")
-    table = _table("By kind", columns, words=1)
-    for group in difference.groups:
-        table.add_row(
+    rows = [
+        (
             group.group.replace("_", " "),
             str(group.compared),
             format_difference(group.median_relative),
@@ -62,18 +61,15 @@ def _print_groups(difference: Difference, console: Console) -> None:
             f"{group.expected_by_chance:.3g}",
             str(group.stand_out),
         )
-    console.print(table)
+        for group in difference.groups
+    ]
+    columns = ("numbers of", "compared", "median change", "beyond 90%", "by chance", "stand out")
+    console.print(table(columns, rows, title="By kind"))
 
 
 def _print_movements(movements: Sequence[Movement], console: Console) -> None:
-    table = _table(
-        "Beyond the 90% interval, worst first (* stands out among all that were compared)",
-        ("", "A", "B", "change", "90% interval", "sd", "what"),
-        words=0,
-    )
-    table.columns[-1].justify = "left"
-    for m in movements:
-        table.add_row(
+    rows = [
+        (
             "*" if m.stands_out else "",
             *(_formatted(value, m.unit) for value in (m.first, m.second)),
             format_difference(m.relative),
@@ -81,7 +77,11 @@ def _print_movements(movements: Sequence[Movement], console: Console) -> None:
             "-" if m.deviations is None else f"{m.deviations:.1f}",
             m.what,
         )
-    console.print(table)
+        for m in movements
+    ]
+    columns = ("", "A", "B", "change", "90% interval", "sd", "what")
+    title = "Beyond the 90% interval, worst first (* stands out among all that were compared)"
+    console.print(table(columns, rows, title=title))
 
 
 def _formatted(value: float, unit: str) -> str:
@@ -103,12 +103,3 @@ def _print_verdict(difference: Difference, console: Console) -> None:
         )
     for line in lines:
         console.print(line, highlight=False)
-
-
-def _table(title: str, columns: Sequence[str], *, words: int) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < words else "right", overflow="fold")
-    return table

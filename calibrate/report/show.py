@@ -16,13 +16,13 @@ from calibrate.report.sections.kernel_show import print_kernel_models
 from calibrate.report.sections.roofline_show import device_lines
 from calibrate.report.sections.together_show import print_together
 from calibrate.report.weakness import Weakness
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_difference, format_seconds
 from paradl_bench.records.emulation import simulated_messages, words_of_emulation
 from paradl_bench.records.measurement import Environment
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _SHOWN_WEAKNESSES = 8
 _SHOWN_CANDIDATES = 3
@@ -84,13 +84,14 @@ def _print_origin(profile: Profile, console: Console) -> None:
         console.print(f"Measured on {_environment(environment)}")
     for line in device_lines(profile.devices):
         console.print(line)
-    table = _table("Measurements", ("directory", "kind", "when", "complete", "host", "command"))
+    rows = []
     for source in profile.sources:
         complete = "yes" if source.complete else "no"
         load = source.host_load
         host = "" if load is None else "busy" if load.is_busy else "quiet"
-        table.add_row(source.path, source.kind, source.created_utc, complete, host, " ".join(source.command_line))
-    console.print(table)
+        rows.append((source.path, source.kind, source.created_utc, complete, host, " ".join(source.command_line)))
+    columns = ("directory", "kind", "when", "complete", "host", "command")
+    console.print(table(columns, rows, title="Measurements"))
 
 
 def _environment(environment: Environment) -> str:
@@ -105,119 +106,102 @@ def _environment(environment: Environment) -> str:
     )
 
 
-_WORDS = frozenset(
-    (
-        "", "directory", "kind", "command", "host", "model", "computed in", "copy", "operation", "library", "level",
-        "regime", "algorithm", "beside", "what", "form",
-    )
-)  # fmt: skip
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """An empty table; columns of words run from the left, those of numbers from the right."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
-    return table
-
-
 def print_models(sums: tuple[ModelSums, ...], console: Console) -> None:
     """How layers add up to iterations, one by one model, batch, what it was computed in, and ranks on the host."""
-    table = _table(
-        "Layers: how they add up to an iteration that nobody probed (medians)",
-        (
-            "model", "computed in", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration",
-            "remainder", "noise floor", "blocks",
-        ),
+    columns = (
+        "model", "computed in", "batch", "ranks on host", "layers", "FW", "BW", "between", "WU", "sum", "iteration",
+        "remainder", "noise floor", "blocks",
     )  # fmt: skip
-    for each in sums:
-        low, high = each.remainder_interval
-        table.add_row(
-            each.model,
-            each.computed_in,
-            str(each.batch),
-            str(each.ranks_on_host),
-            f"{each.layers_measured}/{each.layers}",
-            format_seconds(each.fw_layers_s),
-            format_seconds(each.bw_layers_s),
-            format_seconds(each.fw_between_s + each.bw_between_s),
-            format_seconds(each.wu_s),
-            format_seconds(each.sum_s),
-            format_seconds(each.iteration_s),
-            f"{format_difference(each.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
-            f"{each.noise_floor_relative:.1%}",
-            f"±{each.common_relative_sd:.1%}",
-        )
-    console.print(table)
+    title = "Layers: how they add up to an iteration that nobody probed (medians)"
+    console.print(table(columns, map(_model_cells, sums), title=title))
     console.print(
         "The remainder is what layers, time between operations and weight update leave of the iteration, with its sign "
         "and 90% interval; blocks: standard deviation between blocks spread over time."
     )
 
 
-def _print_copies(profile: Profile, console: Console) -> None:
-    table = _table(
-        "Copies of gradients into and out of buckets, and sums", ("copy", "ranks on host", "a tensor", "a byte", "sd")
+def _model_cells(each: ModelSums) -> tuple[str, ...]:
+    low, high = each.remainder_interval
+    return (
+        each.model,
+        each.computed_in,
+        str(each.batch),
+        str(each.ranks_on_host),
+        f"{each.layers_measured}/{each.layers}",
+        format_seconds(each.fw_layers_s),
+        format_seconds(each.bw_layers_s),
+        format_seconds(each.fw_between_s + each.bw_between_s),
+        format_seconds(each.wu_s),
+        format_seconds(each.sum_s),
+        format_seconds(each.iteration_s),
+        f"{format_difference(each.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
+        f"{each.noise_floor_relative:.1%}",
+        f"±{each.common_relative_sd:.1%}",
     )
-    for copy in profile.copies:
-        table.add_row(
+
+
+def _print_copies(profile: Profile, console: Console) -> None:
+    rows = [
+        (
             copy.direction,
             str(copy.ranks_on_host),
             format_seconds(copy.alpha_s),
             _per_byte(copy.beta_s_per_byte),
             f"±{copy.relative_sd:.1%}",
         )
-    console.print(table)
+        for copy in profile.copies
+    ]
+    columns = ("copy", "ranks on host", "a tensor", "a byte", "sd")
+    console.print(table(columns, rows, title="Copies of gradients into and out of buckets, and sums"))
 
 
 def _print_communication(profile: Profile, console: Console) -> None:
-    table = _table(
-        "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)",
-        (
-            "operation", "library", "level", "regime", "algorithm", "alpha", "beta", "fitted on", "ranks", "residual",
-            "held out", "held-out ranks", "blocks",
-        ),
+    columns = (
+        "operation", "library", "level", "regime", "algorithm", "alpha", "beta", "fitted on", "ranks", "residual",
+        "held out", "held-out ranks", "blocks",
     )  # fmt: skip
-    for fit in profile.communication:
-        table.add_row(
-            fit.operation,
-            fit.library,
-            fit.level,
-            fit.regime,
-            fit.algorithm,
-            _alpha(fit),
-            _beta(fit),
-            f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
-            "-".join(map(str, dict.fromkeys(fit.ranks_range))),
-            f"{fit.residual_relative_median:.1%}",
-            f"{fit.held_out_relative_error:.1%}",
-            "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
-            f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
-        )
-    console.print(table)
+    title = "Communication: alpha and beta, by regression on the algorithm's cost terms (± standard deviation)"
+    console.print(table(columns, map(_fit_cells, profile.communication), title=title))
     console.print(
         "Residual and held out: median relative error at the sizes fitted, and at sizes (or rank counts) left out in "
         "turn. Beyond the range fitted on, the line goes on: that is extrapolation."
     )
 
 
-def _print_choices(profile: Profile, console: Console) -> None:
-    table = _table(
-        "What was considered: mean relative error at sizes, and at rank counts, left out in turn; the first was taken",
-        ("operation", "library", "level", "form", "held out", "held-out ranks"),
+def _fit_cells(fit: CommunicationFit) -> tuple[str, ...]:
+    return (
+        fit.operation,
+        fit.library,
+        fit.level,
+        fit.regime,
+        fit.algorithm,
+        _alpha(fit),
+        _beta(fit),
+        f"{format_bytes(fit.bytes_range[0])} to {format_bytes(fit.bytes_range[1])}",
+        "-".join(map(str, dict.fromkeys(fit.ranks_range))),
+        f"{fit.residual_relative_median:.1%}",
+        f"{fit.held_out_relative_error:.1%}",
+        "-" if fit.held_out_ranks_relative_error is None else f"{fit.held_out_ranks_relative_error:.1%}",
+        f"±{fit.block_relative_sd:.1%}" if fit.block_relative_sd else "not known",
     )
+
+
+def _print_choices(profile: Profile, console: Console) -> None:
+    rows: list[tuple[str, ...]] = []
     for choice in profile.communication_choices:
         place: tuple[str, ...] = (choice.operation, choice.library, choice.level)
         for candidate in choice.candidates[:_SHOWN_CANDIDATES]:
             errors = candidate.held_out_relative_error, candidate.held_out_ranks_relative_error
-            table.add_row(*place, candidate.form, *("-" if error is None else f"{error:.1%}" for error in errors))
+            rows.append((*place, candidate.form, *("-" if error is None else f"{error:.1%}" for error in errors)))
             place = ("", "", "")
         more = choice.considered - min(len(choice.candidates), _SHOWN_CANDIDATES)
         if more:
-            table.add_row("", "", "", f"and {more} more", "", "")
-    console.print(table)
+            rows.append(("", "", "", f"and {more} more", "", ""))
+    title = (
+        "What was considered: mean relative error at sizes, and at rank counts, left out in turn; the first was taken"
+    )
+    columns = ("operation", "library", "level", "form", "held out", "held-out ranks")
+    console.print(table(columns, rows, title=title))
     console.print(
         "Of forms within one standard error of the best, and within the noise of a point, the one with the fewest"
         " parameters is taken; rank counts each by itself only where no form lies within one standard error of that."
@@ -244,32 +228,32 @@ def _per_byte(seconds: float) -> str:
 
 
 def _print_interference(profile: Profile, console: Console) -> None:
-    table = _table(
-        "Side by side, compute and communication slow each other (times as long; interquartile range)",
-        ("operation", "library", "level", "ranks", "sizes", "compute", "communication", "beside"),
-    )
-    for entry in profile.interference:
-        sizes = " to ".join(format_bytes(size) for size in dict.fromkeys(entry.message_bytes))
-        table.add_row(
+    rows = [
+        (
             entry.operation,
             entry.library,
             entry.level,
             str(entry.ranks),
-            sizes,
+            " to ".join(format_bytes(size) for size in dict.fromkeys(entry.message_bytes)),
             f"{entry.compute_slowdown:.2f} ({entry.compute_slowdown_iqr:.2f})",
             f"{entry.communication_slowdown:.2f} ({entry.communication_slowdown_iqr:.2f})",
             ", ".join(entry.kernels),
         )
-    console.print(table)
+        for entry in profile.interference
+    ]
+    columns = ("operation", "library", "level", "ranks", "sizes", "compute", "communication", "beside")
+    title = "Side by side, compute and communication slow each other (times as long; interquartile range)"
+    console.print(table(columns, rows, title=title))
 
 
 def _print_weaknesses(found: tuple[Weakness, ...], console: Console) -> None:
     if not found:
         return
-    table = _table("Where this profile is weak, and what would help most", ("", "what", "size", "command"))
-    for weakness in found[:_SHOWN_WEAKNESSES]:
-        size = "" if weakness.size is None else f"{weakness.size:.1%}"
-        table.add_row(weakness.kind, weakness.text, size, weakness.command)
-    console.print(table)
+    rows = [
+        (each.kind, each.text, "" if each.size is None else f"{each.size:.1%}", each.command)
+        for each in found[:_SHOWN_WEAKNESSES]
+    ]
+    columns = ("", "what", "size", "command")
+    console.print(table(columns, rows, title="Where this profile is weak, and what would help most"))
     if len(found) > _SHOWN_WEAKNESSES:
         console.print(f"{len(found) - _SHOWN_WEAKNESSES} lesser ones: calibrate show --json")

@@ -24,7 +24,9 @@ _LEAST_RELATIVE_SD = 0.05
 
 _DEGREES = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
 _STUDENT = np.array([6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8595, 1.8125, 1.7531, 1.6973, Z90])
-"""Quantiles of Student's t that hold 90% between them, by degrees of freedom."""
+"""Quantiles of Student's t that hold 90% between them, by degrees of freedom.
+
+A table, since predictions need them and scipy takes longer to load than a prediction to make."""
 
 
 def block_sd(values: ArrayLike) -> float:
@@ -121,21 +123,6 @@ def between_block_sd(blocks: Sequence[Floats]) -> float:
     medians = [float(np.median(block)) for block in blocks if len(block)]
     middle = float(np.median(np.concatenate(blocks)))
     return block_sd(medians) / middle if middle > 0 else 0.0
-
-
-def bootstrap_interval(
-    blocks: Sequence[Floats], *, level: float = 0.9, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile interval of the median over all samples: blocks are drawn, then samples within each drawn block."""
-    generator = np.random.default_rng(seed)
-    # Blocks of unlike length repeat their samples up to the longest, so that all draws are one array.
-    longest = max(block.size for block in blocks)
-    table = np.stack([np.resize(block, longest) for block in blocks])
-    chosen = generator.integers(len(blocks), size=(resamples, len(blocks), 1))
-    within = generator.integers(longest, size=(resamples, len(blocks), longest))
-    medians = np.median(table[chosen, within].reshape(resamples, -1), axis=1)
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 def split_half_difference(blocks: Sequence[Floats], *, splits: int = 200, seed: int = 0) -> float:

@@ -6,6 +6,7 @@ import click
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, write_output
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, parse_sample_shape
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.options import sample_options
@@ -35,14 +36,9 @@ def COMMAND(  # noqa: N802
 
 
 def _print(network: ModelGraph) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample")
-    for name in ("layer", "kind", "reads", "output", "parameters", "FW MFLOP", "BW MFLOP"):
-        table.add_column(name, justify="right" if "FLOP" in name or name == "parameters" else "left")
     elements = {tensor.name: tensor.elements for tensor in network.parameters}
-    for layer in network.layers:
-        table.add_row(
+    rows = [
+        (
             layer.name,
             layer.kind,
             ", ".join(layer.inputs),
@@ -51,8 +47,12 @@ def _print(network: ModelGraph) -> None:
             f"{layer.fw_flops / 1e6:,.2f}",
             f"{(layer.bw_input_flops + layer.bw_weight_flops) / 1e6:,.2f}",
         )
+        for layer in network.layers
+    ]
     console = open_console()
-    console.print(table)
+    columns = ("layer", "kind", "reads", "output", "parameters", "FW MFLOP", "BW MFLOP")
+    title = f"{network.name}, input {'x'.join(map(str, network.input_shape))}, per sample"
+    console.print(table(columns, rows, title=title))
     console.print(
         f"{len(network.layers)} layers, {network.parameter_elements:,} parameters "
         f"({format_bytes(network.parameter_bytes)}), FW {network.fw_flops / 1e9:.2f} and BW "

@@ -11,6 +11,7 @@ import click
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.plan.options import hang_option
 
 if TYPE_CHECKING:
@@ -173,17 +174,14 @@ def _examine(*, as_json: bool) -> None:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "found", "without it")
-    for finding in findings:
-        table.add_row(
-            finding.name,
-            Text("missing", style="yellow") if finding.found is None else finding.found,
-            _cost(finding.without) if finding.found is None else "",
-        )
-    open_console().print(table)
+    missing = Text("missing", style="yellow")
+    rows = [
+        (finding.name, missing, _cost(finding.without)) if finding.found is None else (finding.name, finding.found, "")
+        for finding in findings
+    ]
+    open_console().print(table(("", "found", "without it"), rows))
 
 
 def _cost(without: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paradl_bench.core.checks import LONGEST_S
+from paradl_bench.core.bounds import LONGEST_S
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import refuse_overwrite, say, write_output
 from paradl_bench.core.units import check_bounds

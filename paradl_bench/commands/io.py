@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -40,20 +40,7 @@ from paradl_bench.core.units import parse_counts
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def COMMAND(  # noqa: N802
-    source: str,
-    device: str,
-    batch: str,
-    workers: str,
-    samples: int,
-    crop: int,
-    blocks: int,
-    loader_batches: int,
-    start: Literal["fork", "spawn"],
-    seed: int,
-    keep: bool,
-    timeout_s: float,
-    output: Path,
-    as_json: bool,
+    device: str, batch: str, workers: str, timeout_s: float, output: Path, as_json: bool, **options: Any
 ) -> None:
     """Measure what feeding a model with images takes: reading (from disk, from the page cache), decoding, the usual
     ImageNet transforms, collation, the copy to the device; and samples a second of torch's DataLoader.
@@ -75,19 +62,7 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.input.measuring import InputRequest, measure_input
 
     cores = frozenset(os.sched_getaffinity(0))
-    request = InputRequest(
-        source=source,
-        device=device,
-        batches=batches,
-        workers=counts,
-        samples=samples,
-        crop=crop,
-        blocks=blocks,
-        loader_batches=loader_batches,
-        start=start,
-        keep=keep,
-        seed=seed,
-    )
+    request = InputRequest(device=device, batches=batches, workers=counts, **options)
     with join_ranks(NO_BACKEND, device, timeout_s=timeout_s) as context:
         measure_input(request, context, cores, output, ("paradl-bench", *sys.argv[1:]))
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.core.terminal.command_line import say, tell
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import say, tell, write_output
 from paradl_bench.plan.options import dtype_option, kernel_options
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def COMMAND(  # noqa: N802
     # Before anything is shown: what can't be written is no plan.
     edited = () if dry_run else write_plan(output, plan, scripts, force=force)
     if as_json:
-        _print_json(plan)
+        write_output("-", encode_pretty(plan))
     else:
         _print_table(plan)
     if dry_run:
@@ -173,27 +174,20 @@ def _planned(request: CalibrationRequest, site_path: Path, output: Path) -> tupl
     return plan, scripts
 
 
-def _print_json(plan: Plan) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(plan), indent=1).decode())
-
-
 def _print_table(plan: Plan) -> None:
-    from rich.table import Table
-
     from paradl_bench.core.terminal.command_line import open_console
+    from paradl_bench.core.terminal.tables import table
 
-    table = Table("job", "tasks", "nodes", "node-minutes", "at most", "it gives")
+    rows = []
     total, bound = 0.0, 0.0
     for job in plan.jobs:
         estimate = job.estimate_node_s
         total += job.bound_node_s if estimate is None else estimate
         bound += job.bound_node_s
         shown = "unknown" if estimate is None else f"{estimate / 60:.1f}"
-        table.add_row(job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", job.adds)
-    table.add_row("all", "", "", f"{total / 60:.1f}", f"{bound / 60:.0f}", "")
-    open_console().print(table)
+        rows.append((job.name, str(len(job.tasks)), str(job.nodes), shown, f"{job.bound_node_s / 60:.0f}", job.adds))
+    rows.append(("all", "", "", f"{total / 60:.1f}", f"{bound / 60:.0f}", ""))
+    open_console().print(table(("job", "tasks", "nodes", "node-minutes", "at most", "it gives"), rows))
     say(f"estimated {plan.basis}; at most: the time limits")
     for job in plan.jobs:
         longest = _longest_s(plan, job.name)

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from paradl_bench.core.checks import LONGEST_S
-
+LONGEST_S = 1e9
+"""Thirty years: what is longer is no measurement, and its square no number."""
 MOST_RANKS = 1 << 20
 MOST_COUNTED = 1 << 40
 MOST_BYTES = 1 << 60
@@ -32,6 +32,9 @@ SignedSeconds = Annotated[float, msgspec.Meta(ge=-LONGEST_S, le=LONGEST_S)]
 """A difference of two times."""
 ClockSeconds = Annotated[float, msgspec.Meta(ge=-_MOST_CLOCK_S, le=_MOST_CLOCK_S)]
 """A clock's stamp, or what two clocks differ by."""
+Samples = Annotated[tuple[Seconds, ...], msgspec.Meta(min_length=1)]
+"""Raw times, at least one."""
+SignedSamples = Annotated[tuple[SignedSeconds, ...], msgspec.Meta(min_length=1)]
 WholeSeconds = Annotated[int, msgspec.Meta(ge=0, le=int(LONGEST_S))]
 SecondsPerByte = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
 Covariance = Annotated[float, msgspec.Meta(ge=-1e36, le=1e36)]
@@ -63,6 +66,7 @@ SchemaVersion = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Flops = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Work = Annotated[float, msgspec.Meta(ge=0, le=_MOST_RATE)]
 """FLOPs or bytes of a call."""
+PositiveWork = Annotated[float, msgspec.Meta(gt=0, le=_MOST_RATE)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=_MOST_RATE)]
 """FLOPs or bytes a second."""
 PositiveRate = Annotated[float, msgspec.Meta(ge=1e-3, le=_MOST_RATE)]

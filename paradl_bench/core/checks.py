@@ -1,128 +1,17 @@
-"""What records hold their own numbers to, as msgspec's types can't: finite, not negative, as many as belong together.
+"""What records hold several of their numbers to: a type (:mod:`paradl_bench.core.bounds`) sees one at a time.
 
 Each check names the field that is wrong and its value; msgspec adds the place in the file. Plain Python, since a record
 has a few numbers and a profile thousands of records: an array made for each would take longer than all of its checks.
-A field that is None was not measured, and passes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable
 
 import msgspec
 
-# A module's own name is found faster than an attribute of math, and a float is compared with a float fastest.
-_INFINITY = math.inf
 _ROUNDING = 1e-6
-LONGEST_S = 1e9
-"""Thirty years: what is longer is no measurement, and its square no number."""
-
-
-def check_finite(owner: msgspec.Struct, *labels: str) -> None:
-    """Hold fields to finite numbers; a field may be one, a list or a table (a covariance) of them.
-
-    Raises:
-        ValueError: one is infinite or not a number.
-    """
-    for label in labels:
-        for row in _rows(getattr(owner, label)):
-            if not all(map(math.isfinite, row)):
-                wrong = next(value for value in row if not math.isfinite(value))
-                raise ValueError(f"{label} has to be finite, not {wrong}")
-
-
-def _rows(value: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None) -> Iterable[Iterable[float]]:
-    if value is None:
-        return ()
-    if not isinstance(value, tuple):
-        return ((value,),)
-    if value and isinstance(value[0], tuple):
-        return value
-    return (cast("tuple[float, ...]", value),)
-
-
-def check_not_negative(owner: msgspec.Struct, *labels: str, where: str = "") -> None:
-    """Hold fields to finite numbers from 0 on: times, counts, relative deviations.
-
-    Args:
-        where: what the fields are of, for the message, where the type of the owner does not say it.
-
-    Raises:
-        ValueError: one is negative, infinite or not a number.
-    """
-    for label in labels:
-        value = getattr(owner, label)
-        if value is not None and not 0.0 <= value < _INFINITY:
-            raise ValueError(f"{_of(where)}{label} has to be finite and not negative, not {value}")
-
-
-def check_positive(owner: msgspec.Struct, *labels: str, where: str = "") -> None:
-    """Hold fields to finite numbers above 0: ratios, sizes, work.
-
-    Args:
-        where: as for :func:`check_not_negative`.
-
-    Raises:
-        ValueError: one is 0 or less, infinite or not a number.
-    """
-    for label in labels:
-        value = getattr(owner, label)
-        if value is not None and not 0.0 < value < _INFINITY:
-            raise ValueError(f"{_of(where)}{label} has to be finite and positive, not {value}")
-
-
-def check_slowdowns(owner: msgspec.Struct, *labels: str, where: str = "") -> None:
-    """Hold fields to finite factors from 1 on: what something takes beside another thing, over what it takes alone.
-
-    Args:
-        where: as for :func:`check_not_negative`.
-
-    Raises:
-        ValueError: one is below 1, infinite or not a number.
-    """
-    for label in labels:
-        value = getattr(owner, label)
-        if value is not None and not 1.0 <= value < _INFINITY:
-            raise ValueError(f"{_of(where)}{label} has to be finite and at least 1, not {value}")
-
-
-def check_counts(owner: msgspec.Struct, *labels: str, least: int = 1, where: str = "") -> None:
-    """Hold fields to whole numbers (by their type) from ``least`` on.
-
-    Args:
-        where: as for :func:`check_not_negative`.
-
-    Raises:
-        ValueError: one is smaller.
-    """
-    for label in labels:
-        value = getattr(owner, label)
-        if value is not None and value < least:
-            raise ValueError(f"{_of(where)}{label} has to be at least {least}, not {value}")
-
-
-def _of(where: str) -> str:
-    return f"{where}: " if where else ""
-
-
-def check_samples(samples_s: Sequence[float], where: str) -> None:
-    """Hold raw times in seconds to at least one, each finite and not negative.
-
-    Args:
-        where: what was timed, for the message.
-
-    Raises:
-        ValueError: there are none, or one is no time.
-    """
-    if not samples_s:
-        raise ValueError(f"{where} holds no samples")
-    for value in samples_s:
-        if not 0.0 <= value <= LONGEST_S:
-            raise ValueError(
-                f"{where} holds {value}, which is no time: seconds are not negative, and below {LONGEST_S:g}"
-            )
 
 
 def check_rises(owner: msgspec.Struct, *labels: str) -> None:

@@ -5,6 +5,8 @@ Medians, because shared machines have slow spells that move a mean; spreads are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,19 +75,24 @@ def middle_half(totals: ArrayLike) -> NDArray[np.bool_]:
     return np.asarray((values >= low) & (values <= high))
 
 
-def bootstrap_median_interval(
-    samples: ArrayLike, *, level: float = 0.9, resamples: int = 1000, seed: int = 0
+def bootstrap_interval(
+    blocks: Sequence[Floats], *, level: float = 0.9, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; a single sample gives a point.
+    """Percentile interval of the median over all samples: blocks are drawn, then samples within each drawn block.
+
+    Samples of a block are alike, which scipy's bootstrap has no way to say. A single sample gives a point.
 
     Raises:
         ValueError: no samples.
     """
-    values = np.asarray(samples, float)
-    if not values.size:
+    if not any(block.size for block in blocks):
         raise ValueError("no samples to resample")
-    if values.size < 2:
-        return float(values[0]), float(values[0])
-    draws = np.random.default_rng(seed).choice(values, size=(resamples, values.size), replace=True)
-    low, high = np.quantile(np.median(draws, axis=1), [(1 - level) / 2, (1 + level) / 2])
+    generator = np.random.default_rng(seed)
+    # Blocks of unlike length repeat their samples up to the longest, so that all draws are one array.
+    longest = max(block.size for block in blocks)
+    table = np.stack([np.resize(block, longest) for block in blocks])
+    chosen = generator.integers(len(blocks), size=(resamples, len(blocks), 1))
+    within = generator.integers(longest, size=(resamples, len(blocks), longest))
+    medians = np.median(table[chosen, within].reshape(resamples, -1), axis=1)
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -181,7 +181,7 @@ def _row(
         size //= ranks
     result.rows += 1
     if "#repetitions" not in values and options.iterations is None:
-        _note(result, f"{path} line {table.line}: how many repetitions a time is the mean of is not said; taken as 1")
+        result.note(f"{path} line {table.line}: how many repetitions a time is the mean of is not said; taken as 1")
     result.collectives.append(
         CollectiveSamples(
             library=options.library or "mpi",
@@ -201,11 +201,6 @@ def _row(
             ranks_per_node=options.ranks_on_a_node(ranks, options.level or ""),
         )
     )
-
-
-def _note(result: Imported, text: str) -> None:
-    if text not in result.notes:
-        result.notes.append(text)
 
 
 def _refusal(table: _Table, line: str) -> str | None:

@@ -183,6 +183,11 @@ class Imported:
             shown = shown[:SHOWN_CHARACTERS] + "..."
         self.dropped.append(Dropped(line=line, text=shown, why=why))
 
+    def note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def leave_out(self, note: str) -> None:
         """Note what is left out for want of an option."""
         self.notes.append(note)

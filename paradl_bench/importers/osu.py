@@ -201,10 +201,10 @@ def _row(
         size //= ranks
     result.rows += 1
     if "Max Latency(us)" not in values:
-        _note(result, f"{path} line {table.line}: no -f: times are means over ranks, not of the slowest rank")
+        result.note(f"{path} line {table.line}: no -f: times are means over ranks, not of the slowest rank")
     iterations = whole(values.get("Iterations", ""))
     if iterations is None and options.iterations is None:
-        _note(result, f"{path} line {table.line}: how many iterations a time is the mean of is not said; taken as 1")
+        result.note(f"{path} line {table.line}: how many iterations a time is the mean of is not said; taken as 1")
     result.collectives.append(
         CollectiveSamples(
             library=options.library or table.library,
@@ -262,11 +262,6 @@ def _ranks(result: Imported, table: _Table, options: ImportOptions, path: str) -
     if ranks is None:
         raise UserError(f"{path} line {table.line}: OSU tables don't say how many ranks there were: give --ranks")
     return ranks
-
-
-def _note(result: Imported, text: str) -> None:
-    if text not in result.notes:
-        result.notes.append(text)
 
 
 IMPORTER = Importer(

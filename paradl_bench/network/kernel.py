@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from paradl_bench.core.bounds import Index, PositiveCount, Seconds, Work
-from paradl_bench.core.checks import check_counts, check_not_negative, check_samples
+from paradl_bench.core.bounds import Index, PositiveCount, PositiveSeconds, Samples, Work
+from paradl_bench.core.checks import check_aligned
 
 KERNELS_FILE = "kernels.jsonl"
 
@@ -40,9 +40,6 @@ class KernelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if not self.kind:
             raise ValueError("a kernel needs a kind")
-        if min(self.sizes.values(), default=0) < 0:
-            raise ValueError(f"sizes of {self.kind} have to be at least 0, not {self.sizes}")
-        check_not_negative(self, "flops", "bytes", where=self.kind)
 
 
 class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,15 +53,9 @@ class KernelSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shape: KernelShape
     dtype: str
     block: Index
-    samples_s: tuple[Seconds, ...]
+    samples_s: Samples
     calls_per_sample: PositiveCount = 1
-    reference_s: tuple[Seconds, ...] = ()
+    reference_s: tuple[PositiveSeconds, ...] = ()
 
     def __post_init__(self) -> None:
-        where = f"{self.shape.stage} of {self.shape.kind}"
-        check_samples(self.samples_s, where)
-        check_counts(self, "calls_per_sample", where=where)
-        if self.reference_s:
-            check_samples(self.reference_s, f"{where}: reference_s")
-            if len(self.reference_s) != len(self.samples_s) or min(self.reference_s) <= 0:
-                raise ValueError(f"{where}: reference_s has to hold a time above 0 for every sample")
+        check_aligned(self, "samples_s", "reference_s")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from paradl_bench.core.bounds import PositiveEstimatedBytes, PositiveRate, Ranks, Seconds, SecondsPerByte, Slowdown
-from paradl_bench.core.checks import check_counts, check_not_negative, check_positive, check_slowdowns
 from paradl_bench.core.errors import UserError
 
 NODE = "node"
@@ -29,12 +28,6 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     beta_s_per_byte: SecondsPerByte | None = None
     contention: Slowdown | None = None
 
-    def __post_init__(self) -> None:
-        where = f"level {self.name!r}"
-        check_counts(self, "ranks", where=where)
-        check_not_negative(self, "alpha_s", "beta_s_per_byte", where=where)
-        check_slowdowns(self, "contention", where=where)
-
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine to predict for: its levels from the inside out and the memory of one rank."""
@@ -52,7 +45,6 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
             if outer.ranks < inner.ranks:
                 raise ValueError(f"level {outer.name!r} holds fewer ranks than {inner.name!r} inside it")
-        check_positive(self, "memory_bytes_per_rank", where=f"cluster {self.name!r}")
 
     def level_of(self, ranks: int) -> Level:
         """The innermost level that holds ``ranks`` ranks placed side by side: the slowest that a flat ring crosses.
@@ -87,8 +79,6 @@ class ClusterFile(Cluster, frozen=True, kw_only=True, forbid_unknown_fields=True
         super().__post_init__()
         if self.device_name is not None and not self.device_name.strip():
             raise ValueError(f"cluster {self.name!r}: device_name is empty: name the device, or leave it out")
-        labels = ("peak_flops", "memory_bandwidth_bytes_per_s")
-        check_positive(self, *labels, where=f"cluster {self.name!r}")
-        for label in labels:
+        for label in ("peak_flops", "memory_bandwidth_bytes_per_s"):
             if getattr(self, label) is not None and not self.device_name:
                 raise ValueError(f"cluster {self.name!r}: {label} is of a device: state its device_name as well")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 
 from paradl_bench.core.bounds import PositiveRate, Ranks, Ratio
-from paradl_bench.core.checks import check_counts, check_positive
 from paradl_bench.core.units import format_bandwidth
 
 GHOSTS = "ghosts"
@@ -36,8 +35,6 @@ class EmulatedNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     one_level: str = ""
 
     def __post_init__(self) -> None:
-        check_counts(self, "nodes", "ranks_per_node")
-        check_positive(self, "link_bytes_per_s")
         if bool(self.shaping) == bool(self.one_level):
             raise ValueError("emulated nodes have links that are shaped, or say why there is one level")
 
@@ -76,9 +73,6 @@ class EmulatedLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dilate: Ratio = 1.0
     slow_rank: str = ""
     spread: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive(self, "dilate")
 
     @property
     def kind(self) -> str:

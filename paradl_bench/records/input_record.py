@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from paradl_bench.core.bounds import Bytes, Count, Index, PositiveCount, Seconds
-from paradl_bench.core.checks import check_aligned, check_counts, check_not_negative, check_samples
+from paradl_bench.core.bounds import Bytes, Count, Index, PositiveCount, Samples, Seconds
+from paradl_bench.core.checks import check_aligned
 
 FILES_FILE = "files.jsonl"
 BATCHES_FILE = "batches.jsonl"
@@ -33,19 +33,14 @@ class FileSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     block: Index
     condition: Condition
-    bytes: tuple[Bytes, ...]
-    pixels: tuple[Count, ...]
-    read_s: tuple[Seconds, ...]
-    decode_s: tuple[Seconds, ...]
-    transform_s: tuple[Seconds, ...]
+    bytes: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
+    pixels: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    read_s: Samples
+    decode_s: Samples
+    transform_s: Samples
 
     def __post_init__(self) -> None:
-        labels = ("read_s", "decode_s", "transform_s")
-        for label in labels:
-            check_samples(getattr(self, label), f"{label} of files")
-        check_aligned(self, *labels)
-        if not len(self.bytes) == len(self.pixels) == len(self.read_s) or min(*self.bytes, *self.pixels) < 0:
-            raise ValueError("files need bytes and pixels, one number each, not negative")
+        check_aligned(self, "bytes", "pixels", "read_s", "decode_s", "transform_s")
 
 
 class BatchSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,16 +56,14 @@ class BatchSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stage: BatchStage
     batch: Count
     bytes: Bytes
-    samples_s: tuple[Seconds, ...]
+    samples_s: Samples
     how: CopyHow = ""
     model: str = ""
     calls_per_sample: PositiveCount = 1
 
     def __post_init__(self) -> None:
-        check_samples(self.samples_s, self.stage)
-        check_counts(self, "batch", least=0 if self.stage == "copy" else 1, where=self.stage)
-        check_counts(self, "bytes", least=0, where=self.stage)
-        check_counts(self, "calls_per_sample", where=self.stage)
+        if not self.batch and self.stage != "copy":
+            raise ValueError(f"{self.stage}: batch has to be at least 1, not {self.batch}")
 
 
 class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,13 +80,7 @@ class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     batch: PositiveCount
     start: Literal["", "fork", "spawn"]
     first_s: Seconds
-    gaps_s: tuple[Seconds, ...]
-
-    def __post_init__(self) -> None:
-        check_samples(self.gaps_s, "gaps_s of a loader")
-        check_not_negative(self, "first_s", where="loader")
-        check_counts(self, "workers", least=0, where="loader")
-        check_counts(self, "batch", where="loader")
+    gaps_s: Samples
 
 
 class UnreadableFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

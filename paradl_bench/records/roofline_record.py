@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from paradl_bench.core.bounds import Index, PositiveBytes, PositiveCount, RankIndex, Ranks, Seconds, Work
-from paradl_bench.core.checks import check_counts, check_positive, check_samples
+from paradl_bench.core.bounds import (
+    Index,
+    PositiveBytes,
+    PositiveCount,
+    PositiveSeconds,
+    PositiveWork,
+    RankIndex,
+    Ranks,
+)
 
 RATES_FILE = "rates.jsonl"
 
@@ -33,19 +40,14 @@ class RateSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kernel: str
     sizes: dict[str, Index]
     dtype: str
-    work: Work
+    work: PositiveWork
     working_set_bytes: PositiveBytes
     ranks_on_host: Ranks
     rank: RankIndex
     block: Index
-    samples_s: tuple[Seconds, ...]
+    samples_s: Annotated[tuple[PositiveSeconds, ...], msgspec.Meta(min_length=1)]
     calls_per_sample: PositiveCount = 1
 
     def __post_init__(self) -> None:
-        check_positive(self, "work", where=self.kernel)
-        check_samples(self.samples_s, self.kernel)
-        if min(self.samples_s) <= 0:
-            raise ValueError(f"{self.kernel} holds a time of 0: it has no rate")
-        check_counts(self, "calls_per_sample", "working_set_bytes", where=self.kernel)
         if not 0 <= self.rank < self.ranks_on_host:
             raise ValueError(f"{self.kernel}: rank has to be below {self.ranks_on_host} ranks, not {self.rank}")

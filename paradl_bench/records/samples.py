@@ -14,10 +14,11 @@ from paradl_bench.core.bounds import (
     RankIndex,
     Ranks,
     RanksOrUnknown,
+    Samples,
     Seconds,
-    SignedSeconds,
+    SignedSamples,
 )
-from paradl_bench.core.checks import check_aligned, check_counts, check_finite, check_samples
+from paradl_bench.core.checks import check_aligned
 from paradl_bench.plan.tasks import CopyDirection
 from paradl_bench.records.kernel_settings import settings_of_label
 from paradl_bench.records.measurement import Mode, PhaseName
@@ -50,7 +51,7 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ranks_on_host: Ranks
     rank: RankIndex
     block: Index
-    samples_s: tuple[Seconds, ...]
+    samples_s: Samples
     shard: str = ""
     position: Index = 0
     calls_per_sample: PositiveCount = 1
@@ -58,7 +59,6 @@ class LayerSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)
-        check_samples(self.samples_s, f"{self.phase} of {self.layer}")
 
 
 class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +69,8 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     Attributes:
         wu_s: the whole optimizer step and zero_grad.
-        fw_between_s, bw_between_s: framework, engine and allocator between operations.
+        fw_between_s, bw_between_s: framework, engine and allocator between operations; a remainder with the probes'
+            cost taken off, which may fall below zero.
         fw_instrumented_s, bw_instrumented_s: the instrumented phases, probes included.
         fw_layers_s, bw_layers_s: sum of the layers' times in the iteration.
         shard, position: as those of layers; of iterations of one rank's part of the model, without communication.
@@ -83,15 +84,15 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ranks_on_host: Ranks
     rank: RankIndex
     block: Index
-    fw_s: tuple[Seconds, ...]
-    bw_s: tuple[Seconds, ...]
-    wu_s: tuple[Seconds, ...]
-    fw_layers_s: tuple[Seconds, ...]
-    bw_layers_s: tuple[Seconds, ...]
-    fw_between_s: tuple[SignedSeconds, ...]
-    bw_between_s: tuple[SignedSeconds, ...]
-    fw_instrumented_s: tuple[Seconds, ...]
-    bw_instrumented_s: tuple[Seconds, ...]
+    fw_s: Samples
+    bw_s: Samples
+    wu_s: Samples
+    fw_layers_s: Samples
+    bw_layers_s: Samples
+    fw_between_s: SignedSamples
+    bw_between_s: SignedSamples
+    fw_instrumented_s: Samples
+    bw_instrumented_s: Samples
     wu_instrumented_s: tuple[Seconds, ...] = ()
     shard: str = ""
     position: Index = 0
@@ -99,16 +100,7 @@ class IterationSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         settings_of_label(self.kernel_settings)
-        lists = [label for label in self.__struct_fields__ if label.endswith("_s")]
-        for label in lists:
-            # Time between operations is a remainder with the probes' cost taken off: it may fall below zero.
-            if label.endswith("_between_s"):
-                check_finite(self, label)
-                if not getattr(self, label):
-                    raise ValueError(f"{label} holds no samples")
-            elif label != "wu_instrumented_s" or self.wu_instrumented_s:
-                check_samples(getattr(self, label), label)
-        check_aligned(self, *lists)
+        check_aligned(self, *(label for label in self.__struct_fields__ if label.endswith("_s")))
 
 
 class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,10 +118,7 @@ class CopySamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ranks_on_host: Ranks
     rank: RankIndex
     block: Index
-    samples_s: tuple[Seconds, ...]
-
-    def __post_init__(self) -> None:
-        check_samples(self.samples_s, f"gradients, {self.direction}")
+    samples_s: Samples
 
 
 class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,7 +148,7 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     message_bytes: Bytes
     dtype: str
     block: Index
-    samples_s: tuple[tuple[Seconds, ...], ...]
+    samples_s: tuple[Samples, ...]
     verified: bool
     calls_per_sample: PositiveCount = 1
     buffers: Literal["", "in_place", "out_of_place"] = ""
@@ -172,12 +161,8 @@ class CollectiveSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         if not 0 <= self.group < self.concurrent:
             raise ValueError(f"group of {self.operation} has to be below {self.concurrent}, not {self.group}")
-        check_counts(self, "calls_per_sample", where=self.operation)
-        check_counts(self, "first_rank", least=0, where=self.operation)
         if len({len(samples) for samples in self.samples_s}) != 1:
             raise ValueError(f"{self.operation} of {self.message_bytes} bytes has not as many samples on every rank")
-        for rank, samples in enumerate(self.samples_s):
-            check_samples(samples, f"{self.operation} of {self.message_bytes} bytes on rank {rank}")
 
 
 class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,16 +187,13 @@ class InterferenceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     message_bytes: Bytes
     kernel: str
     block: Index
-    compute_alone_s: tuple[Seconds, ...]
-    compute_beside_s: tuple[Seconds, ...]
-    communication_alone_s: tuple[Seconds, ...]
-    communication_beside_s: tuple[Seconds, ...]
+    compute_alone_s: Samples
+    compute_beside_s: Samples
+    communication_alone_s: Samples
+    communication_beside_s: Samples
 
     def __post_init__(self) -> None:
-        labels = ("compute_alone_s", "compute_beside_s", "communication_alone_s", "communication_beside_s")
-        for label in labels:
-            check_samples(getattr(self, label), label)
-        check_aligned(self, *labels)
+        check_aligned(self, *(label for label in self.__struct_fields__ if label.endswith("_s")))
 
 
 class TraceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
@@ -26,7 +27,9 @@ def print_answer(answer: Answer) -> None:
 
     for text in _not_compared(answer.searched):
         line(text)
-    console.print(_table([_cells(row) for row in answer.rows], f"{answer.model}, batch {answer.batch}{within}"))
+    rows = [_cells(row) for row in answer.rows]
+    title = f"{answer.model}, batch {answer.batch}{within}"
+    console.print(table(rows[0], [list(row.values()) for row in rows], title=title))
     line(
         "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"
         f" that they share do not count. Of strategies in no row: {_percent(answer.probability_of_others)}."
@@ -107,17 +110,3 @@ def _cells(row: Row) -> Mapping[str, str]:
 
 def _percent(chance: float) -> str:
     return "<0.1%" if 0 < chance < _SURE else f"{chance:.1%}"
-
-
-def _table(rows: Sequence[Mapping[str, str]], title: str) -> object:
-    """Columns that are empty in all rows are left out."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("strategy", "settings", "*") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[name] for name in columns))
-    return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_seconds
 from predict.prediction.prediction import Prediction
 from predict.timeline.timeline import IterationTimeline
@@ -80,22 +81,19 @@ def summarise(timeline: IterationTimeline, prediction: Prediction, trace: str | 
 
 def print_summary(timeline: IterationTimeline, summary: TimelineSummary) -> None:
     """A table and a picture on standard output, then what was extrapolated or has to be said."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     title = f"{summary.model}, {summary.strategy} on batch {summary.batch}: {format_seconds(summary.iteration_s)}"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     idle = "bubble" if timeline.is_pipeline else "idle"
-    for column in ("role", "ranks", "ends", "utilisation", "exposed", "overlap", idle):
-        table.add_column(column, justify="left" if column == "role" else "right")
+    rows = []
     for role in summary.roles:
         times = (role.exposed_communication_s, role.overlap_s)
         cells = (format_seconds(role.finish_s), f"{role.utilisation:.1%}", *map(format_seconds, times))
-        table.add_row(role.role, str(role.ranks), *cells, f"{role.bubble:.1%}")
+        rows.append((role.role, str(role.ranks), *cells, f"{role.bubble:.1%}"))
     if len(summary.roles) > 1:
-        table.add_row("mean", str(summary.ranks), "", f"{summary.utilisation:.1%}", "", "", f"{summary.bubble:.1%}")
+        mean = f"{summary.utilisation:.1%}", "", "", f"{summary.bubble:.1%}"
+        rows.append(("mean", str(summary.ranks), "", *mean))
     console = open_console()
-    console.print(table)
+    columns = ("role", "ranks", "ends", "utilisation", "exposed", "overlap", idle)
+    console.print(table(columns, rows, title=title))
     picture = draw(timeline, console.width)
     for line in (*picture.rows, picture.legend):
         console.print(line, highlight=False, soft_wrap=True)

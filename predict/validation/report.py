@@ -8,6 +8,7 @@ from pathlib import Path
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically, write_text_atomically
 from paradl_bench.core.terminal.command_line import open_console, refuse_overwrite, tell, write_output
 from paradl_bench.core.terminal.printed import in_code, in_markdown
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_accuracy, format_difference, format_seconds
 from predict.prediction.presentation import flat_row, rows_csv
 from predict.validation.findings import findings, pairs_of
@@ -76,16 +77,9 @@ def print_report(report: Report, path: Path, *, as_json: bool) -> None:
     if as_json:
         write_output("-", encode_pretty(report))
         return
-    from rich.table import Table
-
     console = open_console()
     for title, titles, rows in _tables(report):
-        table = Table(title=title)
-        for column in titles:
-            table.add_column(column, justify="left" if column in ("model", "strategy", "evaluator") else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(table(titles, rows, title=title))
     for line in findings(report):
         console.print(line, highlight=False)
     tell(f"Report: {path}")

@@ -6,11 +6,12 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console, write_output
 from paradl_bench.core.terminal.printed import in_drawing
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_seconds
 from predict.costs.hardware.what_if_hardware import AS_MEASURED
 from predict.prediction.presentation import memory_cell
@@ -29,24 +30,20 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
     """A table on standard output, with what lies beyond measurement and the notes below it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.text import Text
 
     first = rows[0]
     names = list(dict.fromkeys(name for row in rows for name in row.varied))
     how = "all combinations" if grid else "one at a time, the others as measured" if len(names) > 1 else ""
     title = f"{first.model}: {first.evaluator}, what if {', '.join(names)}" + (f" ({how})" if how else "")
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown = [name for name in BOUNDS if any(row.seconds_of[name] for row in rows)]
     varied = names if grid or len(names) == 1 else ["varied"]
     epoch = ["epoch"] if any(row.epoch_s is not None for row in rows) else []
     columns = ["strategy", "ranks", "batch", *varied, "iteration", "90%", *epoch, "speed-up"]
     columns += ["memory", "bound by", *shown]
-    for column in columns:
-        justify: Literal["left", "right"] = "left" if column in ("strategy", "varied", "bound by") else "right"
-        table.add_column(_TITLES.get(column, column), justify=justify)
+    shown_rows = []
     for row in rows:
-        table.add_row(
+        cells = (
             row.strategy,
             str(row.ranks),
             str(row.batch),
@@ -58,9 +55,9 @@ def print_what_if(rows: Sequence[WhatIf], *, grid: bool) -> None:
             memory_cell(row),
             row.bound_by,
             *(f"{row.seconds_of[name] / row.iteration_s:.0%}" for name in shown),
-            style="" if row.varied else "bold",
         )
-    open_console().print(table)
+        shown_rows.append([Text(cell, style="" if row.varied else "bold") for cell in cells])
+    open_console().print(table([_TITLES.get(name, name) for name in columns], shown_rows, title=title))
     _print_notes(rows)
 
 

@@ -173,13 +173,13 @@ def test_what_a_rank_would_refuse_is_refused_before_an_allocation(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("device: cpu\nranks_per_node: 2\npartitionn: x\n", "unknown key 'partitionn': did you mean partition"),
-        ("device: cpu\nranks_per_node: 2\ntime_limits: {layer: 1h}\n", r"did you mean layers\? .* \(in time_limits\)"),
+        ("device: cpu\nranks_per_node: 2\npartitionn: x\n", "unknown field `partitionn`: did you mean partition"),
+        ("device: cpu\nranks_per_node: 2\ntime_limits: {layer: 1h}\n", r"at `\$\.time_limits`: did you mean layers\?"),
         ("device: cpu\n", "ranks_per_node is missing"),
         ("device: cuda\n", "gpus_per_node is missing"),
         ("device: cpu\nranks_per_node: two\n", r"Expected `int`, got `str` - at `\$.ranks_per_node`"),
-        ("device: tpu\nranks_per_node: 2\n", "unknown device 'tpu': .*choices are cpu, cuda"),
-        ("device: cpu\nbackend: gloop\n", "unknown backend 'gloop': did you mean gloo"),
+        ("device: tpu\nranks_per_node: 2\n", "'tpu' - at `.*device`: .*choices are cpu, cuda"),
+        ("device: cpu\nbackend: gloop\n", "'gloop' - at `.*backend`: did you mean gloo"),
         ("device: cpu\nranks_per_node: 2\npartition: a b\n", "partition: 'a b' has a blank"),
         ("device: cpu\nranks_per_node: 2\nsbatch_options: [mail]\n", "'mail' does not begin with -"),
         ("device: cpu\nranks_per_node: 2\nmodules: ['a\n\n b']\n", "line break"),
@@ -190,7 +190,7 @@ def test_what_a_rank_would_refuse_is_refused_before_an_allocation(
         ("device: cpu\nranks_per_node: 2\nwarning_s: 4000\n", "not inside the shortest time limit"),
         (
             "device: cpu\nranks_per_node: 2\ncontainer: {runtime: docker, image: x}\n",
-            "unknown runtime 'docker': choices are ap",
+            "'docker' - at `.*container.runtime`: choices are ap",
         ),
         ("- a\n", "Expected `object`, got `array`"),
         ("a: [\n", "is no valid YAML"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.profile.input_side import InputSide, PartTime, io_seconds
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -21,27 +22,25 @@ def print_input_side(sides: Sequence[InputSide], console: Console) -> None:
 
 
 def _print_one(side: InputSide, console: Console) -> None:
-    from rich.table import Table
-
     sizes = f", files of {format_bytes(side.file_bytes)} on average" if side.file_bytes else ""
     left_out = f", {side.unreadable} files left out that can't be decoded" if side.unreadable else ""
-    table = Table(title=f"Input: {side.source}{sizes}{left_out}", title_justify="left")
-    for name, justify in (("part", "left"), ("seconds", "right"), ("between blocks", "right"), ("rate", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for label, part in _parts(side):
-        table.add_row(f"{label}, a sample", format_seconds(part.mean_s), f"±{part.relative_sd:.1%}", "")
+    rows = [
+        (f"{label}, a sample", format_seconds(part.mean_s), f"±{part.relative_sd:.1%}", "")
+        for label, part in _parts(side)
+    ]
     for rate in side.loader:
         what = f"loader, {rate.workers} workers, batch {rate.batch}, a sample"
         speed = f"{1 / rate.sample_s:.4g} samples/s" if rate.sample_s else ""
-        table.add_row(what, format_seconds(rate.sample_s), f"±{rate.relative_sd:.1%}", speed)
+        rows.append((what, format_seconds(rate.sample_s), f"±{rate.relative_sd:.1%}", speed))
     for copy in side.copies:
         what = _COPIES.get(copy.how, f"copy from {copy.how} memory")
         speed = f"{1e-9 / copy.beta_s_per_byte:.4g} GB/s" if copy.beta_s_per_byte else ""
-        table.add_row(f"{what}, start-up", format_seconds(copy.alpha_s), f"±{copy.relative_sd:.1%}", speed)
+        rows.append((f"{what}, start-up", format_seconds(copy.alpha_s), f"±{copy.relative_sd:.1%}", speed))
     for batch in side.batches:
         what = f"all input of a batch of {batch.batch}, as traced"
-        table.add_row(what, format_seconds(batch.median_s), f"±{batch.relative_sd:.1%}", "")
-    console.print(table)
+        rows.append((what, format_seconds(batch.median_s), f"±{batch.relative_sd:.1%}", ""))
+    title = f"Input: {side.source}{sizes}{left_out}"
+    console.print(table(("part", "seconds", "between blocks", "rate"), rows, title=title))
     whole = io_seconds(side, 1, None, cold=True)
     if whole is not None and whole.seconds and not side.batches:
         console.print(f"At best {1 / whole.seconds:.4g} samples/s: {whole.words}")

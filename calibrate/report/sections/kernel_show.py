@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from calibrate.kernels.model import KernelCandidate, KernelModel
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference
 
 if TYPE_CHECKING:
@@ -32,18 +33,12 @@ def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None
     """A table of all candidates of all regressors; nothing where there are none."""
     if not models:
         return
-    from rich.table import Table
-
-    table = Table(title="Regressors of kernels: errors on the fifth of the kernels held out", title_justify="left")
-    for name in ("kernel", "model"):
-        table.add_column(name, overflow="fold")
-    for name in ("kernels", "chosen by", "RE", "WRE", "bias", "90% interval"):
-        table.add_column(name, justify="right", overflow="fold")
+    rows = []
     for model in models:
         place = (model.title, str(model.kernels))
         for each in sorted(model.candidates, key=lambda one: one.model != model.model):
             taken = each.model == model.model
-            table.add_row(
+            cells = (
                 place[0],
                 each.model + (" (taken)" if taken else ""),
                 place[1],
@@ -53,8 +48,10 @@ def print_kernel_models(models: Sequence[KernelModel], console: Console) -> None
                 format_difference(each.held_out_bias),
                 f"x/ {math.exp(model.interval_log):.2f}" if taken else "",
             )
+            rows.append(cells)
             place = ("", "")
-    console.print(table)
+    columns = ("kernel", "model", "kernels", "chosen by", "RE", "WRE", "bias", "90% interval")
+    console.print(table(columns, rows, title="Regressors of kernels: errors on the fifth of the kernels held out"))
     console.print(
         "RE: mean |estimated - measured| / measured; WRE: over all seconds together; chosen by: RE on the 16% of "
         "kernels that candidates were chosen by; bias: median, with its sign."

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 import msgspec
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
+_UNKNOWN_WORD = re.compile(r"Invalid enum value '(.{0,200})' - at `\$([^`]*)`")
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[[^\[\]]*\]")
 
 _KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -41,33 +43,55 @@ def foreign_document(value: object, wanted: str) -> str:
     return known[1] if known is not None and known[0] != wanted else ""
 
 
+def places(document: object) -> Iterator[tuple[str, object]]:
+    """Everything that a decoded document holds, in its order, with its path: ``$.layers[0].name``."""
+    pending: list[tuple[str, object]] = [("$", document)]
+    while pending:
+        where, item = pending.pop()
+        yield where, item
+        if isinstance(item, dict):
+            pending += [(f"{where}.{key}", part) for key, part in reversed(item.items())]
+        elif isinstance(item, (list, tuple)):
+            pending += [(f"{where}[{index}]", part) for index, part in reversed(list(enumerate(item)))]
+
+
 def validation_text(error: Exception, of: object) -> str:
-    """A message of msgspec's, with the field that was meant where it names one that there is not.
+    """A message of msgspec's, with what was meant where it names a field or a word that there is not.
 
     Args:
         of: the type that was read.
     """
     text = str(error)
-    found = _UNKNOWN_FIELD.search(text)
-    names = _fields_at(of, found.group(2) or "") if found else ()
+    if found := _UNKNOWN_FIELD.search(text):
+        struct = _struct_in(_type_at(of, found.group(2) or ""))
+        names: Sequence[str] = () if struct is None else struct.__struct_fields__
+    elif found := _UNKNOWN_WORD.fullmatch(text):
+        names = _words_in(_type_at(of, found.group(2)))
     if found is None or not names:
         return text
-    near = get_close_matches(found.group(1), names, n=1, cutoff=0.5)
-    near = near or [name for name in names if name.startswith(found.group(1)) or found.group(1).startswith(name)][:1]
+    given = found.group(1)
+    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    near = near or [name for name in names if name.startswith(given) or given.startswith(name)][:1]
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{text}: {hint}fields are {', '.join(names)}"
+    return f"{text}: {hint}choices are {', '.join(names)}"
 
 
-def _fields_at(of: object, path: str) -> tuple[str, ...]:
-    """Names of the fields of what stands at a path as msgspec writes it, ``.levels[0]``; none where it is no struct."""
+def _type_at(of: object, path: str) -> object:
+    """The type of what stands at a path as msgspec writes it, ``.levels[0]``."""
     for step in _STEP.finditer(path):
         struct = _struct_in(of)
         if step.group(1) is None:
             of = _inside(of)
         elif struct is not None:
             of = typing.get_type_hints(struct).get(step.group(1))
-    struct = _struct_in(of)
-    return () if struct is None else struct.__struct_fields__
+    return of
+
+
+def _words_in(of: object) -> tuple[str, ...]:
+    """What a field takes that takes one of some words."""
+    if typing.get_origin(of) is typing.Literal:
+        return typing.get_args(of)
+    return tuple(word for part in typing.get_args(of) for word in _words_in(part))
 
 
 def _struct_in(of: object) -> type[msgspec.Struct] | None:

@@ -36,8 +36,19 @@ UNFINISHED = ".unfinished.json"
 
 
 def encode_lines(records: Iterable[object]) -> bytes:
-    """Each record as one line of JSON."""
-    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    """Each record as one line of JSON, which its own type reads again.
+
+    Raises:
+        ValueError: a field holds what its type does not allow, as a time that is no number.
+    """
+    return b"".join(_line(record) for record in records)
+
+
+def _line(record: object) -> bytes:
+    # Types hold what is read to their bounds, and nothing that is built; a NaN would be written as null.
+    line = msgspec.json.encode(record)
+    msgspec.json.decode(line, type=type(record))
+    return line + b"\n"
 
 
 def append_lines(path: Path, records: Iterable[object]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from paradl_bench.core.files.documents import places
+
 _KEY_END = b'":'
 _UNCOUNTED = (b"\\u0022", b" :", b"\t:", b"\n:", b"\r:")
 """What ends a key, or a text that looks like one, in another way."""
@@ -40,16 +42,7 @@ def repeated_key(content: bytes) -> str | None:
         document = json.loads(content, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return None
-    pending: list[tuple[str, object]] = [("$", document)]
-    while pending:
-        where, item = pending.pop()
-        if isinstance(item, _Repeated):
-            return f"{where}.{item.key}"
-        if isinstance(item, dict):
-            pending += [(f"{where}.{key}", part) for key, part in reversed(item.items())]
-        elif isinstance(item, list):
-            pending += [(f"{where}[{index}]", part) for index, part in reversed(list(enumerate(item)))]
-    return None
+    return next((f"{where}.{item.key}" for where, item in places(document) if isinstance(item, _Repeated)), None)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

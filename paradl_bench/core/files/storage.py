@@ -23,7 +23,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from paradl_bench.core.errors import UserError, WorkError
-from paradl_bench.core.files.documents import foreign_document, validation_text
+from paradl_bench.core.files.documents import foreign_document, places, validation_text
 from paradl_bench.core.files.repeated_keys import may_lose_keys, repeated_key
 from paradl_bench.core.units import format_bytes
 
@@ -288,13 +288,5 @@ def not_a_number(content: bytes) -> str | None:
         value = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    pending: list[tuple[str, object]] = [("$", value)]
-    while pending:
-        where, item = pending.pop()
-        if isinstance(item, float) and not math.isfinite(item):
-            return f"{where} is {json.dumps(item)}, which is no number"
-        if isinstance(item, dict):
-            pending += [(f"{where}.{key}", part) for key, part in reversed(item.items())]
-        elif isinstance(item, list):
-            pending += [(f"{where}[{index}]", part) for index, part in reversed(list(enumerate(item)))]
-    return None
+    wrong = ((where, item) for where, item in places(value) if isinstance(item, float) and not math.isfinite(item))
+    return next((f"{where} is {json.dumps(item)}, which is no number" for where, item in wrong), None)

@@ -61,11 +61,11 @@ def add_sweep(result: Imported, sweep: Sweep, options: ImportOptions, *, library
     for row in odd:
         result.drop(row.line, row.text, f"unlike the other rows: {_contradiction(kind.name, (ranks,))}")
     if sweep.calls is None and options.iterations is None:
-        _note(result, f"{path} line {sweep.line}: how many iterations a time is the mean of is not said; taken as 1")
+        result.note(f"{path} line {sweep.line}: how many iterations a time is the mean of is not said; taken as 1")
     if kind.name == "send_recv":
-        _note(result, f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")
+        result.note(f"{path} line {sweep.line}: in sendrecv_perf every rank sends and receives at the same time")
     if not all(row.dtype for row in sweep.rows):
-        _note(result, f"{path} line {sweep.line}: no column of types; taken as {options.dtype} (--dtype)")
+        result.note(f"{path} line {sweep.line}: no column of types; taken as {options.dtype} (--dtype)")
     level = level_of(sweep, options, ranks)
     for row in sweep.rows:
         if row in odd:
@@ -108,11 +108,6 @@ def _resolved(sweep: Sweep, options: ImportOptions, path: str) -> tuple[Kind, in
         (found, odd) = few
     kind, ranks = found
     return _level_refusal(sweep, options, ranks) or (kind, ranks, odd)
-
-
-def _note(result: Imported, text: str) -> None:
-    if text not in result.notes:
-        result.notes.append(text)
 
 
 def _refusal(sweep: Sweep, options: ImportOptions) -> str | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import open_console, write_output
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.records.input_record import (
     BATCHES_FILE,
@@ -129,22 +130,20 @@ def print_input(directory: Path, *, as_json: bool) -> None:
     """Print a measurement of the input side, as tables or as JSON."""
     found = summarise_input(directory)
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        write_output("-", encode_pretty(found))
         return
-    from rich.table import Table
-
     console = open_console()
-    table = Table("part", "of a", "median", "spread", "samples", "rate")
-    for part in found.parts:
-        times = format_seconds(part.median_s), format_seconds(part.iqr_s)
-        table.add_row(part.part, part.unit, *times, str(part.samples), part.rate)
-    console.print(table)
-    table = Table("workers", "batch", "samples/s", "of blocks", "first batch after")
+    parts = [
+        (part.part, part.unit, format_seconds(part.median_s), format_seconds(part.iqr_s), str(part.samples), part.rate)
+        for part in found.parts
+    ]
+    console.print(table(("part", "of a", "median", "spread", "samples", "rate"), parts))
+    loaders = []
     for loader in found.loaders:
         low, high = loader.blocks_samples_per_s
         rate = f"{loader.samples_per_s:.4g}", f"{low:.4g} to {high:.4g}", format_seconds(loader.first_s)
-        table.add_row(str(loader.workers), str(loader.batch), *rate)
-    console.print(table)
+        loaders.append((str(loader.workers), str(loader.batch), *rate))
+    console.print(table(("workers", "batch", "samples/s", "of blocks", "first batch after"), loaders))
     if found.unreadable:
         console.print(f"{len(found.unreadable)} files could not be read or decoded, and are left out:")
         for item in found.unreadable[:_SHOWN_UNREADABLE]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.statistics import Floats
-from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.command_line import open_console, write_output
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.kernels.design import Design, SweptKernel, kernel_key, read_design, shapes_of
 from paradl_bench.measure.kernels.request import (
@@ -114,20 +115,18 @@ def print_sweep(directory: Path, *, as_json: bool) -> None:
     """Show a sweep as a table, or as JSON on standard output."""
     summary = summarise_sweep(directory)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        write_output("-", encode_pretty(summary))
         return
-    from rich.table import Table
-
-    console = open_console()
-    table = Table(title=f"{summary.kernels} kernels of {summary.planned} planned, {format_seconds(summary.wall_s)}")
-    for heading in ("kind", "stage", "dtype", "kernels", "samples", "shortest", "median", "longest", "between blocks"):
-        table.add_column(heading, justify="left" if heading in ("kind", "stage", "dtype") else "right")
+    rows = []
     for stage in summary.stages:
         times = (format_seconds(value) for value in (stage.shortest_s, stage.median_s, stage.longest_s))
         counts = (str(stage.kernels), str(stage.samples))
         spread = "-" if stage.spread_relative is None else f"{stage.spread_relative:.1%}"
-        table.add_row(stage.kind, stage.stage, stage.dtype, *counts, *times, spread)
-    console.print(table)
+        rows.append((stage.kind, stage.stage, stage.dtype, *counts, *times, spread))
+    console = open_console()
+    columns = ("kind", "stage", "dtype", "kernels", "samples", "shortest", "median", "longest", "between blocks")
+    title = f"{summary.kernels} kernels of {summary.planned} planned, {format_seconds(summary.wall_s)}"
+    console.print(table(columns, rows, title=title))
     for line in (*_passed_over(summary.passed_over), *_skipped(summary.skipped)):
         console.print(line, soft_wrap=True)
 
@@ -158,21 +157,18 @@ def print_plan(design: Design, seconds: Sequence[float], device: str, budget_s: 
             "speeds": msgspec.to_builtins(design.speeds),
             "passed_over": design.passed_over,
         }
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+        write_output("-", encode_pretty(plan))
         return
-    from rich.table import Table
-
-    console = open_console()
-    table = Table(title=f"{len(kernels)} kernels, about {format_seconds(total_s)}")
-    for heading in ("kind", "dtype", "kernels", "shortest call", "longest call", "time", "sizes, smallest to largest"):
-        table.add_column(heading)
+    rows = []
     for kind, dtype in sorted({(kernel.kind, kernel.dtype) for kernel in kernels}):
         group = [kernel for kernel in kernels if (kernel.kind, kernel.dtype) == (kind, dtype)]
         spent = sum(s for k, s in zip(kernels, seconds, strict=False) if (k.kind, k.dtype) == (kind, dtype))
         calls = sorted(kernel.estimate_s / len(shapes_of(kernel, device)) for kernel in group)
         times = (format_seconds(value) for value in (calls[0], calls[-1], spent))
-        table.add_row(kind, dtype, str(len(group)), *times, _sizes(group))
-    console.print(table)
+        rows.append((kind, dtype, str(len(group)), *times, _sizes(group)))
+    console = open_console()
+    columns = ("kind", "dtype", "kernels", "shortest call", "longest call", "time", "sizes, smallest to largest")
+    console.print(table(columns, rows, title=f"{len(kernels)} kernels, about {format_seconds(total_s)}"))
     limits = f"{format_seconds(design.limits.kernel_s)} a call, {format_bytes(design.limits.memory_bytes)} a kernel"
     console.print(f"limits: {limits}")
     for line in _passed_over(design.passed_over):

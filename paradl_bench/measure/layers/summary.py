@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from paradl_bench.core.statistics import Floats, bootstrap_median_interval
+from paradl_bench.core.statistics import Floats, bootstrap_interval
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_difference, format_seconds
 from paradl_bench.records.measurement import ITERATIONS_FILE, LAYERS_FILE, read_records
 from paradl_bench.records.samples import IterationSamples, LayerSamples
@@ -68,7 +69,7 @@ def closure_of(records: list[IterationSamples]) -> Closure:
     other_wu = stacked("wu_instrumented_s") if all(r.wu_instrumented_s for r in records) else stacked("wu_s")
     remainder = remainders(records)
     noise = np.concatenate([_neighbours(record) for record in records])
-    low, high = bootstrap_median_interval(noise)
+    low, high = bootstrap_interval([noise])
     return Closure(
         model=first.model,
         batch=first.batch,
@@ -81,7 +82,7 @@ def closure_of(records: list[IterationSamples]) -> Closure:
         layers_s=float(np.median(layers)),
         between_s=float(np.median(between)),
         remainder_relative=float(np.median(remainder)),
-        remainder_interval=bootstrap_median_interval(remainder),
+        remainder_interval=bootstrap_interval([remainder]),
         noise_floor_relative=(high - low) / 2,
         pairs=len(iteration),
         shard=first.shard,
@@ -122,43 +123,30 @@ def print_layer_summary(directory: Path, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
         return
-    from rich.table import Table
-
     from paradl_bench.core.terminal.command_line import open_console
 
-    table = Table(title="Layers against uninstrumented iterations (medians)")
-    for name in (
-        "model",
-        "batch",
-        "ranks on host",
-        "FW",
-        "BW",
-        "WU",
-        "iteration (IQR)",
-        "layers",
-        "between",
-        "remainder",
-    ):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for closure in found:
-        low, high = closure.remainder_interval
-        table.add_row(
-            closure.what,
-            str(closure.batch),
-            str(closure.ranks_on_host),
-            *(format_seconds(value) for value in (closure.fw_s, closure.bw_s, closure.wu_s)),
-            f"{format_seconds(closure.iteration_s)} ({closure.iteration_iqr_s / closure.iteration_s:.0%})",
-            format_seconds(closure.layers_s),
-            format_seconds(closure.between_s),
-            f"{format_difference(closure.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
-        )
+    columns = ["model", "batch", "ranks on host", "FW", "BW", "WU", "iteration (IQR)", "layers", "between", "remainder"]
     console = open_console()
-    console.print(table)
+    console.print(table(columns, map(_cells, found), title="Layers against uninstrumented iterations (medians)"))
     for parts in read_verified_shards(directory):
         said = f"{parts.model} as {parts.shards}: {parts.verified.line()}"
         console.print(said, soft_wrap=True, markup=False)
     _print_costliest(console, directory)
     console.print(f"Raw samples are in {directory}; next: calibrate fit {directory} ... -o profile.json")
+
+
+def _cells(closure: Closure) -> tuple[str, ...]:
+    low, high = closure.remainder_interval
+    return (
+        closure.what,
+        str(closure.batch),
+        str(closure.ranks_on_host),
+        *(format_seconds(value) for value in (closure.fw_s, closure.bw_s, closure.wu_s)),
+        f"{format_seconds(closure.iteration_s)} ({closure.iteration_iqr_s / closure.iteration_s:.0%})",
+        format_seconds(closure.layers_s),
+        format_seconds(closure.between_s),
+        f"{format_difference(closure.remainder_relative)} [{format_difference(low)}, {format_difference(high)}]",
+    )
 
 
 def _print_costliest(console: Console, directory: Path, *, shown: int = 5) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import encode_pretty, write_bytes_atomically
 from paradl_bench.core.terminal.command_line import open_console, say
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_seconds
 from paradl_bench.measure.machine.doctor import examine
 from paradl_bench.measure.machine.node_findings import (
@@ -95,22 +96,20 @@ def print_nodes(job: JobNodes, *, as_json: bool) -> None:
 
 
 def _clock_table(job: JobNodes) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="nodes, and how far their clocks are ahead")
-    for column in ("node", "ranks", "since start", "calendar", "within"):
-        table.add_column(column, justify="left" if column == "node" else "right")
+    rows: list[tuple[str | Text, ...]] = []
     for node in job.nodes:
         ranks, clock = str(len(node.ranks)), node.clock
         if 0 in node.ranks:
-            table.add_row(node.host, ranks, "rank 0's", "rank 0's", "")
+            rows.append((node.host, ranks, "rank 0's", "rank 0's", ""))
             continue
         calendar = Text(_signed(clock.wall_offset_s))
         if abs(clock.wall_offset_s) > clock.clock_error_s:
             calendar.stylize("yellow")
-        table.add_row(node.host, ranks, _signed(clock.clock_offset_s), calendar, format_seconds(clock.clock_error_s))
-    return table
+        rows.append((node.host, ranks, _signed(clock.clock_offset_s), calendar, format_seconds(clock.clock_error_s)))
+    columns = ("node", "ranks", "since start", "calendar", "within")
+    return table(columns, rows, title="nodes, and how far their clocks are ahead")
 
 
 def _signed(seconds: float) -> str:
@@ -118,12 +117,12 @@ def _signed(seconds: float) -> str:
 
 
 def _difference_table(job: JobNodes) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("differs", "found", "nodes", title="differences between nodes")
-    for difference in job.differences:
-        for index, (value, hosts) in enumerate(difference.found):
-            shown = Text("missing", style="yellow") if value is None else value
-            table.add_row(difference.name if index == 0 else "", shown, ", ".join(hosts))
-    return table
+    missing = Text("missing", style="yellow")
+    rows = [
+        (difference.name if index == 0 else "", missing if value is None else value, ", ".join(hosts))
+        for difference in job.differences
+        for index, (value, hosts) in enumerate(difference.found)
+    ]
+    return table(("differs", "found", "nodes"), rows, title="differences between nodes")

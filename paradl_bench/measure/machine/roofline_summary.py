@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.files.storage import encode_pretty
+from paradl_bench.core.terminal.command_line import open_console, write_output
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes
 from paradl_bench.records.measurement import read_records
 from paradl_bench.records.roofline_record import RATES_FILE, RateSamples, Resource
@@ -59,22 +60,22 @@ def print_rates(directory: Path, *, as_json: bool) -> None:
     """Print a measurement's rates, as a table or as JSON."""
     rates = kernel_rates(directory)
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(rates), indent=1).decode() + "\n")
+        write_output("-", encode_pretty(rates))
         return
-    from rich.table import Table
-
-    table = Table("of", "dtype", "ranks at once", "kernel", "operands", "each rank", "spread")
-    for rate in rates:
-        unit = "GFLOP/s" if rate.resource == "compute" else "GB/s"
-        sizes = ", ".join(f"{name} {size}" for name, size in rate.sizes.items())
-        table.add_row(
-            rate.resource,
-            rate.dtype,
-            str(rate.ranks_on_host),
-            f"{rate.kernel}, {sizes}",
-            format_bytes(rate.working_set_bytes),
-            f"{rate.per_s / 1e9:.4g} {unit}",
-            f"{rate.iqr_relative:.1%}",
-        )
-    open_console().print(table)
+    columns = ("of", "dtype", "ranks at once", "kernel", "operands", "each rank", "spread")
+    open_console().print(table(columns, map(_cells, rates)))
     open_console().print(f"wrote {directory}; next: calibrate fit {directory} ... -o PROFILE")
+
+
+def _cells(rate: KernelRate) -> tuple[str, ...]:
+    unit = "GFLOP/s" if rate.resource == "compute" else "GB/s"
+    sizes = ", ".join(f"{name} {size}" for name, size in rate.sizes.items())
+    return (
+        rate.resource,
+        rate.dtype,
+        str(rate.ranks_on_host),
+        f"{rate.kernel}, {sizes}",
+        format_bytes(rate.working_set_bytes),
+        f"{rate.per_s / 1e9:.4g} {unit}",
+        f"{rate.iqr_relative:.1%}",
+    )

@@ -12,6 +12,7 @@ import msgspec
 
 from paradl_bench.core.statistics import Summary, summarise
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_bytes, format_seconds
 from paradl_bench.measure.machine.node_findings import lines_of_nodes
 from paradl_bench.measure.stragglers.stragglers import TrainingPace, training_pace
@@ -124,21 +125,18 @@ def print_training_summary(directory: Path, *, as_json: bool) -> None:
 
 
 def _phase_table(summary: TrainingSummary) -> Table:
-    from rich.table import Table
-
     run = summary.run
     shape = "x".join(map(str, run.input_shape))
-    table = Table(
-        title=f"{run.model} {run.strategy}, batch {run.batch}, input {shape}, {run.optimizer}, {run.backend}: "
+    title = (
+        f"{run.model} {run.strategy}, batch {run.batch}, input {shape}, {run.optimizer}, {run.backend}: "
         "median (interquartile range) of an iteration"
     )
-    for column in ("rank", "core", "iterations", *summary.ranks[0].phases):
-        table.add_column(column, justify="right")
+    rows = []
     for rank in summary.ranks:
         cells = [_cell(item) for item in rank.phases.values()]
         core = "-" if rank.core is None else str(rank.core)
-        table.add_row(str(rank.rank), core, str(rank.phases["iteration"].samples), *cells)
-    return table
+        rows.append((str(rank.rank), core, str(rank.phases["iteration"].samples), *cells))
+    return table(("rank", "core", "iterations", *summary.ranks[0].phases), rows, title=title)
 
 
 _MUCH_OVERHEAD = 0.1
@@ -169,33 +167,27 @@ def _cell(item: Summary | None) -> str:
 
 
 def _communication_table(ranks: Sequence[RankSummary]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="layer-wise communication within FW and BW, waiting for other ranks included")
     columns = list(dict.fromkeys(name for rank in ranks for name in rank.communication))
-    for column in ("rank", *columns):
-        table.add_column(column, justify="right")
-    for rank in ranks:
-        table.add_row(str(rank.rank), *(_cell(rank.communication.get(name)) for name in columns))
-    return table
+    rows = [(str(rank.rank), *(_cell(rank.communication.get(name)) for name in columns)) for rank in ranks]
+    title = "layer-wise communication within FW and BW, waiting for other ranks included"
+    return table(("rank", *columns), rows, title=title)
 
 
 def _collective_table(issued: Sequence[IssuedCollective], planned: Sequence[IssuedCollective]) -> Table:
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title="collectives, as issued by rank 0 and as planned")
-    for column in ("when", "operation", "bytes", "", "ranks", "issued", "planned"):
-        table.add_column(column, justify="left" if column in ("when", "operation") else "right")
+    rows = []
     counts: dict[tuple[str, str, int, tuple[int, ...]], list[int]] = {}
     for side, items in enumerate((issued, planned)):
         for item in items:
             key = (item.when, item.operation, item.message_bytes, item.group)
             counts.setdefault(key, [0, 0])[side] += item.count
     for (when, operation, size, group), (have, want) in counts.items():
-        style = None if have == want else "bold red"
+        style = "" if have == want else "bold red"
         row = (when, operation, f"{size:,}", format_bytes(size), str(len(group)), str(have), str(want))
-        table.add_row(*row, style=style)
-    return table
+        rows.append([Text(cell, style=style) for cell in row])
+    columns = ("when", "operation", "bytes", "", "ranks", "issued", "planned")
+    return table(columns, rows, title="collectives, as issued by rank 0 and as planned")
 
 
 def _verdict(run: TrainingRun) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paradl_bench.core.bounds import Bytes, ClockSeconds, Index, RankIndex, Ranks, Seconds
-from paradl_bench.core.checks import check_counts, check_finite, check_not_negative, check_samples
+from paradl_bench.core.bounds import Bytes, ClockSeconds, Index, RankIndex, Ranks, Samples, Seconds
 from paradl_bench.records.hosts.host_clocks import HostClocks
 
 BEHIND_FILE = "behind.jsonl"
@@ -45,10 +44,10 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     block: Index
     kernel: str
     one_clock: bool
-    back_to_back_s: tuple[tuple[Seconds, ...], ...]
-    compute_s: tuple[tuple[Seconds, ...], ...]
-    start_s: tuple[tuple[Seconds, ...], ...]
-    end_s: tuple[tuple[Seconds, ...], ...]
+    back_to_back_s: tuple[Samples, ...]
+    compute_s: tuple[Samples, ...]
+    start_s: tuple[Samples, ...]
+    end_s: tuple[Samples, ...]
     host_start_s: tuple[tuple[ClockSeconds, ...], ...] = ()
     attempt: Index = 0
     first_rank: RankIndex = 0
@@ -59,16 +58,12 @@ class BehindComputeSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         lists = (self.back_to_back_s, self.compute_s, self.start_s, self.end_s)
         if len({len(each) for each in lists}) != 1 or len({len(row) for each in lists for row in each}) != 1:
             raise ValueError(f"{where} has not as many samples on every rank and of every sort")
-        check_samples([value for each in lists for row in each for value in row], where)
         starts = [value for row in self.start_s for value in row]
         ends = [value for row in self.end_s for value in row]
         if any(end < start for start, end in zip(starts, ends, strict=True)):
             raise ValueError(f"{where} ends before it starts")
         if self.host_start_s and [len(row) for row in self.host_start_s] != [len(row) for row in self.start_s]:
             raise ValueError(f"{where} has not as many arrivals on hosts' clocks as samples")
-        check_finite(self, "host_start_s")
-        check_not_negative(self, "clock_error_s", where=where)
-        check_counts(self, "attempt", "first_rank", least=0, where=where)
 
     def aligned(self, clocks: HostClocks) -> BehindComputeSamples:
         """The same with ``host_start_s`` on rank 0's clock, as far as offsets of all ranks' hosts are known."""

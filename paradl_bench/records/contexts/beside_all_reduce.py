@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from paradl_bench.core.bounds import Bytes, Index, PositiveBytes, PositiveCount, Ranks, Seconds
-from paradl_bench.core.checks import check_counts, check_samples
+from paradl_bench.core.bounds import Bytes, Index, PositiveBytes, PositiveCount, Ranks, Samples
 
 BESIDE_ALL_REDUCE_FILE = "beside_all_reduce.jsonl"
 
@@ -51,18 +50,17 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     kernel: str
     calls: PositiveCount
     one_clock: bool
-    apart_start_s: tuple[tuple[Seconds, ...], ...]
-    apart_end_s: tuple[tuple[Seconds, ...], ...]
-    start_s: tuple[tuple[Seconds, ...], ...]
-    end_s: tuple[tuple[Seconds, ...], ...]
+    apart_start_s: tuple[Samples, ...]
+    apart_end_s: tuple[Samples, ...]
+    start_s: tuple[Samples, ...]
+    end_s: tuple[Samples, ...]
     begun: tuple[tuple[bool, ...], ...]
     outlived: tuple[tuple[bool, ...], ...]
-    exchange_s: tuple[tuple[Seconds, ...], ...]
+    exchange_s: tuple[Samples, ...]
     exchange_level: str = ""
 
     def __post_init__(self) -> None:
         where = f"{self.operation} of {self.message_bytes} bytes beside an all-reduce"
-        check_counts(self, "calls", "exchange_bytes", least=1, where=where)
         times = (self.apart_start_s, self.apart_end_s, self.start_s, self.end_s)
         lists = (*times, self.begun, self.outlived)
         counts = {len(row) for each in lists for row in each}
@@ -71,7 +69,6 @@ class BesideAllReduceSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_u
         repetitions = {len(row) for row in self.exchange_s}
         if {count * self.calls for count in repetitions} != counts:
             raise ValueError(f"{where} has not {self.calls} calls a repetition")
-        check_samples([value for each in (*times, self.exchange_s) for row in each for value in row], where)
         for starts, ends in ((self.apart_start_s, self.apart_end_s), (self.start_s, self.end_s)):
             if any(e < s for own, done in zip(starts, ends, strict=True) for s, e in zip(own, done, strict=True)):
                 raise ValueError(f"{where} ends before it starts")

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from paradl_bench.core.bounds import Cores, PositiveCount, PositiveSeconds
-from paradl_bench.core.checks import check_counts, check_not_negative, check_positive
 from paradl_bench.records.measurement import read_records
 
 LOAD_FILE = "load.jsonl"
@@ -33,11 +32,6 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stolen_cores: Cores = 0.0
     throttled_cores: Cores = 0.0
     while_measuring: bool = True
-
-    def __post_init__(self) -> None:
-        check_positive(self, "seconds")
-        check_counts(self, "cores")
-        check_not_negative(self, "other_cores", "stolen_cores", "throttled_cores")
 
     @property
     def is_busy(self) -> bool:

@@ -5,7 +5,6 @@ A table is made of a profile by ``predict ghost`` and read by ``paradl-bench tra
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,6 @@ from paradl_bench.core.bounds import (
     SignedRelative,
     SignedSeconds,
 )
-from paradl_bench.core.checks import check_counts, check_finite, check_not_negative
 from paradl_bench.core.files.storage import decode_json, read_json
 from paradl_bench.plan.slow_rank import SlowRank
 
@@ -50,8 +48,6 @@ class GhostSpread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     samples: PositiveCount
 
     def __post_init__(self) -> None:
-        check_finite(self, "tied_quantiles")
-        check_counts(self, "samples")
         if len(self.tied_quantiles) < 2 or list(self.tied_quantiles) != sorted(self.tied_quantiles):
             raise ValueError("tied_quantiles has to hold at least two numbers that do not fall")
         if self.tied_quantiles[0] <= -1:
@@ -68,10 +64,6 @@ class DrawnSleeps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     seed: Seed
     samples: PositiveCount
-
-    def __post_init__(self) -> None:
-        check_counts(self, "seed", least=0)
-        check_counts(self, "samples")
 
 
 class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,21 +83,6 @@ class GhostRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     update_s: Seconds
     own_relative_sd: dict[str, dict[GhostPhase, Relative]] = {}
     update_own_relative_sd: Relative = 0.0
-
-    def __post_init__(self) -> None:
-        for name, seconds in (
-            *((f"layers.{layer}", s) for layer, phases in self.layers.items() for s in phases.values()),
-            *((f"between.{phase}", s) for phase, s in self.between.items()),
-            ("update_s", self.update_s),
-            *(
-                (f"own_relative_sd.{layer}", s)
-                for layer, phases in self.own_relative_sd.items()
-                for s in phases.values()
-            ),
-            ("update_own_relative_sd", self.update_own_relative_sd),
-        ):
-            if not 0 <= seconds < math.inf:
-                raise ValueError(f"{name} has to be finite and not negative, not {seconds}")
 
     def seconds(self, layer: str, phase: GhostPhase) -> float:
         """One run of a layer's phase, with its share of the time between operations; 0 of what the plan does not run.
@@ -188,14 +165,6 @@ class GhostRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_iteration_s: tuple[Seconds, ...] = ()
     slow_rank: SlowRank | None = None
     drawn: DrawnSleeps | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.dilate < math.inf:
-            raise ValueError(f"dilate has to be finite and more than 0, not {self.dilate}")
-        check_finite(self, "without_compute_s", "host_iteration_s")
-        check_not_negative(self, "host_s")
-        if min(self.host_iteration_s, default=0.0) < 0:
-            raise ValueError("host_iteration_s has to be of times from 0 on")
 
     @property
     def host_at_most_s(self) -> float:

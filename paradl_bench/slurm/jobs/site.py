@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args
 
 import msgspec
 
 from paradl_bench.core.bounds import Count, PositiveCount, PositiveRate, PositiveSeconds, RanksOrUnknown, WholeSeconds
-from paradl_bench.core.errors import UserError, unknown_choice
+from paradl_bench.core.errors import UserError
+from paradl_bench.core.files.documents import places, validation_text
 from paradl_bench.core.files.yaml_file import read_yaml
 from paradl_bench.core.units import parse_duration
 
 _DIRECTIVE = re.compile(r"[!-~]+")
 _FORBIDDEN = frozenset("'\"\\`#")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
-_UNKNOWN_WORD = re.compile(r"Invalid enum value '(.{0,200})' - at `\$\.(?:([a-z_]+)\.)?([a-z_]+)`")
 
 Launcher = Literal["srun", "torchrun"]
 Runtime = Literal["apptainer", "enroot"]
@@ -85,12 +84,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flops_per_s: PositiveRate | None = None
     bytes_per_s: PositiveRate = 1e9
     start_s: PositiveSeconds | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("flops_per_s", "bytes_per_s", "start_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} has to be a positive number, not {value:g}")
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,9 +167,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("nccl_tests is for device cuda")
         if self.nccl_tests and self.container:
             raise ValueError("nccl_tests: its programs are started by srun from inside of the job, not in a container")
-        for name in ("cpus_per_rank", "array_limit", "ranks_per_node", "gpus_per_node", "hang_s"):
-            if getattr(self, name) < (1 if name == "cpus_per_rank" else 0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
 
     def limit_s(self, use: Use) -> int:
         """Seconds of a job until its ranks are warned of the time limit."""
@@ -226,51 +216,15 @@ def read_site(path: Path) -> Site:
     raw = read_yaml(path, "site file")
     try:
         site = msgspec.convert(raw, Site, strict=False)
-        _check_printable(msgspec.to_builtins(site), "$")
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise UserError(f"site file {path}: {_explained(str(error))}") from None
+        raise UserError(f"site file {path}: {validation_text(error, Site)}") from None
+    # No line of a script may hold control characters.
+    for where, item in places(msgspec.to_builtins(site)):
+        if isinstance(item, str) and not item.isprintable():
+            raise UserError(f"site file {path}: {item!r} holds a line break or control character - at `{where}`")
     return site
-
-
-def _explained(message: str) -> str:
-    """msgspec's message; of an unknown key with the keys that come near, of an unknown word with the known ones."""
-    schemas: dict[str, type[msgspec.Struct]] = {
-        "": Site,
-        "container": Container,
-        "time_limits": TimeLimits,
-        "estimate": Rates,
-    }
-    word = _UNKNOWN_WORD.fullmatch(message)
-    if word is not None:
-        value, where, name = word.group(1), word.group(2) or "", word.group(3)
-        return str(unknown_choice(name, value, _words_of(schemas.get(where, Site), name)))
-    match = _UNKNOWN_FIELD.fullmatch(message)
-    if match is None:
-        return message
-    name, where = match.group(1), match.group(2) or ""
-    schema = schemas.get(where, Site)
-    found = unknown_choice("key", name, (field.name for field in msgspec.structs.fields(schema)), shown=40)
-    return f"{found}{f' (in {where})' if where else ''}"
-
-
-def _words_of(schema: type[msgspec.Struct], name: str) -> list[str]:
-    """What a key takes that takes one of some words."""
-    hint = get_type_hints(schema)[name]
-    return [word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def _check_directive(name: str, text: str) -> None:
     if text and (not _DIRECTIVE.fullmatch(text) or _FORBIDDEN & set(text)):
         raise ValueError(f"{name}: {text!r} has a blank, quote or backslash, which sbatch would take apart")
-
-
-def _check_printable(value: object, where: str) -> None:
-    """Refuse line breaks and other control characters, which no line of a script may hold."""
-    if isinstance(value, str) and not value.isprintable():
-        raise ValueError(f"{value!r} holds a line break or control character - at `{where}`")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_printable(item, f"{where}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _check_printable(item, f"{where}[{index}]")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from calibrate.profile.input_side import InputSide, InputTime, h2d_seconds, io_seconds
 from calibrate.profile.profile import Profile
-from paradl_bench.core.checks import LONGEST_S
+from paradl_bench.core.bounds import LONGEST_S
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.units import check_bounds
 from paradl_bench.network.graph import ModelGraph

@@ -40,7 +40,6 @@ import msgspec
 import numpy as np
 
 from calibrate.statistics.blocks import pull_in
-from paradl_bench.core.checks import check_finite
 from paradl_bench.core.statistics import IQR_TO_SD
 from predict.costs.sourced import Floats, Remark
 
@@ -64,7 +63,6 @@ class RankSpread(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     own_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        check_finite(self, "quantiles", "own_weight")
         if len(self.quantiles) < 2:
             raise ValueError("quantiles has to hold at least two numbers")
         if not 0 <= self.tied_share <= 1:

@@ -19,11 +19,11 @@ from calibrate.profile.profile import LayerTime
 from calibrate.statistics.blocks import (
     between_block_sd,
     block_sd,
-    bootstrap_interval,
     quantile_covariance,
     split_half_difference,
 )
 from paradl_bench.core.errors import UserError
+from paradl_bench.core.statistics import bootstrap_interval
 from paradl_bench.records.samples import CopySamples, IterationSamples, LayerSamples
 
 LAYER = LayerSamples(

@@ -96,7 +96,7 @@ def test_a_file_is_not_taken_for_a_directory_that_is_missing(place: Path) -> Non
     [
         ('{"name": "a", "levels": [{"name": "n", "ranks": 2, "alpha": 1}]}', ClusterFile, "did you mean alpha_s?"),
         ('{"name": "a", "memory_bytes": 1, "levels": []}', ClusterFile, "did you mean memory_bytes_per_rank?"),
-        ('{"name": "a", "xyz": 1, "levels": []}', ClusterFile, "`xyz`: fields are name, levels,"),
+        ('{"name": "a", "xyz": 1, "levels": []}', ClusterFile, "`xyz`: choices are name, levels,"),
         ('{"name": "a", "layers": [{"name": "b", "knid": "conv"}]}', ModelGraph, "did you mean kind?"),
     ],
 )

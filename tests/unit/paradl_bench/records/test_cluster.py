@@ -57,17 +57,17 @@ def test_the_level_found_is_the_innermost_that_holds_the_ranks(sizes: list[int],
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"ranks": 0}, "at least 1"),
-        ({"alpha_s": -1e-6}, "alpha_s has to be finite and not negative"),
-        ({"beta_s_per_byte": math.nan}, "beta_s_per_byte has to be finite and not negative"),
-        ({"alpha_s": math.inf}, "alpha_s has to be finite"),
-        ({"contention": 0.5}, "contention has to be finite and at least 1"),
-        ({"contention": math.inf}, "contention has to be finite and at least 1"),
+        ({"ranks": 0}, r">= 1 - at `\$\.ranks`"),
+        ({"alpha_s": -1e-6}, r">= 0.0 - at `\$\.alpha_s`"),
+        ({"beta_s_per_byte": math.nan}, r">= 0.0 - at `\$\.beta_s_per_byte`"),
+        ({"alpha_s": math.inf}, r"<= 1000000000.0 - at `\$\.alpha_s`"),
+        ({"contention": 0.5}, r">= 1.0 - at `\$\.contention`"),
+        ({"contention": math.inf}, r"<= 1000000000.0 - at `\$\.contention`"),
     ],
 )
-def test_a_level_validates_itself(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=f"'node'.*{why}"):
-        Level(**({"name": "node", "ranks": 4} | change))
+def test_a_level_is_read_within_bounds(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        msgspec.convert({"name": "node", "ranks": 4} | change, Level)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,6 @@ def test_a_level_validates_itself(change: dict[str, Any], why: str) -> None:
             "'rack' holds fewer ranks",
         ),
         ({"levels": (Level(name="node", ranks=4), Level(name="node", ranks=8))}, "have one name"),
-        ({"memory_bytes_per_rank": 0.0}, "memory_bytes_per_rank has to be finite and positive"),
-        ({"memory_bytes_per_rank": math.nan}, "memory_bytes_per_rank has to be finite and positive"),
     ],
 )
 def test_a_cluster_validates_itself(change: dict[str, Any], why: str) -> None:

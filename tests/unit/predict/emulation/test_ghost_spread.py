@@ -192,7 +192,6 @@ def test_drawn_sleeps_are_predicted_of_emulated_runs_alone(tmp_path: Path) -> No
         ((0.0,), 2, "at least two"),
         ((0.1, 0.0), 2, "do not fall"),
         ((-1.0, 0.0), 2, "more than -1"),
-        ((0.0, 0.1), 0, "samples"),
     ],
 )
 def test_a_spread_that_nothing_can_be_drawn_from_is_refused(

@@ -1,0 +1,40 @@
+"""Tables of all commands, in one look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+_NUMBER = re.compile(r"[-+±<x/ ]*\d")
+
+
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """A table as wide as it needs. A column whose cells mostly begin with a number runs from the right.
+
+    A column that is empty in all rows is left out.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    found = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    found.title_justify = found.caption_justify = "left"
+    rows = list(rows)
+    shown = [(name, cells) for name, *cells in zip(columns, *rows, strict=True) if any(map(str, cells)) or not rows]
+    for name, cells in shown:
+        filled = [str(cell) for cell in cells if str(cell)]
+        numbers = sum(_NUMBER.match(cell) is not None for cell in filled)
+        found.add_column(name, justify="right" if 2 * numbers > len(filled) else "left", overflow="fold")
+    for row in zip(*(cells for _, cells in shown), strict=True):
+        found.add_row(*row)
+    return found

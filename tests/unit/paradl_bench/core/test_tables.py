@@ -1,0 +1,23 @@
+"""Tables of all commands: where a column runs from, and which are left out."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from paradl_bench.core.terminal.tables import table
+
+
+def test_columns_of_numbers_run_from_the_right() -> None:
+    rows = [
+        ("conv1", "-3 ms", "±1%", "x/ 2"),
+        (Text("fc", style="bold"), "not known", "2%", "-"),
+        ("a", "1 s", "", "3"),
+    ]
+    found = table(("layer", "time", "spread", "times"), rows)
+    assert [column.justify for column in found.columns] == ["left", "right", "right", "right"]
+
+
+def test_a_column_that_is_empty_in_all_rows_is_left_out() -> None:
+    found = table(("a", "b", "c"), [("1", "", Text("2")), ("3", "", Text("4"))])
+    assert [column.header for column in found.columns] == ["a", "c"]
+    assert [column.header for column in table(("a", "b"), []).columns] == ["a", "b"]
