@@ -336,7 +336,10 @@ def _watch_backward(
         arrived.append((weakref.ref(gradient.untyped_storage()), moments.made(gradient), _addresses(gradient)))
         return gradient
 
+    # A hook on a view that was assigned to crashes torch, unless its node has been asked for and is held.
+    node = differentiable.grad_fn
     differentiable.register_hook(arrive)  # type: ignore[no-untyped-call]
+    del node
     with moments:
         gradients = [g for g in torch.autograd.grad(differentiable, leaves, whole, allow_unused=True) if g is not None]
     moments.settle()

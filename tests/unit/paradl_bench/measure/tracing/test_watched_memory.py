@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
@@ -22,6 +23,7 @@ from paradl_bench.network.models.catalog import load_model
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.strategies.memory.peak import planned_memory
+from paradl_bench.strategies.passes.recomputation import repeated_by_model
 
 TOLERANCE = 0.02
 ENOUGH_BYTES = 10e6
@@ -38,6 +40,19 @@ class OnTokens(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.between(self.before(x)).mean(1))
+
+
+class OnFewTokens(nn.Module):
+    """A recurrent layer of few units, in which pages that are not full would show."""
+
+    input_shape = (5, 6)
+
+    def __init__(self, recurrent: nn.Module) -> None:
+        super().__init__()
+        self.before, self.recurrent, self.head = nn.Linear(6, 6), recurrent, nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(self.before(x))[0].mean(1))
 
 
 class OnImages(nn.Module):
@@ -127,6 +142,33 @@ def product_in_place(own: Function, x: torch.Tensor) -> torch.Tensor:
     return y.clamp_(-1, 1)
 
 
+def mixed_channels(own: Function, x: torch.Tensor) -> torch.Tensor:
+    """An einsum returns a view, whose change in place has autograd copy the gradient of the whole."""
+    return torch.tanh(F.relu(torch.einsum("bc...,cd->bd...", x, own.mix.weight), inplace=True))
+
+
+def changed_part(own: Function, x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y[:, :12].mul_(0.5)
+    y[:, 12:] = x[:, :4]
+    return y * 2
+
+
+def sum_of_parts(split: object) -> nn.Module:
+    """Nothing is larger than what backward of the parts makes."""
+    return Function(lambda own, x: sum(split(x)).repeat(1, 4, 1, 1))
+
+
+def repeated(reentrant: bool) -> nn.Module:
+    """Two calls of a checkpoint, whose operations keep nothing from forward to backward."""
+    halves = nn.Sequential(nn.Tanh(), nn.Sigmoid()), nn.Sequential(nn.Softplus(), nn.Tanh(), nn.Sigmoid())
+
+    def run(own: Function, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(own.second, checkpoint(own.first, x, use_reentrant=reentrant), use_reentrant=reentrant)
+
+    return Function(run, first=halves[0], second=halves[1])
+
+
 class Keeping(nn.Module):
     """Keeps a feature as an attribute, to be looked at between iterations."""
 
@@ -186,6 +228,22 @@ NETWORKS |= {
     "attribute": lambda: OnImages(Keeping()),
     "spread sum": lambda: OnImages(Function(lambda own, x: torch.tanh(x) * x.sum(1, True))),
 }
+NETWORKS |= {
+    "mixed channels": lambda: OnImages(Function(mixed_channels, mix=nn.Linear(16, 16, bias=False))),
+    "changed part": lambda: OnImages(Function(changed_part)),
+    "views of their own": lambda: OnImages(sum_of_parts(lambda x: x.tensor_split(4, 1))),
+    "views of one node": lambda: OnImages(sum_of_parts(lambda x: x.split(4, 1))),
+    "copies of one node": lambda: OnImages(sum_of_parts(lambda x: x.unsafe_split(4, 1))),
+    "horizontal views": lambda: OnImages(Function(lambda own, x: sum(x.hsplit(2)).repeat(1, 2, 1, 1))),
+    "checkpoints": lambda: OnImages(repeated(False)),
+    "reentrant checkpoints": lambda: OnImages(repeated(True)),
+}
+FEW_UNITS = {
+    "lstm": lambda: OnFewTokens(nn.LSTM(6, 6, 2, batch_first=True)),
+    "lstm both ways": lambda: OnFewTokens(nn.LSTM(6, 3, batch_first=True, bidirectional=True)),
+    "gru": lambda: OnFewTokens(nn.GRU(6, 6, 2, batch_first=True)),
+    "rnn": lambda: OnFewTokens(nn.RNN(6, 6, batch_first=True)),
+}
 SAMPLES = 32
 ALONE = RankContext(
     rank=0, ranks=1, local_rank=0, device=torch.device("cpu"), backend="none", launcher="own", core=None
@@ -196,14 +254,25 @@ ALONE = RankContext(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_peak_of_what_is_watched_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_prediction_to_track(NETWORKS[name], SAMPLES, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FEW_UNITS)
+def test_the_peak_of_few_recurrent_units_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_prediction_to_track(FEW_UNITS[name], 6000, monkeypatch)
+
+
+def hold_prediction_to_track(build: object, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = types.ModuleType("watched_networks")
-    holder.network = NETWORKS[name]  # type: ignore[attr-defined]
+    holder.network = build  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "watched_networks", holder)
     request = TrainingRequest(
         model="watched_networks:network",
         input_shape=None,
         strategy=parse_strategy("serial"),
-        batch=SAMPLES,
+        batch=samples,
         device="cpu",
     )
     model = load_model(request.model)
@@ -245,6 +314,43 @@ def test_what_autograd_keeps_is_watched() -> None:
     # The gradient of the smaller factor is as large as the larger one before it is summed.
     assert memory.inputs == (0, 1)
     assert 0.9 * read < memory.backward_if_held[0] < 1.1 * read
+
+
+def test_views_that_are_nodes_of_their_own_are_told_from_others() -> None:
+    assert watched(lambda x: torch.tensor_split(x, 2, 1)[0])[0].apart
+    assert watched(lambda x: torch.dsplit(x, 2)[0])[0].apart
+    assert not watched(lambda x: torch.unsafe_split(x, 8, 1)[0])[0].apart
+
+
+def test_a_view_changed_in_place_has_the_gradient_of_the_whole_copied() -> None:
+    memory, read = watched(lambda x: x.view(x.shape).relu_())
+    # The gradient of the view, that of the whole, a copy of the part, and what it becomes: one given and one made.
+    assert memory.backward == (2 * read, 0)
+
+
+def test_a_tensor_changed_in_place_has_no_gradient_copied() -> None:
+    layers = traced(Function(lambda own, x: (x + 1).relu_())).layers
+    assert not any(layer.memory for layer in layers if layer.attributes.get("in_place"))
+
+
+def test_an_lstm_of_few_units_keeps_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = types.ModuleType("few_units")
+    holder.lstm = FEW_UNITS["lstm"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "few_units", holder)
+    network = trace_network(load_model("few_units:lstm"))
+    layer = next(layer for layer in network.layers if layer.attributes.get("function") == "lstm")
+    assert layer.memory is not None
+    assert layer.memory.kept[1] == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_runs_again_is_known_call_by_call(reentrant: bool) -> None:
+    network = traced(repeated(reentrant))
+    ranges = repeated_by_model(network)
+    assert list(map(len, ranges)) == [2, 3]
+    again = [network.layers[i] for layers in ranges for i in layers]
+    assert {layer.repeats for layer in again} == {"reentrant" if reentrant else "yes"}
+    assert not any(layer.without_gradient for layer in again)
 
 
 def test_the_loss_of_many_classes_holds_two_gradients_of_the_logits() -> None:
