@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Role, Stream
@@ -63,7 +64,7 @@ def simulated_ledger(priced: PricedPlan, slow: SlowRank | None) -> tuple[RoleLed
     Args:
         slow: a rank that computes slower, as the plan was priced with.
     """
-    pipelined = degree_of(priced.plan.strategy, "pipeline") > 1
+    pipelined = degree_of(priced.plan.strategy, Trait.STAGES) > 1
     together = _lines(priced, slow) if pipelined else _roles(priced, slow)
     iteration_s = max(_ends_s(group) for group in together)
     works = PricedWorks.of_plan(priced)

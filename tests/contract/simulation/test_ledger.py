@@ -22,7 +22,7 @@ from profile_factory import (
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedules
-from paradl_bench.plan.settings import PlanSettings
+from paradl_bench.plan.settings import PlanSettings, plan_settings
 from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.strategies.data.fusion.rules import RULES, Fusion
@@ -128,7 +128,7 @@ CLOSED = (
 
 def prepared(case: Case, batch: int = 32) -> PreparedEvaluation:
     model = CostModel(profile=VARIED, network=CNN, **case.model)
-    point = Configuration(strategy=parse_strategy(case.strategy), settings=PlanSettings(batch=batch, **case.settings))
+    point = Configuration(strategy=parse_strategy(case.strategy), settings=plan_settings(batch=batch, **case.settings))
     return evaluator_named(case.evaluator).prepare(model, point)
 
 
