@@ -12,10 +12,10 @@ from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.records.measurement import is_complete
+from paradl_bench.records.slow_rank import parse_slow_rank
 from paradl_bench.strategies.exchange.options import ExchangeOptions, bucket_limits
 from paradl_bench.strategies.pipeline.axis import PipelineOptions
 

@@ -164,7 +164,7 @@ def COMMAND(  # noqa: N802
         iterations=iterations,
         warmup=warmup,
         verify=verify,
-        **emulation,
+        **_emulated(emulation),
     )
     request.check()
     limits = Limits(run_s=timeout_s, hang_s=hang_timeout_s)
@@ -173,6 +173,13 @@ def COMMAND(  # noqa: N802
     from paradl_bench.measure.training.summary import print_training_summary
 
     print_training_summary(output, as_json=as_json)
+
+
+def _emulated(given: dict[str, Any]) -> dict[str, Any]:
+    from paradl_bench.records.slow_rank import parse_slow_rank
+
+    text = given["slow_rank"]
+    return {**given, "slow_rank": None if text is None else parse_slow_rank(text)}
 
 
 def _run(request: TrainingRequest, backend: str, launcher: str | None, limits: Limits, output: Path) -> bool:

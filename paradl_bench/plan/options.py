@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from paradl_bench.core.bounds import MOST_MICRO_BATCHES
 from paradl_bench.plan.axes.options import Shown
 from paradl_bench.plan.axes.registry import option_types
-
-if TYPE_CHECKING:
-    from paradl_bench.plan.slow_rank import SlowRank
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -162,12 +159,6 @@ def _axis_option(shown: Shown, texts: Mapping[str, str]) -> Decorator:
     return click.option(shown.flag, shown.name, type=kind, **said)
 
 
-def _read_slow_rank(_context: click.Context, _option: click.Parameter, text: str | None) -> SlowRank | None:
-    from paradl_bench.plan.slow_rank import parse_slow_rank
-
-    return None if text is None else parse_slow_rank(text)
-
-
 emulation_options = together(
     click.option(
         "--emulate",
@@ -184,7 +175,6 @@ emulation_options = together(
     click.option(
         "--slow-rank",
         metavar="FACTOR[@RANK]",
-        callback=_read_slow_rank,
         help="Of --emulate: one rank (0 unless given) sleeps FACTOR times as long as the others: 1.5@3.",
     ),
     click.option(

@@ -14,11 +14,11 @@ import numpy as np
 from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, Plan, WeightUpdate, Work
 from paradl_bench.records.cluster import Cluster
 from paradl_bench.records.measurement import PhaseName
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused, fused_as_ddp, ready_seconds
 from paradl_bench.strategies.data.fusion.layerwise_plan import layerwise_plan
 from paradl_bench.strategies.data.fusion.rules import Fusion

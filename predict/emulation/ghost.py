@@ -19,8 +19,8 @@ from paradl_bench.core.errors import UserError
 from paradl_bench.core.files.storage import hash_of_file
 from paradl_bench.emulation.table import TableRequest, options_of
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, Plan, Role, WeightUpdate
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import GhostPhase, GhostRole, GhostSpread, GhostTable
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.costs.cost_model import CostModel

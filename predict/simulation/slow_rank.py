@@ -8,7 +8,7 @@ In a pipeline it slows its own stage, which sets the pace or not.
 from __future__ import annotations
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.slow_rank import SlowRank, parse_slow_rank
+from paradl_bench.records.slow_rank import SlowRank, parse_slow_rank
 from predict.costs.sourced import Remark
 
 

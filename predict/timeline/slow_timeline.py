@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paradl_bench.core.errors import UserError
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Plan, Role, Stream
+from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import StreamTimes
 

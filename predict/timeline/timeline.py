@@ -14,8 +14,8 @@ import numpy as np
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Ints, Phase, Plan, Role, Stream
+from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.simulation.exposure import StreamTimes

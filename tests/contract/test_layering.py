@@ -59,7 +59,7 @@ def modules_of(package: str) -> list[str]:
 
 def test_what_files_and_plans_hold_loads_nothing_but_numpy_and_msgspec() -> None:
     network = [f"paradl_bench.network.{name}" for name in ("graph", "kernel", "partition")]
-    plan = [f"paradl_bench.plan.{name}" for name in ("strategy", "tasks", "slow_rank")]
+    plan = [f"paradl_bench.plan.{name}" for name in ("strategy", "tasks")]
     assert loaded_by(*network, *plan, *modules_of("paradl_bench.records")) == set()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from paradl_bench.measure.training.request import TrainingRequest
 from paradl_bench.measure.training.run import measure_training
 from paradl_bench.plan.axes.registry import read_options
-from paradl_bench.plan.slow_rank import parse_slow_rank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.ranks.groups.process_groups import RankContext, join_ranks
+from paradl_bench.records.slow_rank import parse_slow_rank
 from predict.emulation.ghost import make_table
 
 

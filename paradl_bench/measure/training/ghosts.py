@@ -20,10 +20,10 @@ from paradl_bench.network.graph import ModelGraph
 from paradl_bench.network.models.catalog import LoadedModel
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.ranks.pulse import beat
 from paradl_bench.records.emulation import EmulatedLayers
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import DrawnSleeps, GhostRun, GhostTable, read_table
 from paradl_bench.strategies.nesting.parallel import ParallelModule
 from paradl_bench.strategies.passes.recomputed_module import recompute_segments

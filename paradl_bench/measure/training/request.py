@@ -16,11 +16,11 @@ from paradl_bench.plan.axes.options import AxisOptions
 from paradl_bench.plan.axis_planner import refuse_unused
 from paradl_bench.plan.mesh import degree_of, zero_stage
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import Strategy
 from paradl_bench.ranks.emulated_nodes.layout import NodeLayout
 from paradl_bench.ranks.groups.process_groups import RankContext
 from paradl_bench.records.kernel_settings import NO_SETTINGS, KernelSettings, flag_of
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.exchange.options import ExchangeOptions
 from paradl_bench.strategies.nesting.catalog import planner_for
 from paradl_bench.strategies.passes.lower_precision import check_dtype, check_kernel_settings

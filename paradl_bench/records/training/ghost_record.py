@@ -23,7 +23,7 @@ from paradl_bench.core.bounds import (
     SignedSeconds,
 )
 from paradl_bench.core.files.storage import decode_json, read_json
-from paradl_bench.plan.slow_rank import SlowRank
+from paradl_bench.records.slow_rank import SlowRank
 
 GHOST_FILE = "ghost.json"
 GhostPhase = Literal["FW", "BW", "BW_input", "BW_weight"]

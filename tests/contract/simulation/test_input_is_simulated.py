@@ -26,10 +26,10 @@ from calibrate.profile.profile import Profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.settings import PlanSettings, plan_settings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import InputCopy, InputRead, Phase, Stream
 from paradl_bench.records.cluster import Cluster, Level
+from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.cost_model import CostModel
 from predict.costs.input.input_closed_form import Fetch, input_wait, iteration_seconds
 from predict.costs.input.input_terms import NO_INPUT, InputOptions

@@ -19,12 +19,12 @@ from paradl_bench.emulation.draws import IterationDraws
 from paradl_bench.emulation.table import MAKERS
 from paradl_bench.measure.tracing.tracing import trace_network
 from paradl_bench.network.models.catalog import load_model
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Compute, FrameworkOverhead, WeightUpdate
 from paradl_bench.ranks.launcher import launch_ranks
 from paradl_bench.records.emulation import EmulatedLayers, emulated_layers, kind_of_emulation
 from paradl_bench.records.measurement import read_manifest, read_records
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import DrawnSleeps, read_table_file
 from paradl_bench.records.training.training_record import TRAINING_FILE, TrainingIterations, TrainingRun, read_run
 from paradl_bench.strategies.nesting.catalog import planner_for

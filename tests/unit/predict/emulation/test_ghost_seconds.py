@@ -26,11 +26,11 @@ from calibrate.profile.emulated_profile import emulated
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import PlanSettings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import Collective, Compute, FrameworkOverhead, WeightUpdate
 from paradl_bench.ranks.directories.directory import write_network
 from paradl_bench.records.emulation import EmulatedLayers, Emulation
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.records.training.ghost_record import GhostRun, GhostTable, read_table
 from paradl_bench.strategies.nesting.catalog import planner_for
 from predict.cli import main as predict

@@ -14,9 +14,9 @@ from profile_factory import free_copies, interference, make_network, make_profil
 from calibrate.profile.profile import write_profile
 from paradl_bench.core.errors import UserError
 from paradl_bench.plan.settings import plan_settings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
 from paradl_bench.plan.tasks import BucketCopy, Stream
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.data.fusion.rules import Fusion
 from predict.cli import group
 from predict.costs.cost_model import CostModel

@@ -16,7 +16,7 @@ from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.axes.registry import axis_kinds, read_options
 from paradl_bench.plan.axis_planner import SharingPlanner, StagingPlanner, axis_planner
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STRATEGIES = ROOT / "paradl_bench" / "strategies"
 OF_AXES = {STRATEGIES / name for name in axis_kinds()}
 SOURCES = [
