@@ -23,6 +23,7 @@ from paradl_bench.plan.options import (
     sample_options,
     verify_option,
 )
+from paradl_bench.plan.strategy import axis_examples, parse_strategy
 
 if TYPE_CHECKING:
     from paradl_bench.measure.training.request import TrainingRequest
@@ -37,9 +38,7 @@ class Limits(NamedTuple):
 
 @click.command("train")
 @click.argument("model")
-@click.option(
-    "--strategy", required=True, metavar="S", help="serial, d4, z3d4, f2, c2, s2x2, t2, p4, or nested: d2f2, d2p2f2."
-)
+@click.option("--strategy", required=True, metavar="S", help=f"serial, {axis_examples()}, or nested: d2f2, d2p2f2.")
 @click.option("--batch", required=True, type=click.IntRange(1), help="Global mini-batch.")
 @click.option("--iterations", default=30, show_default=True, type=click.IntRange(1), help="Timed iterations.")
 @click.option(
@@ -131,7 +130,6 @@ def COMMAND(  # noqa: N802
     """
     from paradl_bench.measure.training.request import TrainingRequest
     from paradl_bench.plan.axes.registry import read_options
-    from paradl_bench.plan.strategy import parse_strategy
     from paradl_bench.ranks.emulated_nodes.layout import layout_of_options
     from paradl_bench.ranks.rank_place import ranks_of_node
     from paradl_bench.records.kernel_settings import settings_given

@@ -125,11 +125,17 @@ def _axes_of(text: str) -> list[tuple[str, str]]:
     return []
 
 
+def axis_examples() -> str:
+    """One axis of each kind, as it is written."""
+    kinds = axis_kinds().values()
+    fronts = {kind.name: f", {kind.prefix.letter}{kind.prefix.most}{kind.example}" for kind in kinds if kind.prefix}
+    return ", ".join(kind.example + fronts.get(kind.name, "") for kind in kinds)
+
+
 def _expected() -> str:
     prefixed = [(kind, kind.prefix) for kind in axis_kinds().values() if kind.prefix]
-    examples = ", ".join(kind.example for kind in axis_kinds().values())
     fronts = "".join(f"{of.letter}{of.most}{kind.letter}8 for {of.what} {of.most}, " for kind, of in prefixed)
-    return f"write {examples}, nested from the outermost as d4f4, {fronts}or serial"
+    return f"write {axis_examples()}, nested from the outermost as d4f4, {fronts}or serial"
 
 
 @cache
