@@ -28,6 +28,9 @@ class Trait(Enum):
     SPLITS_OUTPUTS = "of a shared layer ranks compute some outputs, which are gathered behind it"
     SPLITS_INPUTS = "of a shared layer ranks read some inputs; what they make of them is summed"
 
+    # Members are single, and asked for in every loop over axes; Enum's own hash is a call of Python.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:

@@ -73,7 +73,8 @@ def axis_kind(name: str) -> AxisKind:
     Raises:
         UserError: there is none; the message names those there are.
     """
-    return lookup(dict(axis_kinds()), name, "axis") if name not in axis_kinds() else axis_kinds()[name]
+    kinds = axis_kinds()
+    return kinds[name] if name in kinds else lookup(dict(kinds), name, "axis")
 
 
 @cache
