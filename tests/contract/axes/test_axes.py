@@ -275,6 +275,21 @@ def test_a_toy_axis_is_predicted_with_its_option(toy: Path) -> None:
     assert of_two[0]["memory_bytes"]
 
 
+def test_a_run_of_a_toy_axis_keeps_its_option(toy: Path) -> None:
+    program = """
+import msgspec
+from paradl_bench.plan.settings import plan_settings
+from paradl_bench.records.training.training_record import TrainingRun, fields_of_plan
+settings = plan_settings(batch=8, toy_layers=1, micro_batches=4, blocking=True)
+about = dict(model="m", input_shape=(3,), strategy="x2", ranks=2, batch=8, dtype="fp32", optimizer="sgd")
+about |= dict(backend="gloo", launcher="own", iterations=1, warmup=3, network_digest="")
+run = TrainingRun(**about, **fields_of_plan(settings))
+assert msgspec.json.decode(msgspec.json.encode(run), type=TrainingRun).settings == settings
+print(run.axis_options, run.micro_batches)
+"""
+    assert with_toy(toy, program).strip() == "{'toy_layers': 1} 4"
+
+
 def test_a_toy_axis_is_searched(toy: Path) -> None:
     words = ("search", "--from-profile", str(PROFILE), "--model", "resnet18", "--ranks", "2", "--batch", "8")
     found = json.loads(with_toy(toy, COMMAND.format("predict"), *words, "--top", "60", "--json"))
