@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from paradl_bench.plan.axes.kind import Trait
 from paradl_bench.plan.mesh import degree_of
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.tasks import Role, Stream
+from paradl_bench.records.slow_rank import SlowRank
 from predict.costs.priced import PricedPlan
 from predict.costs.sourced import Floats
 from predict.ledger.ledger import LedgerEntry, PricedWorks, RoleLedger, most_exposed_first, waiting_entry

@@ -23,8 +23,8 @@ from calibrate.profile.profile import Profile
 from paradl_bench.network.graph import ModelGraph
 from paradl_bench.plan.schedules.catalog import schedules
 from paradl_bench.plan.settings import PlanSettings, plan_settings
-from paradl_bench.plan.slow_rank import SlowRank
 from paradl_bench.plan.strategy import parse_strategy
+from paradl_bench.records.slow_rank import SlowRank
 from paradl_bench.strategies.data.fusion.rules import RULES, Fusion
 from predict.costs.cost_model import CostModel
 from predict.costs.hardware.what_if_hardware import Hardware
