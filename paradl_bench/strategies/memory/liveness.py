@@ -103,7 +103,7 @@ class Liveness(ShardedLayers):
         wholes: dict[int, Storage] = {}
         left = Pass([[] for _ in self._layers])
         again = {i for layers in self._recomputed for i in layers}
-        begins = {layers.start: layers for layers in self._recomputed}
+        begins = {layers.start: which for which, layers in enumerate(self._recomputed)}
         for i in range(len(self._layers)):
             if i in begins:
                 left.given.append(self._hold_given(begins[i], {RECEIVED: received} | made, wholes))
@@ -148,9 +148,12 @@ class Liveness(ShardedLayers):
         storages.clear()
 
     def _hold_given(
-        self, layers: range, made: Mapping[int, Storage], wholes: Mapping[int, Storage]
+        self, which: int, made: Mapping[int, Storage], wholes: Mapping[int, Storage]
     ) -> tuple[dict[int, Storage], dict[int, Storage]]:
-        """Hold what a segment reads of earlier layers, and what was gathered of it before."""
+        """Hold what a segment reads of earlier layers, and what was gathered of it before, if it runs again."""
+        if not self._keeping[which]:
+            return {}, {}
+        layers = self._recomputed[which]
         read = {self._index.get(name, RECEIVED) for i in layers for name in self._layers[i].inputs}
         given = {source: hold(made[source]) for source in read if source < layers.start and source in made}
         return given, {source: hold(wholes[source]) for source in read if source in wholes}

@@ -169,6 +169,16 @@ def repeated(reentrant: bool) -> nn.Module:
     return Function(run, first=halves[0], second=halves[1])
 
 
+class BehindCheckpoint(OnImages):
+    """A reentrant checkpoint of the input, which gets no gradient: backward does not come to it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Tanh(), nn.Tanh()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(checkpoint(self.between, torch.tanh(x), use_reentrant=True))
+
+
 class Keeping(nn.Module):
     """Keeps a feature as an attribute, to be looked at between iterations."""
 
@@ -235,6 +245,7 @@ NETWORKS |= {
     "views of one node": lambda: OnImages(sum_of_parts(lambda x: x.split(4, 1))),
     "copies of one node": lambda: OnImages(sum_of_parts(lambda x: x.unsafe_split(4, 1))),
     "horizontal views": lambda: OnImages(Function(lambda own, x: sum(x.hsplit(2)).repeat(1, 2, 1, 1))),
+    "checkpoint that never runs again": lambda: BehindCheckpoint(),
     "checkpoints": lambda: OnImages(repeated(False)),
     "reentrant checkpoints": lambda: OnImages(repeated(True)),
 }
