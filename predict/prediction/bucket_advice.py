@@ -10,6 +10,7 @@ import msgspec
 
 from paradl_bench.core.errors import UserError
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table
 from paradl_bench.core.units import format_around, format_bytes, format_difference, format_seconds
 from paradl_bench.strategies.data.fusion.buffers import Buffers, fused_as_ddp
 from paradl_bench.strategies.data.fusion.rules import Fusion, Rule
@@ -215,14 +216,7 @@ def _gain_in_words(row: BucketAdvice) -> str:
 
 
 def _table(rows: Sequence[BucketAdvice]) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    first = rows[0]
-    title = f"buckets of {first.strategy}, batch {first.batch}: {first.evaluator}"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("grouping", "all-reduces", "largest", "iteration", "90%", "free overlap", ""):
-        table.add_column(name, justify="left" if name in ("grouping", "") else "right")
+    first, shown = rows[0], []
     for row in rows:
         time, bounds = row.iteration_s, row.interval_s
         around = format_around(bounds, time) if time and bounds else ""
@@ -232,5 +226,6 @@ def _table(rows: Sequence[BucketAdvice]) -> Any:
             format_bytes(row.largest_bytes),
             format_seconds(time) if time else "",
         )
-        table.add_row(*cells, around, format_seconds(row.overlap_s), "best" if row.best else "")
-    return table
+        shown.append((*cells, around, format_seconds(row.overlap_s), "best" if row.best else ""))
+    columns = ("grouping", "all-reduces", "largest", "iteration", "90%", "free overlap", "")
+    return table(columns, shown, title=f"buckets of {first.strategy}, batch {first.batch}: {first.evaluator}")

@@ -11,13 +11,14 @@ import msgspec
 
 from paradl_bench.core.files.storage import encode_pretty
 from paradl_bench.core.terminal.command_line import open_console
+from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import format_around, format_bytes, format_seconds
 from predict.costs.compute.unmeasured_costs import TAKEN_AS_NONE
 from predict.prediction.prediction import Prediction
 from predict.prediction.scaling import Sweep
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
 
 class HasMemory(Protocol):
@@ -99,9 +100,9 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     console = open_console()
     computed_in = f"{first.dtype} {first.kernel_settings}".rstrip()
     title = f"{first.model} on {shape}, {first.optimizer}, {computed_in}: {first.evaluator}"
-    console.print(_table(rows, title=title))
+    console.print(table_of(rows, title=title))
     phases = [_phases(prediction) for prediction in predictions]
-    console.print(_table(phases))
+    console.print(table_of(phases))
     for_layers = "for layers: all-gathers, halos and the like that FW and BW wait for. "
     console.print(
         "90%: interval of the iteration. measured: share of the seconds. "
@@ -117,20 +118,6 @@ def print_table(predictions: Sequence[Prediction], sweeps: Sequence[Sweep] = ())
     beyond = {line for prediction in predictions for line in prediction.extrapolated}
     for line, number in footnotes.items():
         console.print(f"{number}  {'extrapolated: ' if line in beyond else ''}{line}", highlight=False)
-
-
-def _table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
-    """A row a mapping from column to cell; columns that are empty in all of them are left out."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    shown = [column for column in rows[0] if any(row[column] for row in rows)]
-    for column in shown:
-        table.add_column(column, justify="left" if column in ("strategy", "see") else "right")
-    for row in rows:
-        table.add_row(*(row[column] for column in shown))
-    return table
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -179,7 +166,7 @@ def print_use(predictions: Sequence[Prediction]) -> None:
     """A table of what the iterations make of their ranks."""
 
     console = open_console()
-    console.print(_table([_use_cells(prediction) for prediction in predictions]))
+    console.print(table_of([_use_cells(prediction) for prediction in predictions]))
     bases = dict.fromkeys((each.peak_flops_basis, each.peak_flops_per_rank is not None) for each in predictions)
     for basis, known in bases:
         text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paradl_bench.core.terminal.command_line import open_console
-from paradl_bench.core.terminal.tables import table
+from paradl_bench.core.terminal.tables import table_of
 from paradl_bench.core.units import counted, format_bytes, format_difference, format_seconds
 from paradl_bench.strategies.exchange.options import bucket_limits
 from predict.prediction.presentation import interval_cell
@@ -27,9 +27,8 @@ def print_answer(answer: Answer) -> None:
 
     for text in _not_compared(answer.searched):
         line(text)
-    rows = [_cells(row) for row in answer.rows]
     title = f"{answer.model}, batch {answer.batch}{within}"
-    console.print(table(rows[0], [list(row.values()) for row in rows], title=title))
+    console.print(table_of([_cells(row) for row in answer.rows], title=title))
     line(
         "best: probability that the strategy is the fastest of those predicted, each with its fastest settings; errors"
         f" that they share do not count. Of strategies in no row: {_percent(answer.probability_of_others)}."

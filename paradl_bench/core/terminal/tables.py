@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,3 +38,8 @@ def table(
     for row in zip(*(cells for _, cells in shown), strict=True):
         found.add_row(*row)
     return found
+
+
+def table_of(rows: Sequence[Mapping[str, str | Text]], *, title: str | None = None) -> Table:
+    """A :func:`table` of at least one row, each of which names its cells by their columns."""
+    return table(rows[0], [list(row.values()) for row in rows], title=title)

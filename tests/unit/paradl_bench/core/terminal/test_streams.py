@@ -16,7 +16,7 @@ from paradl_bench.core.terminal.command_line import say, tell
 from paradl_bench.core.terminal.plain_console import PlainConsole
 from paradl_bench.core.terminal.printed import in_code, in_markdown
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 _PROGRAM = """
 import sys
 from pathlib import Path
